@@ -1,0 +1,87 @@
+"""Every error that dflow raises on purpose, and how a mistake in a pipeline is shown.
+
+    DflowError                  the message says what was wrong, where, and what to do
+    ├── ConfigError             a value of an op's config is wrong
+    ├── PipelineError           a pipeline file or graph has one or more mistakes, all of them listed
+    ├── DataError               input data cannot be used: names the file, line or sample
+    ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
+    │   └── LeaseLost           another process holds or took over the lease of a work folder
+    ├── StageError              a node failed; holds the node, its log and the log's last lines
+    └── StopRequested           a stage saved its progress and ended because it was asked to
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from attrs import frozen
+
+
+class DflowError(Exception):
+    """The base of all errors that dflow raises on purpose; shown to users without a traceback."""
+
+
+class ConfigError(DflowError):
+    """A value of an op's config is of the wrong type or out of range."""
+
+
+class DataError(DflowError):
+    """Input data that cannot be used; the message names the file, the line or the sample."""
+
+
+class StoreError(DflowError):
+    """The artifact store cannot be used, or lacks or finds altered what was asked of it."""
+
+
+class LeaseLost(StoreError):
+    """The lease on a work folder is held by another process."""
+
+
+class StopRequested(DflowError):
+    """Raised by an op after it saved its progress because `stage.stop_requested()` was true."""
+
+
+class StageError(DflowError):
+    """A node failed while it ran."""
+
+
+@frozen
+class Position:
+    """A place in a pipeline file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@frozen
+class Mistake:
+    """One thing wrong with a pipeline: `file:line:column: path: message (did you mean ...?)`."""
+
+    message: str
+    path: str = ""
+    position: Position | None = None
+    hint: str = ""
+
+    def __str__(self) -> str:
+        head = [str(part) for part in (self.position, self.path) if part]
+        tail = f" ({self.hint})" if self.hint else ""
+        return ": ".join([*head, self.message + tail])
+
+
+class PipelineError(DflowError):
+    """All mistakes found in a pipeline, in the order of the file."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+
+
+def did_you_mean(word: str, candidates: Sequence[str]) -> str:
+    """`did you mean "x"?` for the nearest candidate, or an empty string where none is near."""
+    near = get_close_matches(word, candidates, n=1, cutoff=0.6)
+    return f'did you mean "{near[0]}"?' if near else ""

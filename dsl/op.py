@@ -1,0 +1,305 @@
+"""How an op is declared: a frozen config class with `@op` on top.
+
+    @op(version=1, run="ops.capture_targets.run:capture_targets", key_libraries=("transformers",), resumable=True)
+    @frozen(kw_only=True)
+    class CaptureTargets:
+        \"\"\"Hidden states of chosen target layers for every token.\"\"\"
+        tokens: TokenShards                                     # an artifact type: an input edge
+        num_layers: int = field(default=5, help="...")          # config: part of the key
+        batch_tokens: int = field(default=8192, neutral=True, help="...")   # config outside the key
+        output = TargetFeatures
+
+A field whose annotation is an artifact type, `X | None` or `tuple[X, ...]` of one is an *edge* and holds a `Ref`
+until the stage runs. Every other field is config, checked when the object is made.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@frozen
+class Artifact:
+    """A committed, never changing folder of files; a subclass's docstring says which files lie in it.
+
+    digest is that of the content; path is where this machine's store holds it.
+    """
+
+    path: Path
+    digest: str
+
+
+@frozen
+class Ref:
+    """The output of another node, named by the node's id."""
+
+    node: str
+
+    def __str__(self) -> str:
+        return f"@{self.node}"
+
+
+def field(
+    *,
+    default: Any = attrs.NOTHING,
+    help: str = "",
+    neutral: bool = False,
+    external: bool = False,
+    model_id: bool = False,
+    validator: Any = None,
+) -> Any:
+    """A config field of an op.
+
+    neutral: the value changes results by rounding only, so it stays outside the key.
+    external: the string names a file or folder (relative to the pipeline file) whose content enters the key;
+    "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id.
+    An op whose external file names further files may have a method `external_files(self) -> Iterable[Path]`, called
+    when the key is made, with all paths absolute; the contents of those files enter the key as well.
+    """
+    metadata = {"help": help, "neutral": neutral, "external": external, "model_id": model_id}
+    return attrs.field(default=default, validator=validator, metadata=metadata)
+
+
+def seed_field() -> Any:
+    """The `seed` of an op that draws random numbers: that of `[pipeline]` unless the node gives its own."""
+    return field(default=None, help="seed of the random numbers; the pipeline's seed unless given")
+
+
+def is_builtin(value: object) -> bool:
+    """Whether the value of an external field names something built in: "builtin" or "builtin:..."."""
+    return isinstance(value, str) and (value == "builtin" or value.startswith("builtin:"))
+
+
+@frozen
+class Edge:
+    """An input of an op: the field, the artifact type it accepts, and how many."""
+
+    name: str
+    type: type[Artifact]
+    optional: bool
+    many: bool
+
+
+@frozen
+class ConfigField:
+    """A config field of an op, as shown by `dflow ops NAME`."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    neutral: bool
+    external: bool
+    model_id: bool
+    validator: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is attrs.NOTHING
+
+
+@frozen
+class OpSpec:
+    """What `@op` knows about a config class. `run` is "module:function"."""
+
+    name: str
+    version: int
+    run: str
+    key_libraries: tuple[str, ...]
+    resumable: bool
+    config_class: type
+    output: type[Artifact]
+    edges: Mapping[str, Edge]
+    fields: Mapping[str, ConfigField]
+    help: str
+
+
+def op(
+    *, version: int, run: str, key_libraries: tuple[str, ...] = (), resumable: bool = False
+) -> Callable[[type[T]], type[T]]:
+    """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case."""
+
+    def declare(cls: type[T]) -> type[T]:
+        hints = typing.get_type_hints(cls)
+        edges: dict[str, Edge] = {}
+        fields: dict[str, ConfigField] = {}
+        for attribute in attrs.fields(cls):  # type: ignore[arg-type]
+            annotation = hints[attribute.name]
+            edge = _edge(attribute.name, annotation)
+            if edge is not None:
+                edges[attribute.name] = edge
+                continue
+            fields[attribute.name] = ConfigField(
+                name=attribute.name,
+                type=annotation,
+                default=attribute.default,
+                help=attribute.metadata.get("help", ""),
+                neutral=attribute.metadata.get("neutral", False),
+                external=attribute.metadata.get("external", False),
+                model_id=attribute.metadata.get("model_id", False),
+                validator=attribute.validator,
+            )
+        output = getattr(cls, "output", None)
+        if not (isinstance(output, type) and issubclass(output, Artifact)):
+            raise TypeError(f"{cls.__name__}: an op needs `output = <a subclass of Artifact>`")
+        spec = OpSpec(
+            name=snake_case(cls.__name__),
+            version=version,
+            run=run,
+            key_libraries=key_libraries,
+            resumable=resumable,
+            config_class=cls,
+            output=output,
+            edges=edges,
+            fields=fields,
+            help=(cls.__doc__ or "").strip(),
+        )
+        cls.__op__ = spec  # type: ignore[attr-defined]
+        _check_types_when_made(cls, spec)
+        return cls
+
+    return declare
+
+
+def op_of(config: object) -> OpSpec:
+    """The declaration of a config object or config class. Raises ConfigError for anything else."""
+    spec = getattr(config, "__op__", None)
+    if not isinstance(spec, OpSpec):
+        raise ConfigError(f"{config!r} is not the config of an op: its class lacks the @op decorator")
+    return spec
+
+
+def snake_case(name: str) -> str:
+    """`FinetuneVlm` -> `finetune_vlm`; `CaptureTargetsHF` -> `capture_targets_hf`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def type_mistake(value: object, expected: Any) -> str | None:
+    """Why `value` is not of type `expected`, or None where it is; strict: 1 is no bool, True no int.
+
+    Knows bool, int, float (an int will do), str, None, Literal, unions, tuple[X, ...], dict[str, X], Any and classes.
+    """
+    origin = typing.get_origin(expected)
+    arguments = typing.get_args(expected)
+    if expected is Any:
+        return None
+    if origin in (typing.Union, types.UnionType):
+        if any(type_mistake(value, member) is None for member in arguments):
+            return None
+    elif origin is typing.Literal:
+        if any(value == choice and type(value) is type(choice) for choice in arguments):
+            return None
+        choices = ", ".join(_shown(choice) for choice in arguments)
+        return f"expected one of {choices}, got {_shown(value)}"
+    elif origin is tuple:
+        if isinstance(value, tuple):
+            members = [type_mistake(member, arguments[0]) for member in value]
+            return next((mistake for mistake in members if mistake), None)
+    elif origin is dict:
+        if isinstance(value, dict):
+            members = [type_mistake(member, arguments[1]) for member in value.values()]
+            return next((mistake for mistake in members if mistake), None)
+    elif expected is None or expected is type(None):
+        if value is None:
+            return None
+    elif expected is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return None
+    elif type(value) is expected or (isinstance(value, expected) and not isinstance(value, bool)):
+        return None
+    return f"expected {type_name(expected)}, got {_shown(value)}"
+
+
+def type_name(expected: Any) -> str:
+    """The type as a user of TOML would say it: `int`, `float`, `str`, `list of int`, `int or none`."""
+    origin = typing.get_origin(expected)
+    arguments = typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(type_name(member) for member in arguments)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(_shown(choice) for choice in arguments)
+    if origin is tuple:
+        return f"list of {type_name(arguments[0])}"
+    if origin is dict:
+        return f"table of {type_name(arguments[1])}"
+    if expected is None or expected is type(None):
+        return "none"
+    return getattr(expected, "__name__", str(expected))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (bool)"
+    if isinstance(value, (int, float)):
+        return f"{value} ({type(value).__name__})"
+    if value is None:
+        return "none"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def _edge(name: str, annotation: Any) -> Edge | None:
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
+    if _is_artifact(annotation):
+        return Edge(name, annotation, optional=False, many=False)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis and _is_artifact(arguments[0]):
+        return Edge(name, arguments[0], optional=False, many=True)
+    if origin in (typing.Union, types.UnionType):
+        members = [member for member in arguments if member is not type(None)]
+        if len(members) == 1 and len(arguments) == 2 and _is_artifact(members[0]):
+            return Edge(name, members[0], optional=True, many=False)
+    return None
+
+
+def _is_artifact(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Artifact)
+
+
+def _check_types_when_made(cls: type, spec: OpSpec) -> None:
+    """Make the constructor refuse values of the wrong type, all of them named in one error."""
+    attrs_init = cls.__init__  # type: ignore[misc]
+
+    def checked_init(self: Any, **values: Any) -> None:
+        mistakes = []
+        for name, value in values.items():
+            if name in spec.fields:
+                mistake = type_mistake(value, spec.fields[name].type)
+            elif name in spec.edges:
+                mistake = edge_mistake(value, spec.edges[name])
+            else:
+                mistake = None
+            if mistake:
+                mistakes.append(f"{spec.name}.{name}: {mistake}")
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        try:
+            attrs_init(self, **values)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{spec.name}: {error}") from error
+
+    cls.__init__ = checked_init  # type: ignore[misc]
+
+
+def edge_mistake(value: object, edge: Edge) -> str | None:
+    """Why `value` cannot stand on this edge before the stage runs, or None where it can."""
+    if edge.many:
+        if isinstance(value, tuple) and value and all(isinstance(member, Ref) for member in value):
+            return None
+        return f'expected a list of references to {edge.type.__name__} ("@node"), got {_shown(value)}'
+    if isinstance(value, Ref) or (value is None and edge.optional):
+        return None
+    return f'expected a reference to {edge.type.__name__} ("@node"), got {_shown(value)}'

@@ -1,0 +1,102 @@
+"""The Python DSL: a pipeline is a list of named nodes; a node is an op's config, with references to other nodes.
+
+    p = Pipeline("vlm-dflash", seed=0, experiment="vlm-dflash")
+    samples = p.node("ingest", Ingest(source="builtin:digits"))
+    images = p.node("inject", InjectImages(samples=samples))
+
+The TOML reader makes the same objects, with the position of every key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import frozen, validators
+
+from dsl.errors import ConfigError, Position
+from dsl.op import OpSpec, Ref, op_of
+
+NODE_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+@frozen(kw_only=True)
+class Launch:
+    """How a stage runs, not what it computes: outside the key, recorded in the manifest.
+
+    kind "process" runs one process; "torchrun" runs nproc ranks on this machine. threads are CPU threads per rank
+    (0: the cores divided by the ranks). device "auto" takes cuda where there is one.
+    """
+
+    kind: Literal["process", "torchrun"] = "process"
+    nproc: int = attrs.field(default=1, validator=validators.ge(1))
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = attrs.field(default=0, validator=validators.ge(0))
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind == "process" and self.nproc != 1:
+            raise ValueError('nproc > 1 needs kind = "torchrun"')
+
+
+@frozen
+class Node:
+    """One node as written: positions maps "" (the node), "field" and "launch.field" to places in the file."""
+
+    id: str
+    config: Any
+    launch: Launch = Launch()
+    positions: Mapping[str, Position] = attrs.field(factory=dict, eq=False, repr=False)
+
+    @property
+    def op(self) -> OpSpec:
+        return op_of(self.config)
+
+
+class Pipeline:
+    """A named list of nodes.
+
+    root is the folder that relative paths in configs start from: that of the pipeline file.
+    op_files are the user's own op modules (absolute paths), loaded beside the built-in ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        seed: int = 0,
+        experiment: str | None = None,
+        tracking_uri: str | None = None,
+        root: Path | None = None,
+        op_files: tuple[Path, ...] = (),
+    ) -> None:
+        self.name = name
+        self.seed = seed
+        self.experiment = experiment or name
+        self.tracking_uri = tracking_uri
+        self.root = (root or Path.cwd()).absolute()
+        self.op_files = op_files
+        self.nodes: dict[str, Node] = {}
+
+    def node(
+        self,
+        node_id: str,
+        config: Any,
+        *,
+        launch: Launch | None = None,
+        positions: Mapping[str, Position] | None = None,
+    ) -> Any:
+        """Add a node and return the reference to its output, to be given to the configs of later nodes.
+
+        A `seed` of None in the config becomes the pipeline's. Raises ConfigError for an id that is taken or malformed.
+        """
+        if not NODE_ID.fullmatch(node_id):
+            raise ConfigError(f'node id "{node_id}": letters, digits, "_" and "-" only, and a letter first')
+        if node_id in self.nodes:
+            raise ConfigError(f'node "{node_id}" is there twice')
+        if "seed" in op_of(config).fields and config.seed is None:
+            config = attrs.evolve(config, seed=self.seed)
+        self.nodes[node_id] = Node(node_id, config, launch or Launch(), positions or {})
+        return Ref(node_id)

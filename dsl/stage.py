@@ -1,0 +1,46 @@
+"""What a run function sees of the outside world: its stage, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Stage(Protocol):
+    """One execution of a node. Ops write files under `out_dir`, report through the methods, and return.
+
+    inputs      field name -> Artifact, None, or a tuple of Artifacts (for `tuple[X, ...]` edges)
+    out_dir     empty folder whose files become the artifact
+    work_dir    folder kept between attempts of the same key, for resuming in the middle
+    rank        0 <= rank < world_size; only what rank 0 logs is recorded
+    device      "cpu" or "cuda"
+    """
+
+    @property
+    def inputs(self) -> Mapping[str, Any]: ...
+    @property
+    def out_dir(self) -> Path: ...
+    @property
+    def work_dir(self) -> Path: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record metrics named with their group (`train/loss`).
+
+        In an attempt that resumes, the first call cuts what earlier attempts logged at this step or later.
+        """
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how far the stage is."""
+
+    def figure(self, name: str, fig: Any) -> None:
+        """Save a matplotlib figure as `figures/<name>.png` among the node's MLflow artifacts."""
+
+    def stop_requested(self) -> bool:
+        """True after SIGTERM or Ctrl-C: save progress under work_dir and raise StopRequested."""

@@ -1,0 +1,113 @@
+"""The typed artifacts that travel on edges. Each docstring is the layout of the folder; nothing here loads torch.
+
+Every JSON file is UTF-8 with sorted keys; every tensor is in a safetensors file. Splits are "train", "val", "test".
+An *image reference* is {"sha256", "pack", "offset", "size"}: the encoded image (PNG, JPEG, ...) is the `size` bytes
+at `offset` of the file `pack`, each distinct image stored once.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from dsl.op import Artifact
+
+
+@frozen
+class Samples(Artifact):
+    """Conversations as ingested.
+
+    samples.jsonl       one object a line: {"id", "split", "category": "image" | "text",
+                        "conversations": [{"role": "system" | "user" | "assistant", "text"}],
+                        "image": image reference or null, "extra_images": [image reference, ...]}
+    images-00000.bin    packs of encoded images, about 256 MiB each
+    summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}}
+    """
+
+
+@frozen
+class ImageSamples(Artifact):
+    """Conversations as chat messages with the image in the first user turn.
+
+    samples.jsonl       {"id", "split", "category", "messages": [{"role", "content": [{"type": "image"} |
+                        {"type": "text", "text"}]}], "image": image reference or null}
+    images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
+    summary.json        as in Samples
+    """
+
+
+@frozen
+class TokenShards(Artifact):
+    """Tokenised samples and the processor that made them.
+
+    tokens.json                 {"format": 1, "mask_token_id", "image_token_id" or null, "pad_token_id",
+                                "eos_token_ids", "vocab_size", "patch_dim", "merge_size",
+                                "shards": [{"file", "split", "samples", "tokens"}]}
+    samples.jsonl               one object per kept sample, in shard order:
+                                {"id", "split", "category", "shard", "row", "tokens", "prompt_tokens", "loss_tokens",
+                                "label": the answer's text}
+    train-00000.safetensors     per shard, samples concatenated (N samples, T tokens, R pixel rows, I images):
+                                input_ids int32 [T]; loss_mask uint8 [T] (1 on answers and their EOS);
+                                token_offsets int64 [N + 1]; pixel_values float32 [R, patch_dim];
+                                pixel_offsets int64 [N + 1]; image_grid_thw int64 [I, 3]; image_offsets int64 [N + 1].
+                                Text-only samples own zero rows; every tensor is there in every shard.
+    processor/                  tokenizer.json, tokenizer_config.json, chat_template.jinja and, for images,
+                                preprocessor_config.json: loadable by transformers
+    summary.json                as in Samples
+    """
+
+
+@frozen
+class TargetModel(Artifact):
+    """A frozen target with its processor: a Hugging Face checkpoint directory.
+
+    model/          config.json, model*.safetensors and the processor's files
+    target.json     {"model_type", "vision": bool, "vocab_size", "hidden_size", "num_layers", "mask_token_id",
+                    "eos_token_ids", "embed_key", "lm_head_key", "tied": bool}
+    metrics.json    what was measured while it was made, e.g. {"digit_accuracy": 0.95}; may be {}
+    """
+
+
+@frozen
+class TargetFeatures(Artifact):
+    """Hidden states of the chosen target layers, one feature shard per token shard, same rows.
+
+    features.json               {"format": 1, "target": digest, "tokens": digest, "target_layer_ids", "dtype",
+                                "hidden_size", "num_target_layers", "positions": "sequential", "backend", "mask_token_id",
+                                "shards": [{"file", "split", "samples", "tokens"}]}
+    train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;
+                                input_ids int32 [T]; loss_mask uint8 [T]; token_offsets int64 [N + 1]
+    """
+
+
+@frozen
+class BatchPlan(Artifact):
+    """Which samples each global training step takes; knows no ranks and copies no features.
+
+    plan.json       {"format": 1, "steps", "epochs", "samples", "tokens_per_step", "pad_multiple", "seed", "split"}
+    steps.jsonl     one object a step: {"step", "epoch", "samples": [index into the split's samples], "tokens"}
+    """
+
+
+@frozen
+class DraftCheckpoint(Artifact):
+    """A trained draft: what export_draft turns into a serving directory.
+
+    config.json         the draft's config (the fields of DraftConfig)
+    model.safetensors   weights under the names of the serving contract, float32
+    training.json       {"steps", "final_loss", "target": digest, ...}
+    """
+
+
+@frozen
+class Draft(Artifact):
+    """The serving directory of a draft: config.json and model.safetensors of the DFlash contract, nothing else."""
+
+
+@frozen
+class Report(Artifact):
+    """What the evaluation measured.
+
+    report.json         tau in total, by category and by split, with bootstrap intervals; losslessness; random draft
+    prompts.jsonl       one object per prompt: answer, accepted lengths, ties, category
+    measurements.json   wall-clock figures (outside the digest)
+    """

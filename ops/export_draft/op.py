@@ -1,0 +1,21 @@
+"""Declaration of `export_draft`: the serving directory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+from dsl.op import field, op
+from ops.artifacts import Draft, DraftCheckpoint, TargetModel
+
+
+@op(version=1, run="ops.export_draft.run:export_draft", key_libraries=("safetensors",))
+@frozen(kw_only=True)
+class ExportDraft:
+    """Write the draft as a serving directory, and check it against the serving contract."""
+
+    draft: DraftCheckpoint
+    target: TargetModel
+    dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", help="of the exported weights")
+    output = Draft

@@ -1,0 +1,43 @@
+"""Declaration of `ingest`: conversations and their images, from a file or from the built-in sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import frozen, validators
+
+from dsl.op import field, op, seed_field
+from ops.artifacts import Samples
+
+
+@op(version=1, run="ops.ingest.run:ingest")
+@frozen(kw_only=True)
+class Ingest:
+    """Read conversations and their images, and give every sample a split."""
+
+    source: str = field(
+        external=True,
+        help='a JSONL file, or "builtin:digits": 1,797 real handwritten digits with questions, and prose without images',
+    )
+    val_fraction: float = field(
+        default=0.02,
+        validator=validators.and_(validators.ge(0), validators.lt(1)),
+        help="share of the samples without a given split that goes to val, by hash of the id",
+    )
+    test_fraction: float = field(
+        default=0.1,
+        validator=validators.and_(validators.ge(0), validators.lt(1)),
+        help="the same for test",
+    )
+    max_samples: int | None = field(
+        default=None,
+        validator=validators.optional(validators.ge(1)),
+        help="take only this many samples of each category, spread over the splits",
+    )
+    max_dropped: int | None = field(
+        default=None, validator=validators.optional(validators.ge(0)), help="fail when more samples are dropped"
+    )
+    seed: int | None = seed_field()
+    output = Samples
+

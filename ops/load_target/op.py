@@ -1,0 +1,22 @@
+"""Declaration of `load_target`: a target from a checkpoint directory or a model id, as it is."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from dsl.op import field, op
+from ops.artifacts import TargetModel
+
+
+@op(version=1, run="ops.load_target.run:load_target", key_libraries=("transformers",))
+@frozen(kw_only=True)
+class LoadTarget:
+    """Take a Hugging Face checkpoint as the target; its files are copied into the store."""
+
+    checkpoint: str = field(external=True, model_id=True, help="a checkpoint directory, or a model id")
+    revision: str | None = field(default=None, help="branch, tag or commit of a model id")
+    mask_token_id: int | None = field(
+        default=None, help="id of the mask token; that of the tokenizer or the family unless given"
+    )
+    trust_remote_code: bool = field(default=False, help="run code that lies in the checkpoint")
+    output = TargetModel
