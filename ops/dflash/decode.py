@@ -1,0 +1,146 @@
+"""Greedy decoding of one prompt, plain and speculative, with KV caches for target and draft.
+
+The draft proposes block_size - 1 tokens behind the anchor; one forward pass of the target over the block verifies
+them; the longest matching prefix is kept, and the target's own next token becomes the new anchor.
+
+    S prompt length, K block size, F captured feature width, M hidden size, V vocabulary
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor
+from transformers import DynamicCache
+
+from ops.dflash.model import DraftModel
+from ops.load_target.model import ModelInputs, Target
+from ops.tokenize_chat.shards import TokenSample
+
+
+@frozen
+class Decoded:
+    """The answer to one prompt.
+
+    tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
+    verification step, those behind EOS included. margins: distance of the two best logits at each token; empty
+    for speculative decoding.
+    """
+
+    tokens: tuple[int, ...]
+    accepted: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Verification steps."""
+        return len(self.accepted)
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the verification steps yielded: all but the first, none behind EOS."""
+        return len(self.tokens) - 1
+
+    @property
+    def generated_unclipped(self) -> int:
+        """The same, with what was accepted behind EOS or behind the length limit."""
+        return sum(self.accepted) + self.steps
+
+
+@torch.inference_mode()
+def decode_plain(target: Target, sample: TokenSample, max_new_tokens: int) -> Decoded:
+    """The target's own greedy answer, one token per forward pass."""
+    cache = DynamicCache(config=target.model.config.get_text_config())
+    logits_V = target.forward(_prompt(target, sample), past_key_values=cache, logits_to_keep=1).logits[0, -1]
+    tokens: list[int] = []
+    margins: list[float] = []
+    while True:
+        best = logits_V.float().topk(2)
+        tokens.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+        if tokens[-1] in target.eos_token_ids or len(tokens) > max_new_tokens:
+            return Decoded(tuple(tokens), margins=tuple(margins))
+        logits_V = _extend(target, cache, [tokens[-1]])[-1]
+
+
+@torch.inference_mode()
+def decode_speculative(target: Target, draft: DraftModel, sample: TokenSample, max_new_tokens: int) -> Decoded:
+    """The same answer by speculative decoding; at most `max_new_tokens` behind the first token."""
+    cache = DynamicCache(config=target.model.config.get_text_config())
+    with target.capture_inputs(draft.config.target_layer_ids) as captured:
+        output = target.forward(_prompt(target, sample), past_key_values=cache, logits_to_keep=1)
+        context = DraftContext(draft)
+        context.append(captured.features()[0])
+        tokens = [int(output.logits[0, -1].argmax())]
+        accepted: list[int] = []
+        while tokens[-1] not in target.eos_token_ids and len(tokens) <= max_new_tokens:
+            proposal = propose(target, draft, context, tokens[-1])
+            verified_V = _extend(target, cache, [tokens[-1], *proposal])
+            choices = verified_V.argmax(-1).tolist()
+            count = matching_prefix(proposal, choices)
+            accepted.append(count)
+            context.append(captured.features()[0, : count + 1])
+            cache.crop(context.length)
+            tokens = until_eos([*tokens, *proposal[:count], choices[count]], target.eos_token_ids)
+    return Decoded(tuple(tokens[: max_new_tokens + 1]), accepted=tuple(accepted))
+
+
+@define
+class DraftContext:
+    """Keys and values of every draft layer for all tokens before the anchor."""
+
+    draft: DraftModel
+    length: int = 0
+    kv: list[tuple[Tensor, Tensor]] = field(factory=list)
+
+    def append(self, features_SF: Tensor) -> None:
+        """Take in the target's features of the next tokens."""
+        positions_S = torch.arange(self.length, self.length + len(features_SF), device=features_SF.device)
+        features_SF = features_SF.to(self.draft.fc.weight.dtype)
+        new = self.draft.context_kv(self.draft.context_features(features_SF), positions_S)
+        if self.kv:
+            self.kv = [
+                (torch.cat([k, new_k], dim=-2), torch.cat([v, new_v], dim=-2))
+                for (k, v), (new_k, new_v) in zip(self.kv, new, strict=True)
+            ]
+        else:
+            self.kv = new
+        self.length += len(features_SF)
+
+
+def propose(target: Target, draft: DraftModel, context: DraftContext, anchor: int) -> list[int]:
+    """The draft's K - 1 most likely tokens behind the anchor, all from one forward pass."""
+    block_size = draft.config.block_size
+    block_K = torch.full((block_size,), draft.config.mask_token_id, device=target.device)
+    block_K[0] = anchor
+    embeds_KM = target.embed_weight[block_K].to(draft.fc.weight.dtype)
+    positions_K = torch.arange(context.length, context.length + block_size, device=target.device)
+    hidden_KM = draft.propose(embeds_KM, positions_K, context.kv)
+    return (hidden_KM[1:].to(target.head_weight.dtype) @ target.head_weight.T).argmax(-1).tolist()
+
+
+def matching_prefix(proposal: list[int], choices: list[int]) -> int:
+    """How many leading proposals equal the target's choice at their place."""
+    for count, (proposed, chosen) in enumerate(zip(proposal, choices, strict=False)):
+        if proposed != chosen:
+            return count
+    return len(proposal)
+
+
+def until_eos(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:
+    """The tokens up to and including the first EOS."""
+    for index, token in enumerate(tokens):
+        if token in eos_token_ids:
+            return tokens[: index + 1]
+    return tokens
+
+
+def _prompt(target: Target, sample: TokenSample) -> ModelInputs:
+    """The sample without its last answer."""
+    return target.inputs([evolve(sample, input_ids=sample.input_ids[: sample.prompt_tokens])])
+
+
+def _extend(target: Target, cache: DynamicCache, tokens: list[int]) -> Tensor:
+    """Logits [len(tokens), V] behind each token; positions follow from the cache and the prompt's rope deltas."""
+    input_ids = torch.tensor([tokens], device=target.device)
+    return target.model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits[0]
