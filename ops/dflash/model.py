@@ -80,14 +80,14 @@ class Attention(nn.Module):
         shape = (*x_NKM.shape[:-1], self.heads, self.head_dim)
         q_NKHD = rotate(self.q_norm(self.q_proj(x_NKM).view(shape)), *rope)
         k_NKGD, v_NKGD = self.keys_values(x_NKM, rope)
-        k_TGD, v_TGD = context
+        k_GTD, v_GTD = context
         mixed = [
             attend(
                 q_NKHD[span.blocks],
                 k_NKGD[span.blocks],
                 v_NKGD[span.blocks],
-                k_TGD[span.tokens],
-                v_TGD[span.tokens],
+                k_GTD[:, span.tokens],
+                v_GTD[:, span.tokens],
                 span.visible_NS,
             )
             for span in spans
@@ -97,7 +97,7 @@ class Attention(nn.Module):
 
 
 def attend(
-    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_SGD: Tensor, v_SGD: Tensor, visible_NS: Tensor | None
+    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GSD: Tensor, v_GSD: Tensor, visible_NS: Tensor | None
 ) -> Tensor:
     """Softmax attention of N blocks of one sample over its context and over each block itself, [N, K, H, D].
 
@@ -105,15 +105,15 @@ def attend(
     all blocks by all blocks is never made. Cost: 4 N K H D (S + K) operations.
     """
     N, K, H, D = q_NKHD.shape
-    G, S = k_SGD.shape[1], k_SGD.shape[0]
+    G, S, _ = k_GSD.shape
     X = K * (H // G)  # the queries that share one block and one key/value head
     q_GNXD = (q_NKHD * D**-0.5).view(N, K, G, H // G, D).permute(2, 0, 1, 3, 4).reshape(G, N, X, D)
-    context_GNXS = (q_GNXD.view(G, N * X, D) @ k_SGD.permute(1, 2, 0)).view(G, N, X, S)
+    context_GNXS = (q_GNXD.view(G, N * X, D) @ k_GSD.transpose(1, 2)).view(G, N, X, S)
     if visible_NS is not None:
         context_GNXS = context_GNXS.masked_fill(~visible_NS[None, :, None, :], float("-inf"))
     own_GNXK = q_GNXD @ k_NKGD.permute(2, 0, 3, 1)
     weights = torch.cat((context_GNXS, own_GNXK), dim=-1).softmax(dim=-1)
-    from_context = (weights[..., :S].view(G, N * X, S) @ v_SGD.transpose(0, 1)).view(G, N, X, D)
+    from_context = (weights[..., :S].view(G, N * X, S) @ v_GSD).view(G, N, X, D)
     mixed_GNXD = from_context + weights[..., S:] @ v_NKGD.permute(2, 0, 1, 3)
     return mixed_GNXD.view(G, N, K, H // G, D).permute(1, 2, 0, 3, 4).reshape(N, K, H, D)
 
@@ -178,12 +178,13 @@ class DraftModel(nn.Module):
         return self.hidden_norm(self.fc(features_SF))
 
     def context_kv(self, x_SM: Tensor, positions_S: Tensor) -> ContextKV:
-        """Per layer the context's keys (normed, rotated) and values, each [S, G, D].
+        """Per layer the context's keys (normed, rotated) and values, each [G, S, D].
 
-        A decoder appends to them along the first dimension as tokens are accepted. positions_S are absolute.
+        A decoder appends to them along dimension -2 as tokens are accepted. positions_S are absolute.
         """
         rope = self._rope(positions_S, x_SM.dtype)
-        return [layer.self_attn.keys_values(x_SM, rope) for layer in self.layers]
+        pairs = [layer.self_attn.keys_values(x_SM, rope) for layer in self.layers]
+        return [(k_SGD.transpose(0, 1), v_SGD.transpose(0, 1)) for k_SGD, v_SGD in pairs]
 
     def forward_blocks(
         self, features_TF: Tensor, lengths: Sequence[int], embeds_NKM: Tensor, anchors: Sequence[Tensor]
@@ -204,7 +205,7 @@ class DraftModel(nn.Module):
     def propose(self, embeds_KM: Tensor, positions_K: Tensor, context_kv: ContextKV) -> Tensor:
         """Hidden states after the final norm, [K, M], of one block; context_kv is everything before its anchor."""
         rope = self._rope(positions_K[None], embeds_KM.dtype)
-        seen = slice(0, context_kv[0][0].shape[0])
+        seen = slice(0, context_kv[0][0].shape[-2])
         return self._blocks(embeds_KM[None], rope, context_kv, [Span(seen, slice(0, 1), None)])[0]
 
     def _blocks(
