@@ -1,0 +1,88 @@
+"""Plan the global steps of training: shuffle every epoch by hash, then fill steps up to their number of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+
+from attrs import asdict, frozen
+
+from dsl.errors import DataError
+from dsl.stage import Stage
+from ops.capture_targets.shards import FeatureReader
+from ops.shard_sequence.op import ShardSequence
+
+SPLIT = "train"
+
+
+@frozen
+class Step:
+    """One global step: `samples` index the split's samples, `tokens` counts their padded tokens."""
+
+    step: int
+    epoch: int
+    samples: tuple[int, ...]
+    tokens: int
+
+
+def shard_sequence(config: ShardSequence, stage: Stage) -> None:
+    """Write plan.json and steps.jsonl of a BatchPlan.
+
+    Raises DataError for a split without samples, and for a sample longer than a step.
+    """
+    lengths = FeatureReader(stage.inputs["features"], SPLIT).lengths
+    seed = config.seed or 0
+    steps = list(plan_steps(lengths, config.tokens_per_step, config.pad_multiple, config.epochs, seed))
+    plan = {
+        "format": 1,
+        "steps": len(steps),
+        "epochs": config.epochs,
+        "samples": len(lengths),
+        "tokens_per_step": config.tokens_per_step,
+        "pad_multiple": config.pad_multiple,
+        "seed": seed,
+        "split": SPLIT,
+    }
+    (stage.out_dir / "plan.json").write_text(json.dumps(plan, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    with (stage.out_dir / "steps.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(step), sort_keys=True) + "\n" for step in steps)
+    stage.log({"shard/steps": len(steps), "shard/samples": len(lengths)}, step=0)
+    stage.progress(len(steps), len(steps))
+
+
+def plan_steps(
+    lengths: Sequence[int], tokens_per_step: int, pad_multiple: int, epochs: int, seed: int
+) -> Iterator[Step]:
+    """The steps in order. Every sample is taken once per epoch; no step crosses from one epoch into the next."""
+    if not lengths:
+        raise DataError(f"the split {SPLIT} of the features holds no sample; there is nothing to train on")
+    padded = [padded_length(length, pad_multiple) for length in lengths]
+    longest = max(range(len(padded)), key=padded.__getitem__)
+    if padded[longest] > tokens_per_step:
+        raise DataError(
+            f"sample {longest} of the split {SPLIT} has {lengths[longest]} tokens, {padded[longest]} when padded: more "
+            f"than tokens_per_step = {tokens_per_step}; raise it, or lower max_length of tokenize_chat"
+        )
+    step = 0
+    for epoch in range(epochs):
+        samples: list[int] = []
+        tokens = 0
+        for sample in epoch_order(len(lengths), seed, epoch):
+            if tokens + padded[sample] > tokens_per_step:
+                yield Step(step, epoch, tuple(samples), tokens)
+                step, samples, tokens = step + 1, [], 0
+            samples.append(sample)
+            tokens += padded[sample]
+        yield Step(step, epoch, tuple(samples), tokens)
+        step += 1
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
+    """A permutation of range(count) that depends on (seed, epoch) alone: sorted by the sha256 of each place."""
+    return sorted(range(count), key=lambda sample: hashlib.sha256(f"{seed}/{epoch}/{sample}".encode()).digest())
+
+
+def padded_length(length: int, pad_multiple: int) -> int:
+    """The length rounded up to a multiple."""
+    return -(-length // pad_multiple) * pad_multiple
