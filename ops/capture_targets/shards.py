@@ -1,11 +1,12 @@
 """Feature shards on disk: written once, read through the memory map.
 
-    T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hidden size
+T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hidden size
 """
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class FeatureReader:
                 offsets = tensors.get_tensor("token_offsets").tolist()
             if len(offsets) != shard["samples"] + 1:
                 raise DataError(f"{path}: {len(offsets) - 1} samples, but features.json says {shard['samples']}")
-            for start, end in zip(offsets, offsets[1:], strict=False):
+            for start, end in pairwise(offsets):
                 self._rows.append((path, start, end))
                 self.lengths.append(end - start)
 

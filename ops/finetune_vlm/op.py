@@ -21,7 +21,8 @@ class FinetuneVlm:
     tokens: TokenShards
     init: str = field(
         default="builtin:tiny-qwen3-vl",
-        external=True, model_id=True,
+        external=True,
+        model_id=True,
         help='"builtin:tiny-qwen3-vl" (random weights) or a checkpoint directory or model id to start from',
     )
     steps: int = field(default=400, validator=validators.ge(1), help="optimizer steps")

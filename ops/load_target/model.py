@@ -1,6 +1,6 @@
 """A target as the other ops see it: its sizes, its frozen embedding and head, and its forward pass.
 
-    B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size of the target
+B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size of the target
 """
 
 from __future__ import annotations
@@ -104,9 +104,15 @@ class Target:
         )
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Any:
-        """The model's output for a batch that starts at position 0 (a prefill, or training).
+        """The model's output, logits included, for a batch that starts at position 0 (a prefill)."""
+        return self.model(**self._arguments(inputs), **options)
 
-        The model derives its positions itself; the rope deltas that a Qwen-VL model keeps from an earlier prompt
+    def hidden(self, inputs: ModelInputs) -> Tensor:
+        """Hidden states after the final norm, [B, S, M], for a batch that starts at position 0; no logits are made."""
+        return self.model.model(**self._arguments(inputs), use_cache=False).last_hidden_state
+
+    def _arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+        """The model derives its positions itself; the rope deltas that a Qwen-VL model keeps from an earlier prompt
         are dropped first, because stale ones shift the positions of every later token.
         """
         self.forget_positions()
@@ -118,7 +124,7 @@ class Target:
                 "image_grid_thw": inputs.image_grid_thw,
                 "mm_token_type_ids": is_image.int(),
             }
-        return self.model(**arguments, **options)
+        return arguments
 
     def forget_positions(self) -> None:
         """Drop the rope deltas of the last prefill."""
@@ -183,7 +189,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{directory}: no config.json in this target directory; is it a Hugging Face checkpoint?") from None
+        raise DataError(
+            f"{directory}: no config.json in this target directory; is it a Hugging Face checkpoint?"
+        ) from None
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
 
@@ -202,7 +210,9 @@ def describe_target(directory: Path, mask_token_id: int | None, eos_token_ids: S
     if missing:
         raise DataError(f"{directory}/config.json: missing {', '.join(missing)}, also in text_config")
     if mask_token_id is not None and not 0 <= mask_token_id < text["vocab_size"]:
-        raise DataError(f"mask_token_id {mask_token_id} lies outside the vocabulary of {text['vocab_size']} in {directory}")
+        raise DataError(
+            f"mask_token_id {mask_token_id} lies outside the vocabulary of {text['vocab_size']} in {directory}"
+        )
     return {
         "model_type": config.get("model_type"),
         "vision": is_vision_language(config),

@@ -18,5 +18,4 @@ class LoadTarget:
     mask_token_id: int | None = field(
         default=None, help="id of the mask token; that of the tokenizer or the family unless given"
     )
-    trust_remote_code: bool = field(default=False, help="run code that lies in the checkpoint")
     output = TargetModel

@@ -1,0 +1,45 @@
+"""Which target layers are captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsl.errors import ConfigError
+
+
+def spread_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
+    """`num_layers` ids from the 2nd to the 3rd-last of `num_target_layers` layers, evenly spread.
+
+    round(1 + i * (n - 4) / (L - 1)) for i = 0 .. L - 1, and n // 2 for L = 1.
+    Source: the DFlash reference implementation. Raises ConfigError where two ids would be equal.
+    """
+    n, count = num_target_layers, num_layers
+    if count == 1:
+        ids: tuple[int, ...] = (n // 2,)
+    else:
+        ids = tuple(round(1 + i * (n - 4) / (count - 1)) for i in range(count))
+    if len(set(ids)) < count or min(ids) < 0:
+        raise ConfigError(
+            f"num_layers = {count}: a target of {n} layers has no {count} distinct layers between its 2nd and 3rd-last "
+            f"(they would be {list(ids)}); ask for fewer, or name them in target_layer_ids"
+        )
+    check_layers(ids, n)
+    return ids
+
+
+def check_layers(layer_ids: Sequence[int], num_target_layers: int) -> None:
+    """Raises ConfigError for an id that is out of range or the last layer's.
+
+    The feature of layer k is the input of layer k + 1, and serving engines drop the last layer's id silently.
+    """
+    for layer_id in layer_ids:
+        if layer_id == num_target_layers - 1:
+            raise ConfigError(
+                f"target_layer_ids: {layer_id} is the last of {num_target_layers} layers, which cannot be captured; "
+                f"use ids from 0 to {num_target_layers - 2}"
+            )
+        if not 0 <= layer_id < num_target_layers:
+            raise ConfigError(
+                f"target_layer_ids: {layer_id} is out of range; this target has layers 0 to {num_target_layers - 1}, "
+                "the last of which cannot be captured"
+            )

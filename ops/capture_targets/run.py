@@ -1,0 +1,184 @@
+"""Capture hidden states of the target, shard by shard, with the Hugging Face backend.
+
+A shard is a run of consecutive samples of one split. Each finished shard is renamed into the work folder, so a killed
+capture goes on with the next one. Inside a shard samples are batched by length; the features do not depend on it but
+for rounding.
+
+    B batch, S padded length, T tokens of a shard, F = layers * hidden size
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from dsl.errors import DataError, StopRequested
+from dsl.stage import Stage
+from ops.capture_targets.layers import check_layers, spread_layers
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.shards import write_feature_shard
+from ops.files import finish_file, link_or_copy, write_json
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader, TokenSample
+
+
+@frozen
+class ShardPlan:
+    """A shard to be: the samples start .. end - 1 of a split."""
+
+    file: str
+    split: str
+    start: int
+    end: int
+    tokens: int
+
+
+def capture_targets(config: CaptureTargets, stage: Stage) -> None:
+    """Write the TargetFeatures artifact; see ops/artifacts.py for its layout."""
+    target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
+    layer_ids = config.target_layer_ids or spread_layers(target.num_layers, config.num_layers)
+    check_layers(layer_ids, target.num_layers)
+    readers = {split: TokenReader(stage.inputs["tokens"], split) for split in config.splits}
+    check_fits(target, readers)
+    plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
+    if not plans:
+        raise DataError(f"no samples in the splits {', '.join(config.splits)}: nothing to capture")
+    bytes_per_token = len(layer_ids) * target.hidden_size * getattr(torch, config.dtype).itemsize
+    check_disk(plans, bytes_per_token, stage)
+    done_tokens = 0
+    total_tokens = sum(plan.tokens for plan in plans)
+    for plan in plans:
+        path = stage.work_dir / plan.file
+        if not path.exists():
+            if stage.stop_requested():
+                raise StopRequested(f"capture stopped before {plan.file}; finished shards are kept")
+            capture_shard(path, plan, target, readers[plan.split], layer_ids, config.batch_tokens)
+        done_tokens += plan.tokens
+        stage.progress(done_tokens, total_tokens)
+    for plan in plans:
+        link_or_copy(stage.work_dir / plan.file, stage.out_dir / plan.file)
+    stage.log(
+        {
+            "capture/tokens": total_tokens,
+            "capture/gigabytes": total_tokens * bytes_per_token / 1e9,
+            "capture/shards": len(plans),
+        },
+        step=0,
+    )
+    write_features_json(config, stage, target, layer_ids, plans)
+
+
+def capture_shard(
+    path: Path, plan: ShardPlan, target: Target, reader: TokenReader, layer_ids: Sequence[int], batch_tokens: int
+) -> None:
+    """Write one shard; the file appears whole or not at all."""
+    samples = [reader.sample(index) for index in range(plan.start, plan.end)]
+    features: list[Tensor] = [torch.empty(0)] * len(samples)
+    for batch in batches_by_length([len(sample.input_ids) for sample in samples], batch_tokens):
+        for row, feature in zip(
+            batch, forward_features(target, [samples[row] for row in batch], layer_ids), strict=True
+        ):
+            features[row] = feature
+    lengths = torch.tensor([len(sample.input_ids) for sample in samples])
+    partial = path.with_suffix(".partial")
+    write_feature_shard(
+        partial,
+        torch.cat(features),
+        torch.cat([sample.input_ids for sample in samples]),
+        torch.cat([sample.loss_mask for sample in samples]),
+        torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+    )
+    finish_file(partial, path)
+
+
+@torch.inference_mode()
+def forward_features(target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[Tensor]:
+    """One forward pass over a padded batch; features [S, F] of each sample, on the CPU, without the padding."""
+    with target.capture_inputs(layer_ids) as captured:
+        target.forward(target.inputs(samples), use_cache=False, logits_to_keep=1)
+    features_BSF = captured.features().cpu()
+    return [features_BSF[row, : len(sample.input_ids)].clone() for row, sample in enumerate(samples)]
+
+
+def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[ShardPlan]:
+    """Cut a split into shards of at most `shard_tokens` tokens (one sample at least)."""
+    lengths = [record["tokens"] for record in reader.records]
+    plans: list[ShardPlan] = []
+    start = tokens = 0
+    for index, length in enumerate([*lengths, shard_tokens + 1]):
+        if index > start and tokens + length > shard_tokens:
+            plans.append(ShardPlan(f"{split}-{len(plans):05d}.safetensors", split, start, index, tokens))
+            start, tokens = index, 0
+        tokens += length
+    return plans
+
+
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Indices in batches of similar length whose padded size stays within `batch_tokens` (one sample at least)."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
+        if batches and lengths[index] * (len(batches[-1]) + 1) <= batch_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def check_fits(target: Target, readers: dict[str, TokenReader]) -> None:
+    """Refuse tokens that this target cannot read. Raises DataError."""
+    for reader in readers.values():
+        if reader.info["vocab_size"] > target.info["vocab_size"]:
+            raise DataError(
+                f"the tokens were made for a vocabulary of {reader.info['vocab_size']}, "
+                f"but the target has only {target.info['vocab_size']} embeddings: tokenise with the target's processor"
+            )
+        has_images = any(record["category"] == "image" for record in reader.records)
+        if has_images and not target.info["vision"]:
+            raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
+
+
+def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -> None:
+    """Tell the disk that is needed before anything is captured. Raises DataError where there is not enough."""
+    tokens = sum(plan.tokens for plan in plans)
+    missing = sum(plan.tokens for plan in plans if not (stage.work_dir / plan.file).exists())
+    free = shutil.disk_usage(stage.work_dir).free
+    print(
+        f"capture: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
+        f"{tokens * bytes_per_token / 1e9:.2f} GB in all, {free / 1e9:.1f} GB free",
+        flush=True,
+    )
+    if missing * bytes_per_token > free:
+        raise DataError(
+            f"capture needs {missing * bytes_per_token / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are free at "
+            f"{stage.work_dir}: free some, use another store (--store), a smaller dtype, or fewer layers"
+        )
+
+
+def write_features_json(
+    config: CaptureTargets, stage: Stage, target: Target, layer_ids: Sequence[int], plans: Sequence[ShardPlan]
+) -> None:
+    """Write features.json, which says what the shards hold and where they come from."""
+    write_json(
+        stage.out_dir / "features.json",
+        {
+            "format": 1,
+            "target": stage.inputs["target"].digest,
+            "tokens": stage.inputs["tokens"].digest,
+            "target_layer_ids": list(layer_ids),
+            "dtype": config.dtype,
+            "hidden_size": target.hidden_size,
+            "num_target_layers": target.num_layers,
+            "positions": "sequential",
+            "backend": "huggingface",
+            "mask_token_id": target.info["mask_token_id"],
+            "shards": [
+                {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}
+                for plan in plans
+            ],
+        },
+    )

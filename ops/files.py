@@ -1,0 +1,57 @@
+"""How ops write files: JSON with sorted keys, whole files only, and links instead of second copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, data: object) -> None:
+    """Indented UTF-8 JSON with sorted keys and a last newline; the file appears whole or not at all."""
+    replace_file(path, (json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def write_jsonl(path: Path, rows: Iterable[object]) -> None:
+    """One compact object with sorted keys a line."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_jsonl(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write beside the path, flush to disk, rename."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def finish_file(partial: Path, path: Path) -> None:
+    """Flush a written file to disk and give it its name."""
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link, or a copy where the file system has none. For files that nobody changes again."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

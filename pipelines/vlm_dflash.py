@@ -1,0 +1,40 @@
+"""The Python twin of vlm_dflash.toml: the same graph, the same keys."""
+
+from __future__ import annotations
+
+from dsl.pipeline import Pipeline
+from ops.capture_targets.op import CaptureTargets
+from ops.evaluate.op import Evaluate
+from ops.export_draft.op import ExportDraft
+from ops.finetune_vlm.op import FinetuneVlm
+from ops.ingest.op import Ingest
+from ops.inject_images.op import InjectImages
+from ops.shard_sequence.op import ShardSequence
+from ops.tokenize_chat.op import TokenizeChat
+from ops.train_dflash.op import TrainDflash
+
+
+def pipeline() -> Pipeline:
+    p = Pipeline("vlm-dflash", seed=0, experiment="vlm-dflash")
+    samples = p.node("ingest", Ingest(source="builtin:digits"))
+    images = p.node("inject", InjectImages(samples=samples))
+    tokens = p.node("tokenize", TokenizeChat(samples=images, processor="builtin"))
+    target = p.node("target", FinetuneVlm(tokens=tokens, steps=450))
+    features = p.node("capture", CaptureTargets(tokens=tokens, target=target, num_layers=5))
+    batches = p.node("shard", ShardSequence(features=features, tokens_per_step=4096, epochs=6))
+    trained = p.node(
+        "train",
+        TrainDflash(
+            features=features,
+            batches=batches,
+            target=target,
+            tokens=tokens,
+            block_size=16,
+            num_layers=3,
+            num_anchors=32,
+            lr=2e-3,
+        ),
+    )
+    draft = p.node("export", ExportDraft(draft=trained, target=target))
+    p.node("eval", Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=64))
+    return p
