@@ -26,19 +26,19 @@ ContextKV = list[tuple[Tensor, Tensor]]
 
 
 @frozen
-class Span:
-    """The context tokens and the blocks of one sample within the packed tensors.
+class Packing:
+    """How samples lie one after the other in packed tensors: context tokens and blocks of each.
 
-    visible_NS: bool, which of the context each block sees; None: all of it.
+    visible: per sample, bool [N, <= S], which of the first context tokens each block sees; None: all of the context.
     """
 
-    tokens: slice
-    blocks: slice
-    visible_NS: Tensor | None
+    lengths: tuple[int, ...]
+    blocks: tuple[int, ...]
+    visible: tuple[Tensor | None, ...]
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, the root mean square in float32 or better."""
+    """x / rms(x) * weight over the last dimension."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -46,9 +46,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -75,23 +73,15 @@ class Attention(nn.Module):
         return rotate(self.k_norm(self.k_proj(x).view(shape)), *rope), self.v_proj(x).view(shape)
 
     def forward(
-        self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], spans: Sequence[Span]
+        self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], packing: Packing
     ) -> Tensor:
         shape = (*x_NKM.shape[:-1], self.heads, self.head_dim)
         q_NKHD = rotate(self.q_norm(self.q_proj(x_NKM).view(shape)), *rope)
         k_NKGD, v_NKGD = self.keys_values(x_NKM, rope)
-        k_GTD, v_GTD = context
-        mixed = [
-            attend(
-                q_NKHD[span.blocks],
-                k_NKGD[span.blocks],
-                v_NKGD[span.blocks],
-                k_GTD[:, span.tokens],
-                v_GTD[:, span.tokens],
-                span.visible_NS,
-            )
-            for span in spans
-        ]
+        # `split` and not slices: the gradient of a slice is a tensor of zeros as large as the whole, for every sample.
+        blocks = (x.split(packing.blocks) for x in (q_NKHD, k_NKGD, v_NKGD))
+        contexts = (x.split(packing.lengths, dim=1) for x in context)
+        mixed = [attend(*parts) for parts in zip(*blocks, *contexts, packing.visible, strict=True)]
         mixed_NKHD = torch.cat(mixed) if len(mixed) > 1 else mixed[0]
         return self.o_proj(mixed_NKHD.flatten(-2))
 
@@ -104,6 +94,8 @@ def attend(
     One softmax spans the context scores [G, N, K * R, S] and the own scores [G, N, K * R, K]; the square of
     all blocks by all blocks is never made. Cost: 4 N K H D (S + K) operations.
     """
+    if visible_NS is not None:
+        k_GSD, v_GSD = k_GSD[:, : visible_NS.shape[1]], v_GSD[:, : visible_NS.shape[1]]
     N, K, H, D = q_NKHD.shape
     G, S, _ = k_GSD.shape
     X = K * (H // G)  # the queries that share one block and one key/value head
@@ -142,9 +134,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], spans: Sequence[Span]
+        self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], packing: Packing
     ) -> Tensor:
-        x_NKM = x_NKM + self.self_attn(self.input_layernorm(x_NKM), rope, context, spans)
+        x_NKM = x_NKM + self.self_attn(self.input_layernorm(x_NKM), rope, context, packing)
         return x_NKM + self.mlp(self.post_attention_layernorm(x_NKM))
 
 
@@ -200,32 +192,24 @@ class DraftModel(nn.Module):
         anchors_N = torch.cat(list(anchors)).to(device)
         positions_NK = anchors_N[:, None] + torch.arange(embeds_NKM.shape[1], device=device)
         rope = self._rope(positions_NK, embeds_NKM.dtype)
-        return self._blocks(embeds_NKM, rope, context, _spans(lengths, anchors, device))
+        return self._blocks(embeds_NKM, rope, context, _packing(lengths, anchors, device))
 
     def propose(self, embeds_KM: Tensor, positions_K: Tensor, context_kv: ContextKV) -> Tensor:
         """Hidden states after the final norm, [K, M], of one block; context_kv is everything before its anchor."""
         rope = self._rope(positions_K[None], embeds_KM.dtype)
-        seen = slice(0, context_kv[0][0].shape[-2])
-        return self._blocks(embeds_KM[None], rope, context_kv, [Span(seen, slice(0, 1), None)])[0]
+        packing = Packing((context_kv[0][0].shape[-2],), (1,), (None,))
+        return self._blocks(embeds_KM[None], rope, context_kv, packing)[0]
 
-    def _blocks(
-        self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context_kv: ContextKV, spans: Sequence[Span]
-    ) -> Tensor:
+    def _blocks(self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context_kv: ContextKV, packing: Packing) -> Tensor:
         for layer, context in zip(self.layers, context_kv, strict=True):
-            x_NKM = layer(x_NKM, rope, context, spans)
+            x_NKM = layer(x_NKM, rope, context, packing)
         return self.norm(x_NKM)
 
     def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return rotation(self.frequencies.to(positions.device), self.rope_scale, positions, dtype)
 
 
-def _spans(lengths: Sequence[int], anchors: Sequence[Tensor], device: torch.device) -> list[Span]:
-    """One span per sample; the context behind its last anchor is left out, since no block sees it."""
-    spans, token, block = [], 0, 0
-    for length, sample_anchors in zip(lengths, anchors, strict=True):
-        seen = int(sample_anchors.max())
-        visible_NS = visible_context(sample_anchors.to(device), seen)
-        blocks = slice(block, block + len(sample_anchors))
-        spans.append(Span(slice(token, token + seen), blocks, visible_NS))
-        token, block = token + length, blocks.stop
-    return spans
+def _packing(lengths: Sequence[int], anchors: Sequence[Tensor], device: torch.device) -> Packing:
+    """The context behind a sample's last anchor is left out of the attention, since no block sees it."""
+    visible = [visible_context(anchors_N.to(device), int(anchors_N.max())) for anchors_N in anchors]
+    return Packing(tuple(lengths), tuple(len(anchors_N) for anchors_N in anchors), tuple(visible))
