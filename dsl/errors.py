@@ -1,13 +1,13 @@
 """Every error that dflow raises on purpose, and how a mistake in a pipeline is shown.
 
-    DflowError                  the message says what was wrong, where, and what to do
-    ├── ConfigError             a value of an op's config is wrong
-    ├── PipelineError           a pipeline file or graph has one or more mistakes, all of them listed
-    ├── DataError               input data cannot be used: names the file, line or sample
-    ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
-    │   └── LeaseLost           another process holds or took over the lease of a work folder
-    ├── StageError              a node failed; holds the node, its log and the log's last lines
-    └── StopRequested           a stage saved its progress and ended because it was asked to
+DflowError                  the message says what was wrong, where, and what to do
+├── ConfigError             a value of an op's config is wrong
+├── PipelineError           a pipeline file or graph has one or more mistakes, all of them listed
+├── DataError               input data cannot be used: names the file, line or sample
+├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
+│   └── LeaseLost           another process holds or took over the lease of a work folder
+├── StageError              a node failed; holds the node, its log and the log's last lines
+└── StopRequested           a stage saved its progress and ended because it was asked to
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class StageError(DflowError):
 
 @frozen
 class Position:
-    """A place in a pipeline file; line and column count from 1."""
+    """A place in a pipeline file; line and column count from 1, or are 0 for a place without lines such as `-s`."""
 
     file: str
-    line: int
-    column: int
+    line: int = 0
+    column: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 @frozen

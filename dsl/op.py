@@ -141,16 +141,7 @@ def op(
             if edge is not None:
                 edges[attribute.name] = edge
                 continue
-            fields[attribute.name] = ConfigField(
-                name=attribute.name,
-                type=annotation,
-                default=attribute.default,
-                help=attribute.metadata.get("help", ""),
-                neutral=attribute.metadata.get("neutral", False),
-                external=attribute.metadata.get("external", False),
-                model_id=attribute.metadata.get("model_id", False),
-                validator=attribute.validator,
-            )
+            fields[attribute.name] = _config_field(attribute, annotation)
         output = getattr(cls, "output", None)
         if not (isinstance(output, type) and issubclass(output, Artifact)):
             raise TypeError(f"{cls.__name__}: an op needs `output = <a subclass of Artifact>`")
@@ -171,6 +162,12 @@ def op(
         return cls
 
     return declare
+
+
+def config_fields(cls: type) -> dict[str, ConfigField]:
+    """The fields of any attrs class, by name, as those of an op's config."""
+    hints = typing.get_type_hints(cls)
+    return {attribute.name: _config_field(attribute, hints[attribute.name]) for attribute in attrs.fields(cls)}
 
 
 def op_of(config: object) -> OpSpec:
@@ -240,8 +237,10 @@ def type_name(expected: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, str):
+    if isinstance(value, (str, Ref)):
         return f'"{value}"'
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_shown(member) for member in value)}] (list)"
     if isinstance(value, bool):
         return f"{str(value).lower()} (bool)"
     if isinstance(value, (int, float)):
@@ -249,6 +248,19 @@ def _shown(value: object) -> str:
     if value is None:
         return "none"
     return f"{value!r} ({type(value).__name__})"
+
+
+def _config_field(attribute: Any, annotation: Any) -> ConfigField:
+    return ConfigField(
+        name=attribute.name,
+        type=annotation,
+        default=attribute.default,
+        help=attribute.metadata.get("help", ""),
+        neutral=attribute.metadata.get("neutral", False),
+        external=attribute.metadata.get("external", False),
+        model_id=attribute.metadata.get("model_id", False),
+        validator=attribute.validator,
+    )
 
 
 def _edge(name: str, annotation: Any) -> Edge | None:

@@ -58,8 +58,8 @@ class Node:
 class Pipeline:
     """A named list of nodes.
 
-    root is the folder that relative paths in configs start from: that of the pipeline file.
-    op_files are the user's own op modules (absolute paths), loaded beside the built-in ones.
+    root is the folder that relative paths start from: unless given, that of the pipeline file that is read, or else
+    the working directory. op_files are the user's own op modules, loaded beside the built-in ones.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Pipeline:
         self.seed = seed
         self.experiment = experiment or name
         self.tracking_uri = tracking_uri
+        self.root_given = root is not None
         self.root = (root or Path.cwd()).absolute()
         self.op_files = op_files
         self.nodes: dict[str, Node] = {}

@@ -1,0 +1,145 @@
+"""Find ops by name: the built-in table of the package `ops`, and the user's own op files beside it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean
+from dsl.op import OpSpec, op_of
+
+_added_folders: list[str] = []
+
+
+def load_op(name: str, op_files: Sequence[Path] = ()) -> OpSpec:
+    """The op of that name. A built-in op is loaded alone. Raises PipelineError, with a suggestion, if there is none."""
+    built_in = _built_in_table()
+    if name in built_in:
+        return _load_built_in(built_in[name])
+    own = user_ops(op_files)
+    if name not in own:
+        raise PipelineError([unknown_op(name, op_files)])
+    return own[name]
+
+
+def all_ops(op_files: Sequence[Path] = ()) -> dict[str, OpSpec]:
+    """Every op by name: the built-in ones in the order the data flows, then the user's in the order of the files."""
+    return {name: _load_built_in(place) for name, place in _built_in_table().items()} | user_ops(op_files)
+
+
+def op_names(op_files: Sequence[Path] = ()) -> list[str]:
+    """The names of all ops; loads no built-in op."""
+    return [*_built_in_table(), *user_ops(op_files)]
+
+
+def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Mistake:
+    """The mistake of naming an op that does not exist."""
+    names = op_names(op_files)
+    return Mistake(f'there is no op "{name}"', hint=did_you_mean(name, names) or f"ops: {', '.join(names)}")
+
+
+def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
+    """The ops declared in the user's files, which are absolute paths. Raises PipelineError with all mistakes."""
+    mistakes: list[Mistake] = []
+    found: dict[str, OpSpec] = {}
+    declared_in = dict.fromkeys(_built_in_table(), "the built-in ops")
+    stems: dict[str, Path] = {}
+    for file in dict.fromkeys(op_files):
+        if file.stem in stems:
+            mistakes.append(
+                Mistake(f'{file} and {stems[file.stem]} would both be the module "{file.stem}": rename one')
+            )
+            continue
+        stems[file.stem] = file
+        try:
+            specs = _declared_ops(_load_op_file(file))
+        except PipelineError as error:
+            mistakes += error.mistakes
+            continue
+        if not specs:
+            mistakes.append(Mistake(f"{file} declares no op", hint="a class with @op above @frozen(kw_only=True)"))
+        for spec in specs:
+            if spec.name in declared_in:
+                taken = f'{file}: the op name "{spec.name}" is taken by {declared_in[spec.name]}'
+                mistakes.append(Mistake(taken, hint=f"rename the class {spec.config_class.__name__}"))
+            declared_in[spec.name] = str(file)
+            found[spec.name] = spec
+    if mistakes:
+        raise PipelineError(mistakes)
+    return found
+
+
+def put_on_path(folder: Path) -> None:
+    """Let modules beside a user's file be imported, after everything that is installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        _added_folders.append(str(folder))
+
+
+def raised_in(file: Path, error: BaseException, shown_as: str) -> Mistake:
+    """An error that a user's file raised while it was run, with the place in that file."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return Mistake(f"SyntaxError: {error.msg}", position=Position(shown_as, error.lineno or 1, error.offset or 1))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    position = Position(shown_as)
+    if frames:
+        position = Position(shown_as, frames[-1].lineno or 1, (frames[-1].colno or 0) + 1)
+    message = str(error) if isinstance(error, DflowError) else f"{type(error).__name__}: {error}"
+    return Mistake(message, position=position)
+
+
+def _built_in_table() -> dict[str, str]:
+    table: dict[str, str] = importlib.import_module("ops").OPS
+    return table
+
+
+def _load_built_in(place: str) -> OpSpec:
+    module, _, name = place.partition(":")
+    return op_of(getattr(importlib.import_module(module), name))
+
+
+def _declared_ops(module: ModuleType) -> list[OpSpec]:
+    members = [member for member in vars(module).values() if isinstance(member, type)]
+    return [op_of(member) for member in members if "__op__" in vars(member) and member.__module__ == module.__name__]
+
+
+def _load_op_file(file: Path) -> ModuleType:
+    """Run an op file as the module of its stem, once per process."""
+    name = file.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
+    mistake = _cannot_be_module(file)
+    if mistake:
+        raise PipelineError([mistake])
+    put_on_path(file.parent)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise PipelineError([raised_in(file, error, str(file))]) from error
+    return module
+
+
+def _cannot_be_module(file: Path) -> Mistake | None:
+    name = file.stem
+    if not file.is_file():
+        return Mistake(f"there is no file {file}")
+    if file.suffix != ".py" or not name.isidentifier():
+        return Mistake(f"{file}: an op file is a Python module: letters, digits and _ in its name, which ends in .py")
+    if name in sys.stdlib_module_names or name in sys.builtin_module_names:
+        return Mistake(f"{file} would hide Python's own module {name}: rename it")
+    installed = PathFinder.find_spec(name, [folder for folder in sys.path if folder not in _added_folders])
+    if installed is not None and installed.origin != str(file):
+        return Mistake(f"{file} would hide the installed module {name} ({installed.origin}): rename it")
+    return None

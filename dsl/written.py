@@ -1,0 +1,167 @@
+"""A node as it was written, and the checks of its values one by one, so that every mistake is found at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import define
+
+from dsl.errors import ConfigError, Mistake, Position, did_you_mean
+from dsl.op import ConfigField, Edge, OpSpec, Ref, config_fields, edge_mistake, type_mistake, type_name
+from dsl.pipeline import Launch, Pipeline
+
+COMMAND_LINE = Position("-s")
+LAUNCH_FIELDS = config_fields(Launch)
+
+
+@define
+class WrittenNode:
+    """Values of a node's fields and edges as far as they are known; op is None where the op is unknown.
+
+    positions is that of `dsl.pipeline.Node`.
+    """
+
+    id: str
+    op: OpSpec | None
+    values: dict[str, Any]
+    launch: dict[str, Any]
+    positions: dict[str, Position]
+
+    def mistake(self, field: str, message: str, hint: str = "") -> Mistake:
+        """A mistake at a field ("" for the node itself), with the field's position where it is known."""
+        position = self.positions.get(field, self.positions.get(""))
+        path = f"{self.id}.{field}" if field else self.id
+        return Mistake(message, path if position == COMMAND_LINE else f"node.{path}", position, hint)
+
+
+def written_nodes(pipeline: Pipeline) -> dict[str, WrittenNode]:
+    """The nodes of a pipeline as if they had been written out in full."""
+    return {
+        node.id: WrittenNode(
+            id=node.id,
+            op=node.op,
+            values={
+                attribute.name: getattr(node.config, attribute.name) for attribute in attrs.fields(type(node.config))
+            },
+            launch=attrs.asdict(node.launch),
+            positions=dict(node.positions),
+        )
+        for node in pipeline.nodes.values()
+    }
+
+
+def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
+    """Check the values of a node; without mistakes it is added to the pipeline.
+
+    Lists become tuples and "@node" strings become Refs; values with a mistake are taken out of the node.
+    """
+    if node.op is None:
+        return []
+    mistakes = _check_table(node, "", node.values, node.op.config_class, node.op.fields, node.op.edges)
+    mistakes += _check_table(node, "launch.", node.launch, Launch, LAUNCH_FIELDS, {})
+    if mistakes:
+        return mistakes
+    try:
+        launch = Launch(**node.launch)
+    except ValueError as error:
+        return [node.mistake("launch", str(error))]
+    try:
+        pipeline.node(node.id, node.op.config_class(**node.values), launch=launch, positions=node.positions)
+    except ConfigError as error:
+        return [node.mistake("", str(error))]
+    return []
+
+
+def table_mistakes(table: dict[str, Any], cls: type, path: str, positions: Mapping[str, Position]) -> list[Mistake]:
+    """Mistakes in a table outside the nodes, `[pipeline]` say, that is to become an object of an attrs class."""
+    stand_in = WrittenNode(path, None, {}, {}, dict(positions))
+    mistakes = _check_table(stand_in, "", table, cls, config_fields(cls), {})
+    return [attrs.evolve(mistake, path=mistake.path.removeprefix("node.")) for mistake in mistakes]
+
+
+def _check_table(
+    node: WrittenNode,
+    prefix: str,
+    table: dict[str, Any],
+    cls: type,
+    fields: Mapping[str, ConfigField],
+    edges: Mapping[str, Edge],
+) -> list[Mistake]:
+    mistakes = []
+    likely_meant: set[str] = set()
+    written = set(table)
+    for name, value in list(table.items()):
+        if name in edges:
+            table[name] = value = _as_reference(value)
+            message = edge_mistake(value, edges[name])
+        elif name in fields:
+            table[name] = value = _lists_to_tuples(value)
+            message = type_mistake(value, fields[name].type)
+        else:
+            hint = did_you_mean(name, [*fields, *edges])
+            likely_meant.update(candidate for candidate in [*fields, *edges] if f'"{candidate}"' in hint)
+            mistakes.append(node.mistake(prefix + name, "unknown key", hint))
+            del table[name]
+            continue
+        if message:
+            mistakes.append(node.mistake(prefix + name, message))
+            del table[name]
+    for name, message in _refused_by_validators(table, cls).items():
+        mistakes.append(node.mistake(prefix + name, message))
+        del table[name]
+    for attribute in attrs.fields(cls):
+        name = attribute.name
+        if attribute.default is attrs.NOTHING and name not in written and name not in likely_meant:
+            what = _wanted(edges[name]) if name in edges else type_name(fields[name].type)
+            mistakes.append(node.mistake(prefix.removesuffix("."), f'the required key "{name}" is missing', f"{what}"))
+    return mistakes
+
+
+def _wanted(edge: Edge) -> str:
+    if edge.many:
+        return f'a list of references to {edge.type.__name__}: ["@node", ...]'
+    return f'a reference to {edge.type.__name__}: "@node"'
+
+
+def _as_reference(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_as_reference(member) for member in value)
+    if isinstance(value, str) and value.startswith("@"):
+        return Ref(value[1:])
+    return value
+
+
+def _lists_to_tuples(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_lists_to_tuples(member) for member in value)
+    if isinstance(value, dict):
+        return {key: _lists_to_tuples(member) for key, member in value.items()}
+    return value
+
+
+def _refused_by_validators(values: Mapping[str, Any], cls: type) -> dict[str, str]:
+    """What each field's validator has against its value. A validator sees the other fields as far as they are known."""
+    stand_in: Any = object.__new__(cls)
+    for attribute in attrs.fields(cls):
+        if attribute.name in values or not isinstance(attribute.default, (type(attrs.NOTHING), attrs.Factory)):  # type: ignore[arg-type]
+            object.__setattr__(stand_in, attribute.name, values.get(attribute.name, attribute.default))
+    refused = {}
+    for attribute in attrs.fields(cls):
+        if attribute.name in values and attribute.validator is not None:
+            try:
+                attribute.validator(stand_in, attribute, values[attribute.name])
+            except AttributeError:
+                continue  # it asks for a field that is itself wrong or missing; the constructor validates again
+            except (ValueError, TypeError, ConfigError) as error:
+                refused[attribute.name] = _readable(error)
+    return refused
+
+
+def _readable(error: Exception) -> str:
+    """`'lr' must be > 0: -1` as attrs says it -> `must be > 0, got -1`."""
+    message = str(error.args[0]) if error.args else str(error)
+    found = re.fullmatch(r"'\w+' must be (\S+) (\S+): (.*)", message, re.DOTALL)
+    return f"must be {found[1]} {found[2]}, got {found[3]}" if found else message
