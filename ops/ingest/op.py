@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import Samples
+from ops.ingest.jsonl import named_images
 
 
-@op(version=1, run="ops.ingest.run:ingest")
+@op(version=1, run="ops.ingest.run:ingest", key_libraries=("pillow",))
 @frozen(kw_only=True)
 class Ingest:
     """Read conversations and their images, and give every sample a split."""
@@ -41,3 +43,16 @@ class Ingest:
     seed: int | None = seed_field()
     output = Samples
 
+    def external_files(self) -> Iterable[Path]:
+        """The images that the JSONL file names, or the files that hold the data of the built-in sample."""
+        if self.source == "builtin:digits":
+            return builtin_files()
+        source = Path(self.source)
+        return sorted(set(named_images(source))) if source.is_file() else ()
+
+
+def builtin_files() -> tuple[Path, ...]:
+    """scikit-learn's digits and the standard library's prose, found without importing either."""
+    sklearn, prose = find_spec("sklearn"), find_spec("pydoc_data.topics")
+    files = [Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz"] if sklearn and sklearn.origin else []
+    return (*files, *([Path(prose.origin)] if prose and prose.origin else []))

@@ -20,7 +20,8 @@ class TokenizeChat:
     samples: ImageSamples
     processor: str = field(
         default="builtin",
-        external=True, model_id=True,
+        external=True,
+        model_id=True,
         help='"builtin" (a byte-level BPE trained on the samples) or a checkpoint directory or model id',
     )
     vocab_size: int = field(

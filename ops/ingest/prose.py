@@ -1,0 +1,60 @@
+"""Text-only samples of real prose: passages of the language reference that comes with Python (`pydoc_data.topics`)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+
+from pydoc_data.topics import topics
+
+from ops.ingest.sample import RawSample
+
+SAMPLES = 300
+TEST_SAMPLES = 25
+VAL_SAMPLES = 8
+MIN_WORDS = 28
+MAX_WORDS = 52
+SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"*(])")
+
+
+def prose_samples() -> list[RawSample]:
+    """About 300 questions about topics, each answered with a passage of the topic's text; splits by hash of the passage."""
+    candidates = [sample for topic in sorted(topics) for sample in _topic_samples(topic)]
+    chosen = sorted(candidates, key=lambda sample: hashlib.sha256(sample[0].encode()).hexdigest())[:SAMPLES]
+    splits = ["test"] * TEST_SAMPLES + ["val"] * VAL_SAMPLES + ["train"] * len(chosen)
+    samples = [
+        RawSample(id=sample_id, split=split, turns=(("user", question), ("assistant", passage)))
+        for split, (sample_id, question, passage) in zip(splits, chosen, strict=False)
+    ]
+    return sorted(samples, key=lambda sample: sample.id)
+
+
+def _topic_samples(topic: str) -> Iterator[tuple[str, str, str]]:
+    """(id, question, passage) of every passage of one topic."""
+    text = topics[topic]
+    title = text.split("\n", 1)[0].replace('"', "").strip()
+    for part, passage in enumerate(passages(text), start=1):
+        question = f"What does the Python language reference say about {title}? Give part {part}."
+        yield f"prose-{topic}-{part:03d}", question, passage
+
+
+def passages(text: str) -> list[str]:
+    """Runs of whole sentences of 28 to 52 words within one paragraph, in order.
+
+    Headings, code, grammar, tables and lists are left out: a paragraph counts where every line starts at the margin.
+    """
+    found = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = paragraph.strip("\n").split("\n")
+        if any(line[:1] in " *+|=-~#>" for line in lines) or not paragraph.rstrip().endswith("."):
+            continue
+        flowing = " ".join(" ".join(lines).replace("- ", "-").split())
+        words: list[str] = []
+        for sentence in SENTENCE_END.split(flowing):
+            words = [*words, *sentence.split()]
+            if len(words) >= MIN_WORDS:
+                if len(words) <= MAX_WORDS:
+                    found.append(" ".join(words))
+                words = []
+    return found

@@ -1,0 +1,48 @@
+"""Image packs: many encoded images in few files, each distinct image stored once.
+
+An image reference is {"sha256", "pack", "offset", "size"}, as ops/artifacts.py lays down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from dsl.errors import DataError
+
+PACK_BYTES = 256 * 1024 * 1024
+
+
+class PackWriter:
+    """Appends encoded images to images-00000.bin, images-00001.bin, ... in a folder."""
+
+    def __init__(self, folder: Path, pack_bytes: int = PACK_BYTES) -> None:
+        self.folder = folder
+        self.pack_bytes = pack_bytes
+        self._references: dict[str, dict[str, object]] = {}
+        self._pack = 0
+        self._offset = 0
+
+    def add(self, encoded: bytes) -> dict[str, object]:
+        """The reference of an image, which is written unless the same bytes are there already."""
+        sha256 = hashlib.sha256(encoded).hexdigest()
+        if sha256 not in self._references:
+            if self._offset and self._offset + len(encoded) > self.pack_bytes:
+                self._pack, self._offset = self._pack + 1, 0
+            name = f"images-{self._pack:05d}.bin"
+            with (self.folder / name).open("ab") as pack:
+                pack.write(encoded)
+            self._references[sha256] = {"sha256": sha256, "pack": name, "offset": self._offset, "size": len(encoded)}
+            self._offset += len(encoded)
+        return self._references[sha256]
+
+
+def read_packed(folder: Path, reference: dict[str, object]) -> bytes:
+    """The encoded image behind a reference. Raises DataError where the pack is too short."""
+    pack, offset, size = folder / str(reference["pack"]), int(str(reference["offset"])), int(str(reference["size"]))
+    with pack.open("rb") as file:
+        file.seek(offset)
+        encoded = file.read(size)
+    if len(encoded) != size:
+        raise DataError(f"{pack}: ends before image {reference['sha256']} at {offset}+{size}; verify the store")
+    return encoded

@@ -1,0 +1,154 @@
+"""A processor composed by hand: tokenizer and image processor of a checkpoint directory or a model id.
+
+transformers' AutoProcessor and its Qwen VL processor classes insist on a video processor, which needs torchvision.
+Here the two parts that images and text need are loaded each by itself, with the pillow image processors.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+from PIL import Image
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from dsl.errors import DataError
+
+# `image_processor_type` of preprocessor_config.json -> the class that needs no torchvision
+IMAGE_PROCESSORS = {
+    "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
+    "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
+    "Qwen2VLImageProcessorPil": Qwen2VLImageProcessorPil,
+}
+IMAGE_TOKEN = "<|image_pad|>"
+MASK_TOKENS = ("<|mask|>", "<|MASK|>")
+FAMILY_MASK_TOKEN_IDS = (("qwen3_5", 248070), ("qwen3", 151669))  # prefixes of model_type, the longer first
+
+
+@frozen
+class Processor:
+    """Tokenizer, image processor (None for a text-only model) and the ids that the rest of dflow needs.
+
+    vocab_size is that of the model where its config is there, else that of the tokenizer.
+    """
+
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    image_processor: Qwen2VLImageProcessorPil | None
+    image_token: str
+    image_token_id: int | None
+    mask_token_id: int | None
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+    @property
+    def patch_dim(self) -> int:
+        """Length of a row of pixel values; 0 without images."""
+        images = self.image_processor
+        return 3 * images.temporal_patch_size * images.patch_size**2 if images else 0
+
+    @property
+    def merge_size(self) -> int:
+        return self.image_processor.merge_size if self.image_processor else 1
+
+    def pixels(self, image: Image.Image) -> dict[str, Any]:
+        """pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3] of an RGB image.
+
+        Raises ValueError for an image that the processor refuses (sides that differ by a factor above 200).
+        """
+        return self.image_processor(images=[image], return_tensors="pt")
+
+    def save(self, folder: Path) -> None:
+        """Write the files with which `load_processor` (and transformers) make the same processor."""
+        self.tokenizer.save_pretrained(folder)
+        if self.image_processor is not None:
+            self.image_processor.save_pretrained(folder)
+
+
+def load_processor(source: str, min_pixels: int | None = None, max_pixels: int | None = None) -> Processor:
+    """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
+
+    Raises DataError where the tokenizer cannot be loaded, gives no character offsets or has no chat template, EOS or
+    padding token, and for an image processor of an unknown kind.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise DataError(f"processor {source}: no tokenizer can be loaded from there: {error}") from error
+    if not tokenizer.is_fast:
+        raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is needed")
+    if not tokenizer.chat_template:
+        raise DataError(f"processor {source}: the tokenizer has no chat template (chat_template.jinja)")
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"processor {source}: the tokenizer names no EOS token")
+    config = model_config(source)
+    text_config = config.get("text_config", config)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text_config.get("pad_token_id")
+    vocab_size = max(len(tokenizer), text_config.get("vocab_size", 0))
+    image_processor = _image_processor(source, min_pixels, max_pixels)
+    image_token = getattr(tokenizer, "image_token", None) or IMAGE_TOKEN
+    return Processor(
+        source=source,
+        tokenizer=tokenizer,
+        image_processor=image_processor,
+        image_token=image_token,
+        image_token_id=tokenizer.get_vocab().get(image_token),
+        mask_token_id=mask_token_id(tokenizer, config.get("model_type", ""), vocab_size),
+        pad_token_id=tokenizer.eos_token_id if pad is None else pad,
+        eos_token_ids=_eos_token_ids(source, tokenizer.eos_token_id),
+        vocab_size=vocab_size,
+    )
+
+
+def mask_token_id(tokenizer: PreTrainedTokenizerBase, model_type: str, vocab_size: int) -> int | None:
+    """The tokenizer's own mask token, else the one known for the family where the vocabulary reaches it, else None."""
+    vocabulary = tokenizer.get_vocab()
+    for token in MASK_TOKENS:
+        if token in vocabulary:
+            return vocabulary[token]
+    for family, token_id in FAMILY_MASK_TOKEN_IDS:
+        if model_type.startswith(family):
+            return token_id if token_id < vocab_size else None
+    return None
+
+
+def model_config(source: str) -> dict[str, Any]:
+    """config.json of a checkpoint, or {} where a directory holds a processor only."""
+    if Path(source).is_dir():
+        file = Path(source) / "config.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return PreTrainedConfig.get_config_dict(source)[0]
+
+
+def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
+    """The tokenizer's EOS first, then the others at which generation stops."""
+    try:
+        others = GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:  # there is no generation_config.json
+        others = None
+    others = others if isinstance(others, list) else [others]
+    return tuple(dict.fromkeys([eos_token_id, *(token for token in others if token is not None)]))
+
+
+def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None) -> Qwen2VLImageProcessorPil | None:
+    try:
+        settings, _ = Qwen2VLImageProcessorPil.get_image_processor_dict(source)
+    except OSError:  # there is no preprocessor_config.json: a text-only model
+        return None
+    kind = settings.get("image_processor_type", settings.get("feature_extractor_type", ""))
+    if kind not in IMAGE_PROCESSORS:
+        known = ", ".join(IMAGE_PROCESSORS)
+        raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; known are {known}')
+    image_processor = IMAGE_PROCESSORS[kind].from_dict(settings)
+    size = {
+        "shortest_edge": min_pixels or image_processor.size["shortest_edge"],
+        "longest_edge": max_pixels or image_processor.size["longest_edge"],
+    }
+    if size["shortest_edge"] > size["longest_edge"]:
+        raise DataError(f"processor {source}: min_pixels {size['shortest_edge']} > max_pixels {size['longest_edge']}")
+    image_processor.size = type(image_processor.size)(**size)
+    return image_processor
