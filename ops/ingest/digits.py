@@ -39,8 +39,8 @@ class Question:
 QUESTIONS = (
     Question(
         "Which digit is this, and where does its ink lie?",
-        "The image shows the digit {digit}. Its darkest row is {dark_row} and its darkest column is {dark_column}. Most ink "
-        "lies {most_quadrant} and least {least_quadrant}. The centre of mass is at row {row_centre}, column "
+        "The image shows the digit {digit}. Its darkest row is {dark_row} and its darkest column is {dark_column}. "
+        "Most ink lies {most_quadrant} and least {least_quadrant}. The centre of mass is at row {row_centre}, column "
         "{column_centre}. Ink: about {ink_rounded}, which is {ink_class}.",
     ),
     Question(
@@ -51,9 +51,9 @@ QUESTIONS = (
     ),
     Question(
         "What number is written here? Describe its outline.",
-        "I can see the digit {digit}. It spans columns {first_column} to {last_column} and is widest in row {widest_row}, "
-        "with width {width}. Strokes crossed in row 3: {strokes_row_3}, in column 4: {strokes_column_4}. It is "
-        "{symmetry} and {side} and has {empty_corners} empty corners and {empty_cells} empty cells.",
+        "I can see the digit {digit}. It spans columns {first_column} to {last_column} and is widest in row "
+        "{widest_row}, with width {width}. Strokes crossed in row 3: {strokes_row_3}, in column 4: {strokes_column_4}. "
+        "It is {symmetry} and {side} and has {empty_corners} empty corners and {empty_cells} empty cells.",
     ),
     Question(
         "How much ink does this digit have?",
@@ -63,15 +63,15 @@ QUESTIONS = (
     ),
     Question(
         "Name the digit and say something about its number.",
-        "Here stands the digit {digit}. One more is {next}, one less is {previous}, closed loops: {loops}. It is "
-        "written with {dark_cells} dark cells over columns {first_column} to {last_column}, heaviest {most_quadrant}, "
-        "with its weight at row {row_centre} and column {column_centre}. Widest row: {widest_row}.",
+        "Here stands the digit {digit}. One more is {next}, one less is {previous}, closed loops: {loops}. It has "
+        "{dark_cells} dark cells in columns {first_column} to {last_column}, {full_cells} of them full, lies heaviest "
+        "{most_quadrant}, with its weight at row {row_centre}, column {column_centre}, and is widest in row {widest_row}.",
     ),
     Question(
         "Is the digit symmetric? Where is its weight?",
-        "It is the digit {digit}, and it is {symmetry}. It is {level} and {side}, its weight at row {row_centre}, column "
-        "{column_centre}. The left half holds {left_percent} percent of the ink. The darkest column is {dark_column}, "
-        "the lightest row {light_row}. The middle holds about {middle_ink} units.",
+        "It is the digit {digit}, and it is {symmetry}. It is {level} and {side}, its weight at row {row_centre}, "
+        "column {column_centre}. The left half holds {left_percent} percent of the ink. The darkest column is "
+        "{dark_column}, the lightest row {light_row}. The middle holds about {middle_ink} units.",
     ),
     Question(
         "Look at the rows of the image. What do they say?",
@@ -87,21 +87,21 @@ QUESTIONS = (
     ),
     Question(
         "Please read this digit and compare its quarters.",
-        "You see the digit {digit}. Its quarters hold {upper_left_ink} units of ink upper left, {upper_right_ink} upper "
-        "right, {lower_left_ink} lower left and {lower_right_ink} lower right. So most lies {most_quadrant}. Empty "
-        "cells: {empty_cells}. Its darkest row is {dark_row}.",
+        "You see the digit {digit}. Its quarters hold {upper_left_ink} units of ink upper left, {upper_right_ink} "
+        "upper right, {lower_left_ink} lower left and {lower_right_ink} lower right. So most lies {most_quadrant}. "
+        "Empty cells: {empty_cells}. Its darkest row is {dark_row}.",
     ),
     Question(
         "Which digit did somebody write, and how wide is it?",
-        "Somebody wrote the digit {digit}, an {parity} one. The widest row is {widest_row} with width {width}, from column "
-        "{first_column} to column {last_column} at most. It is lightest in row {light_row}, has {dark_cells} dark cells, "
-        "about {ink_rounded} units of ink, looks {symmetry} and {level}.",
+        "Somebody wrote the digit {digit}, an {parity} one. The widest row is {widest_row} with width {width}, between "
+        "columns {first_column} and {last_column}. It is lightest in row {light_row}, has {dark_cells} dark cells, "
+        "about {ink_rounded} units of ink, {left_percent} percent of it left, looks {symmetry} and {level}.",
     ),
     Question(
         "Tell me the digit and what its strokes are like.",
-        "My reading is the digit {digit}. Strokes crossed in row 3: {strokes_row_3}, column 4: {strokes_column_4}, column "
-        "5: {strokes_column_5}. Closed loops: {loops}. Full cells: {full_cells}, dark cells: {dark_cells}. The writer has "
-        "a {ink_class}, {side} hand and presses hardest in row {dark_row}.",
+        "My reading is the digit {digit}. Strokes crossed in row 3: {strokes_row_3}, column 4: {strokes_column_4}, "
+        "column 5: {strokes_column_5}. Closed loops: {loops}. Full cells: {full_cells}, dark cells: {dark_cells}. The "
+        "writer has a {ink_class}, {side} hand and presses hardest in row {dark_row}.",
     ),
     Question(
         "Describe the middle and the edges of this digit.",

@@ -20,7 +20,7 @@ class Ingest:
 
     source: str = field(
         external=True,
-        help='a JSONL file, or "builtin:digits": 1,797 real handwritten digits with questions, and prose without images',
+        help='a JSONL file, or "builtin:digits": 1,797 real handwritten digits with questions, and text-only prose',
     )
     val_fraction: float = field(
         default=0.02,

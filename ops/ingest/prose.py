@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-
 from pydoc_data.topics import topics
 
 from ops.ingest.sample import RawSample
@@ -13,15 +12,18 @@ from ops.ingest.sample import RawSample
 SAMPLES = 300
 TEST_SAMPLES = 25
 VAL_SAMPLES = 8
-MIN_WORDS = 28
-MAX_WORDS = 52
+MIN_WORDS = 32
+MAX_WORDS = 60
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"*(])")
 
 
 def prose_samples() -> list[RawSample]:
-    """About 300 questions about topics, each answered with a passage of the topic's text; splits by hash of the passage."""
-    candidates = [sample for topic in sorted(topics) for sample in _topic_samples(topic)]
-    chosen = sorted(candidates, key=lambda sample: hashlib.sha256(sample[0].encode()).hexdigest())[:SAMPLES]
+    """About 300 questions about topics, each answered with a passage of the topic's text; splits by hash of the id.
+
+    A passage that stands in several topics is taken once, lest a text of the train split be asked for in the test.
+    """
+    candidates = {sample[2]: sample for topic in sorted(topics) for sample in _topic_samples(topic)}
+    chosen = sorted(candidates.values(), key=lambda sample: hashlib.sha256(sample[0].encode()).hexdigest())[:SAMPLES]
     splits = ["test"] * TEST_SAMPLES + ["val"] * VAL_SAMPLES + ["train"] * len(chosen)
     samples = [
         RawSample(id=sample_id, split=split, turns=(("user", question), ("assistant", passage)))
@@ -40,7 +42,7 @@ def _topic_samples(topic: str) -> Iterator[tuple[str, str, str]]:
 
 
 def passages(text: str) -> list[str]:
-    """Runs of whole sentences of 28 to 52 words within one paragraph, in order.
+    """Runs of whole sentences of 32 to 60 words within one paragraph, in order.
 
     Headings, code, grammar, tables and lists are left out: a paragraph counts where every line starts at the margin.
     """

@@ -86,7 +86,7 @@ def take(samples: list[RawSample], max_samples: int | None, seed: int) -> set[st
 
 
 def quotas(counts: dict[str, int], limit: int | None) -> dict[str, int]:
-    """`limit` things dealt over groups in proportion to their sizes, by largest remainder; one to each if it suffices."""
+    """`limit` things dealt over groups in proportion to their sizes, by largest remainder; each gets one if it can."""
     total = sum(counts.values())
     if limit is None or limit >= total:
         return counts

@@ -29,8 +29,10 @@ OFFSETS = {
 
 @frozen(eq=False)
 class TokenSample:
-    """One sample: input_ids int64 [S], loss_mask bool [S], pixel_values float32 [R, patch_dim], image_grid_thw int64
-    [I, 3]; a text-only one has R = I = 0. prompt_tokens: what the target is given to answer, generation prompt included.
+    """One sample; a text-only one has R = I = 0.
+
+    input_ids int64 [S]; loss_mask bool [S]; pixel_values float32 [R, patch_dim]; image_grid_thw int64 [I, 3];
+    prompt_tokens: how many tokens the target is given to answer, those of the generation prompt included.
     """
 
     id: str
