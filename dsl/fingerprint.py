@@ -1,16 +1,25 @@
-"""What enters a node's key from its config."""
+"""What enters a node's key: its config, and the code that its run function reaches."""
 
 from __future__ import annotations
 
+import hashlib
 import types
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dsl.encoding import encode, fingerprint
+from dsl.errors import ConfigError
 from dsl.graph import GraphNode
+from dsl.source import MODULE_LEVEL, Binding, SourceModule, read_module
+from dsl.syntax import Chain
 
-__all__ = ["encode", "fingerprint", "key_config"]
+__all__ = ["code_fingerprints", "encode", "fingerprint", "key_config"]
+
+FRAMEWORK = frozenset({"dsl", "executor"})  # never part of a node's code
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+OWN_PACKAGES = frozenset({"ops", "pipelines"})  # what is the project's own in a folder of installed packages
 
 
 def key_config(node: GraphNode) -> dict[str, object]:
@@ -26,6 +35,145 @@ def key_config(node: GraphNode) -> dict[str, object]:
             continue
         config[field.name] = _widened(value, field.type)
     return config
+
+
+def code_fingerprints(run: str, roots: Sequence[Path]) -> dict[str, str]:
+    """ "module:symbol" -> hash, for the run function "module:function" and every symbol of the project it reaches.
+
+    The project is the source files under the roots, the first root first. Nothing is imported: names and attributes
+    of modules are followed statically, through imports and re-exports; what is found at run time only (getattr with a
+    computed name, importlib) is not seen. "module:<module>" stands for the statements with side effects of a module
+    that is imported on the way. A symbol's hash covers its syntax tree and what the imported names in it mean.
+    Raises ConfigError where the run function is not there.
+    """
+    project = _Project(roots)
+    module_name, _, function = run.partition(":")
+    module = project.module(module_name)
+    if module is None:
+        raise ConfigError(f'run = "{run}": there is no module {module_name} under {", ".join(map(str, roots))}')
+    pending, _meanings = project.resolve(module, (function,), {})
+    if not pending:
+        raise ConfigError(f'run = "{run}": the module {module_name} has no function {function}')
+    project.enter((module_name, None), pending)
+    hashes: dict[str, str] = {}
+    while pending:
+        module_name, name = pending.pop()
+        place = f"{module_name}:{name}"
+        if place in hashes:
+            continue
+        module = project.module(module_name)
+        assert module is not None
+        symbol = module.symbol(name)
+        meanings = set()
+        for chain in symbol.uses:
+            reached, names = project.resolve(module, chain, symbol.imports)
+            pending += reached
+            meanings |= names
+        for binding in [(module_name, None), *symbol.imported]:
+            project.enter(binding, pending)
+        hashes[place] = hashlib.sha256(symbol.encoded + encode(sorted(meanings))).hexdigest()
+    return dict(sorted(hashes.items()))
+
+
+class _Project:
+    """The modules under the roots, found and parsed when they are first asked for."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+        self.modules: dict[str, SourceModule | None] = {}
+        self.entered: set[str] = set()
+
+    def module(self, name: str) -> SourceModule | None:
+        if name not in self.modules:
+            self.modules[name] = self._find(name)
+        return self.modules[name]
+
+    def resolve(
+        self, module: SourceModule, chain: Chain, local_imports: dict[str, list[Binding]]
+    ) -> tuple[list[tuple[str, str]], set[str]]:
+        """The symbols of the project that a chain of names means in a module, and what its imported names mean."""
+        reached: list[tuple[str, str]] = []
+        meanings: set[str] = set()
+        pending = [(module, chain)]
+        seen = set()
+        while pending:
+            here, parts = pending.pop()
+            if (here.name, parts) in seen:
+                continue
+            seen.add((here.name, parts))
+            if not parts:  # the module itself is used as a value
+                reached += [(here.name, name) for name in here.statements]
+                continue
+            name, rest = parts[0], parts[1:]
+            bindings = list(here.imports.get(name, []))
+            if here is module and parts == chain:
+                bindings += local_imports.get(name, [])
+            found = bool(bindings)
+            for source, symbol in bindings:
+                meanings.add(f"{chain[0]} = {source}:{symbol or ''}")
+                target = self.module(source)
+                if target is not None:
+                    pending.append((target, (symbol, *rest) if symbol else rest))
+            for owner in self._owners(here, name):
+                found = True
+                reached.append((here.name, owner))
+            if not found:
+                pending += self._elsewhere(here, parts, reached)
+        return reached, meanings
+
+    def enter(self, binding: Binding, pending: list[tuple[str, str]]) -> None:
+        """Add what runs when a module is imported, with its packages and everything that it imports in turn."""
+        imported = [binding]
+        while imported:
+            source, symbol = imported.pop()
+            full = f"{source}.{symbol}" if symbol else source
+            parts = full.split(".")
+            for name in (".".join(parts[:count]) for count in range(1, len(parts) + 1)):
+                module = self.module(name) if name not in self.entered else None
+                if module is None:
+                    continue
+                self.entered.add(name)
+                if MODULE_LEVEL in module.statements:
+                    pending.append((name, MODULE_LEVEL))
+                pending += [(name, owner) for owner in module.decorators if self._is_registered(module, owner)]
+                imported += module.imported
+
+    def _is_registered(self, module: SourceModule, name: str) -> bool:
+        """Whether the project's own code sees the symbol when it is made: a decorator that may put it into a table."""
+        return any(self.resolve(module, chain, {})[0] for chain in module.decorators[name])
+
+    @staticmethod
+    def _owners(module: SourceModule, name: str) -> list[str]:
+        owners = [name] if name in module.statements else []
+        return [*owners, MODULE_LEVEL] if name in module.names_in_blocks else owners
+
+    def _elsewhere(
+        self, module: SourceModule, parts: Chain, reached: list[tuple[str, str]]
+    ) -> list[tuple[SourceModule, Chain]]:
+        """Where a name may come from that the module does not write itself: star imports, submodules, __getattr__."""
+        stars = [self.module(star) for star in module.stars]
+        submodule = self.module(f"{module.name}.{parts[0]}") if module.is_package else None
+        if "__getattr__" in module.statements:
+            reached.append((module.name, "__getattr__"))
+        places = [(star, parts) for star in stars if star is not None]
+        return [*places, (submodule, parts[1:])] if submodule is not None else places
+
+    def _find(self, name: str) -> SourceModule | None:
+        parts = name.split(".")
+        if parts[0] in FRAMEWORK or not name:
+            return None
+        if len(parts) > 1 and self.module(".".join(parts[:-1])) is None:
+            return None
+        for root in self.roots:
+            if root.name in INSTALLED and parts[0] not in OWN_PACKAGES:
+                continue
+            folder = root.joinpath(*parts)
+            for path in (folder / "__init__.py", folder.with_name(f"{parts[-1]}.py")):
+                if path.is_file():
+                    return read_module(name, path)
+            if folder.is_dir():
+                return read_module(name, None)
+        return None
 
 
 def _widened(value: Any, expected: Any) -> Any:

@@ -1,0 +1,150 @@
+"""An encoding of Python syntax trees of our own (`ast.dump` differs between Pythons), and the names that a tree uses.
+
+Not encoded: positions, comments, formatting, docstrings, type comments, and every field that is empty or None, so
+that a field which a later Python adds changes nothing. No function here recurses.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dsl.encoding import encode
+
+Chain = tuple[str, ...]  # `np.linalg.norm` is ("np", "linalg", "norm")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+_SKIPPED = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
+
+
+def encode_tree(tree: ast.AST) -> bytes:
+    """The canonical bytes of a syntax tree; equal exactly for code that says the same, word for word."""
+    parts: list[bytes] = []
+    pending: list[Any] = [tree]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, ast.AST):
+            fields = [(name, value) for name, value in _fields(item) if value is not None and value != []]
+            parts.append(b"(%s %d" % (type(item).__name__.encode(), len(fields)))
+            for name, value in reversed(fields):
+                pending += [value, name]
+        elif isinstance(item, list):
+            parts.append(b"[%d" % len(item))
+            pending += reversed(item)
+        elif isinstance(item, complex):
+            parts.append(b"c" + encode([item.real, item.imag]))
+        elif item is ...:
+            parts.append(b".")
+        else:
+            parts.append(encode(item))
+    return b"".join(parts)
+
+
+def is_docstring(statement: ast.stmt) -> bool:
+    """Whether the statement is a bare string."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def used_names(tree: ast.AST) -> tuple[set[Chain], list[ast.Import | ast.ImportFrom]]:
+    """Names that a statement takes from outside itself, each with its attributes, and the imports inside it.
+
+    Parameters and local variables of functions, and the variables of comprehensions, are not taken from outside.
+    """
+    chains: set[Chain] = set()
+    imports: list[ast.Import | ast.ImportFrom] = []
+    pending: list[tuple[ast.AST, frozenset[str]]] = [(tree, frozenset())]
+    while pending:
+        node, hidden = pending.pop()
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            chain = _chain(node)
+            if chain and chain[0] not in hidden:
+                chains.add(chain)
+            if chain is None:
+                pending += [(child, hidden) for child in ast.iter_child_nodes(node)]
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            imports.append(node)
+        elif isinstance(node, ast.Global):
+            chains.update((name,) for name in node.names)
+        elif isinstance(node, Function):
+            pending += _function_parts(node, hidden)
+        elif isinstance(node, Comprehension):
+            first = node.generators[0]
+            inside = hidden | _stored_names([generator.target for generator in node.generators])
+            pending.append((first.iter, hidden))
+            pending += [(child, inside) for child in ast.iter_child_nodes(node) if child is not first]
+            pending += [(child, inside) for child in (first.target, *first.ifs)]
+        else:
+            pending += [(child, hidden) for child in ast.iter_child_nodes(node)]
+    return chains, imports
+
+
+def bound_names(statements: Iterable[ast.AST]) -> set[str]:
+    """Names that the statements bind in the scope they stand in; those that imports bind are left out."""
+    bound: set[str] = set()
+    elsewhere: set[str] = set()
+    pending: list[tuple[ast.AST, bool]] = [(statement, False) for statement in statements]
+    while pending:
+        node, in_comprehension = pending.pop()
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load) and not in_comprehension:
+                bound.add(node.id)
+            continue
+        if isinstance(node, ast.Lambda):
+            continue
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+            continue
+        if isinstance(node, ast.NamedExpr):
+            bound.add(node.target.id)
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            bound.add(node.name)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            bound.add(node.rest)
+        elif isinstance(node, ast.Global):
+            elsewhere.update(node.names)
+        in_comprehension = in_comprehension or isinstance(node, Comprehension)
+        pending += [(child, in_comprehension) for child in ast.iter_child_nodes(node)]
+    return bound - elsewhere
+
+
+def _fields(node: ast.AST) -> list[tuple[str, Any]]:
+    fields: list[tuple[str, Any]] = [(name, getattr(node, name, None)) for name in node._fields if name not in _SKIPPED]
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and is_docstring(node.body[0]):
+        return [(name, value[1:] if name == "body" else value) for name, value in fields]
+    return fields
+
+
+def _chain(node: ast.Name | ast.Attribute) -> Chain | None:
+    """The chain of a name that is read; empty for one that is written, None for attributes of something else."""
+    parts = []
+    base: ast.expr = node
+    while isinstance(base, ast.Attribute):
+        parts.append(base.attr)
+        base = base.value
+    if not isinstance(base, ast.Name):
+        return None
+    return (base.id, *reversed(parts)) if isinstance(base.ctx, ast.Load) else ()
+
+
+def _function_parts(node: Function, hidden: frozenset[str]) -> list[tuple[ast.AST, frozenset[str]]]:
+    """The parts of a function, each with the names that are hidden from the outside there."""
+    arguments = node.args
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    parameters += [extra for extra in (arguments.vararg, arguments.kwarg) if extra is not None]
+    body: Sequence[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else node.body
+    own = {parameter.arg for parameter in parameters} | bound_names(body)
+    inside = hidden | own
+    parts: list[tuple[ast.AST, frozenset[str]]] = [(statement, inside) for statement in body]
+    parts += [(child, hidden) for child in ast.iter_child_nodes(node) if child not in body]
+    return parts
+
+
+def _stored_names(targets: Iterable[ast.AST]) -> set[str]:
+    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
