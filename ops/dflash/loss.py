@@ -31,9 +31,10 @@ class _FrozenHeadCrossEntropy(torch.autograd.Function):
             correct.append(logits.argmax(dim=-1) == labels_W[rows])
             log_probabilities = logits.log_softmax(dim=-1)
             losses.append(-(weights * log_probabilities.gather(1, labels)).sum(dtype=torch.float64))
-            slope = log_probabilities.exp_()
-            slope.scatter_add_(1, labels, torch.full_like(weights, -1, dtype=slope.dtype))
-            gradient_WM[rows] = (slope * weights).to(hidden_WM.dtype) @ head_VM
+            if ctx.needs_input_grad[0]:
+                slope = log_probabilities.exp_()
+                slope.scatter_add_(1, labels, torch.full_like(weights, -1, dtype=slope.dtype))
+                gradient_WM[rows] = (slope * weights).to(hidden_WM.dtype) @ head_VM
         ctx.save_for_backward(gradient_WM)
         correct_W = torch.cat(correct) if correct else labels_W.bool()
         ctx.mark_non_differentiable(correct_W)

@@ -1,0 +1,124 @@
+"""What goes into a training, checked: that features, plan and target belong together, and the draft's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+
+from dsl.errors import ConfigError, DataError
+from dsl.stage import Stage
+from ops.artifacts import TargetModel
+from ops.capture_targets.shards import FeatureReader
+from ops.dflash.config import DraftConfig
+from ops.load_target.model import frozen_ends, target_info, text_config
+from ops.train_dflash.batches import PlannedStep, read_plan
+from ops.train_dflash.op import TrainDflash
+
+_ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
+
+
+@frozen
+class Inputs:
+    """embed and head are the target's, float32 [V, M]; steps are those to be trained, `max_steps` applied."""
+
+    draft: DraftConfig
+    train: FeatureReader
+    val: FeatureReader
+    steps: list[PlannedStep]
+    pad_multiple: int
+    embed_VM: Tensor
+    head_VM: Tensor
+
+
+def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
+    """Open the artifacts. Raises DataError or ConfigError where they do not fit each other."""
+    features, target = stage.inputs["features"], stage.inputs["target"]
+    train = FeatureReader(features, "train")
+    if train.info["target"] != target.digest:
+        raise DataError(
+            f"{features.path}: these features were captured from the target {train.info['target'][:12]}, but the "
+            f"node's target is {target.digest[:12]}; give capture_targets and train_dflash the same target"
+        )
+    tokens = stage.inputs.get("tokens")
+    if tokens is not None and train.info["tokens"] != tokens.digest:
+        raise DataError(
+            f"{features.path}: these features were captured from the tokens {train.info['tokens'][:12]}, but the "
+            f"node's tokens are {tokens.digest[:12]}; give capture_targets and train_dflash the same tokens"
+        )
+    if not len(train):
+        raise DataError(f"{features.path}: no sample in the split train; was everything dropped by tokenize_chat?")
+    steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
+    draft = draft_config(config, target, train.info)
+    embed_VM, head_VM = frozen_ends(target)
+    return Inputs(
+        draft=draft,
+        train=train,
+        val=FeatureReader(features, "val"),
+        steps=steps[: config.max_steps],
+        pad_multiple=pad_multiple,
+        embed_VM=embed_VM,
+        head_VM=head_VM,
+    )
+
+
+def draft_config(config: TrainDflash, target: TargetModel, features: Mapping[str, Any]) -> DraftConfig:
+    """The draft's config: what the op leaves open is the target's. `features` is features.json."""
+    text, info = text_config(target), target_info(target)
+    heads = text["num_attention_heads"]
+    return DraftConfig(
+        hidden_size=info["hidden_size"],
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=_first(config.num_heads, heads),
+        num_key_value_heads=_first(config.num_kv_heads, text.get("num_key_value_heads"), heads),
+        head_dim=_first(config.head_dim, text.get("head_dim"), info["hidden_size"] // heads),
+        intermediate_size=_first(config.intermediate_size, text["intermediate_size"]),
+        vocab_size=info["vocab_size"],
+        block_size=config.block_size,
+        mask_token_id=_mask_token_id(features["mask_token_id"], text, info),
+        target_layer_ids=features["target_layer_ids"],
+        num_target_layers=features["num_target_layers"],
+        max_position_embeddings=text["max_position_embeddings"],
+        rms_norm_eps=text["rms_norm_eps"],
+        positions=features["positions"],
+        **_rope(config, text),
+    )
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
+    if mask_token_id is None:
+        raise ConfigError("the features name no mask token: give load_target a mask_token_id")
+    if mask_token_id in info["eos_token_ids"] or mask_token_id == text.get("pad_token_id"):
+        raise ConfigError(
+            f"mask_token_id {mask_token_id} is the pad or an EOS id of the target; the mask token must be an id that "
+            "no text produces"
+        )
+    return mask_token_id
+
+
+def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
+    """The target's RoPE without its mRoPE sections, since the draft's positions are 1-D.
+
+    Transformers 5 keeps everything in `rope_parameters`; before, it was spread over rope_theta, rope_scaling and
+    partial_rotary_factor. Raises ConfigError for a target whose layers have different ones.
+    """
+    parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise ConfigError("the target's rope_parameters differ between its layers; such a target is not supported")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    scaling = None
+    if kind not in ("default", "mrope"):
+        scaling = {"rope_type": kind, **{key: parameters[key] for key in parameters if key not in _ROPE_OTHERS}}
+    return {
+        "rope_theta": float(_first(config.rope_theta, parameters.get("rope_theta"), text.get("rope_theta"), 10000.0)),
+        "rope_scaling": scaling,
+        "partial_rotary_factor": _first(
+            parameters.get("partial_rotary_factor"), text.get("partial_rotary_factor"), 1.0
+        ),
+    }
