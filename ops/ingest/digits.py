@@ -65,7 +65,7 @@ QUESTIONS = (
         "Name the digit and say something about its number.",
         "Here stands the digit {digit}. One more is {next}, one less is {previous}, closed loops: {loops}. It has "
         "{dark_cells} dark cells in columns {first_column} to {last_column}, {full_cells} of them full, lies heaviest "
-        "{most_quadrant}, with its weight at row {row_centre}, column {column_centre}, and is widest in row {widest_row}.",
+        "{most_quadrant}, with its weight at row {row_centre}, column {column_centre}; widest row: {widest_row}.",
     ),
     Question(
         "Is the digit symmetric? Where is its weight?",
@@ -95,7 +95,7 @@ QUESTIONS = (
         "Which digit did somebody write, and how wide is it?",
         "Somebody wrote the digit {digit}, an {parity} one. The widest row is {widest_row} with width {width}, between "
         "columns {first_column} and {last_column}. It is lightest in row {light_row}, has {dark_cells} dark cells, "
-        "about {ink_rounded} units of ink, {left_percent} percent of it left, looks {symmetry} and {level}.",
+        "about {ink_rounded} units of ink, {left_percent} percent of it on the left, looks {symmetry} and {level}.",
     ),
     Question(
         "Tell me the digit and what its strokes are like.",
