@@ -17,20 +17,31 @@ Chain = tuple[str, ...]  # `np.linalg.norm` is ("np", "linalg", "norm")
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
+_DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SKIPPED = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
 
 
 def encode_tree(tree: ast.AST) -> bytes:
-    """The canonical bytes of a syntax tree; equal exactly for code that says the same, word for word."""
+    """The canonical bytes of a syntax tree; equal exactly for code that says the same, word for word.
+
+    A node is its class and the names of its fields that are there, followed by their values in the same order.
+    """
     parts: list[bytes] = []
     pending: list[Any] = [tree]
     while pending:
         item = pending.pop()
         if isinstance(item, ast.AST):
-            fields = [(name, value) for name, value in _fields(item) if value is not None and value != []]
-            parts.append(b"(%s %d" % (type(item).__name__.encode(), len(fields)))
-            for name, value in reversed(fields):
-                pending += [value, name]
+            header = type(item).__name__
+            values: list[Any] = []
+            for name in item._fields:
+                value: Any = getattr(item, name, None)
+                if name == "body" and isinstance(item, _DOCUMENTED) and is_docstring(item.body[0]):
+                    value = value[1:]
+                if value is not None and value != [] and name not in _SKIPPED:
+                    header += f" {name}"
+                    values.append(value)
+            parts.append(f"({header})".encode())
+            pending += reversed(values)
         elif isinstance(item, list):
             parts.append(b"[%d" % len(item))
             pending += reversed(item)
@@ -98,7 +109,7 @@ def bound_names(statements: Iterable[ast.AST]) -> set[str]:
             continue
         if isinstance(node, ast.Lambda):
             continue
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(node, _DOCUMENTED):
             bound.add(node.name)
             continue
         if isinstance(node, ast.NamedExpr):
@@ -112,13 +123,6 @@ def bound_names(statements: Iterable[ast.AST]) -> set[str]:
         in_comprehension = in_comprehension or isinstance(node, Comprehension)
         pending += [(child, in_comprehension) for child in ast.iter_child_nodes(node)]
     return bound - elsewhere
-
-
-def _fields(node: ast.AST) -> list[tuple[str, Any]]:
-    fields: list[tuple[str, Any]] = [(name, getattr(node, name, None)) for name in node._fields if name not in _SKIPPED]
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and is_docstring(node.body[0]):
-        return [(name, value[1:] if name == "body" else value) for name, value in fields]
-    return fields
 
 
 def _chain(node: ast.Name | ast.Attribute) -> Chain | None:
