@@ -76,14 +76,14 @@ QUESTIONS = (
     Question(
         "Look at the rows of the image. What do they say?",
         "They say the digit {digit}. Row by row the dark cells are {dark_per_row}. The darkest row is {dark_row} with "
-        "{dark_row_ink} units, the lightest is {light_row}, the widest is {widest_row} with width {width}. It is "
+        "{dark_row_ink} units, the lightest is {light_row}, the widest is {widest_row}. It is "
         "{level}, its weight at row {row_centre}.",
     ),
     Question(
         "Look at the columns of the image. What do they say?",
         "They spell the digit {digit}. Column by column the dark cells are {dark_per_column}. The darkest column is "
-        "{dark_column} with {dark_column_ink} units, the tallest is {tallest_column}, the strokes in column 5 are "
-        "{strokes_column_5}. It is {side}, its weight at column {column_centre}.",
+        "{dark_column} with {dark_column_ink} units, the tallest is {tallest_column}. It is "
+        "{side}, its weight at column {column_centre}.",
     ),
     Question(
         "Please read this digit and compare its quarters.",

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from fractions import Fraction
 from itertools import zip_longest
+from string import Formatter
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def slow_facts(cells: list[list[int]], digit: int) -> dict[str, str]:
     def block(rows: range, places: range) -> int:
         return sum(cells[row][column] for row in rows for column in places)
 
-    low, high = range(0, 4), range(4, 8)
+    low, high = range(4), range(4, 8)
     quarters = {
         "upper left": block(low, low),
         "upper right": block(low, high),
@@ -169,7 +170,7 @@ def test_a_sheet_becomes_a_png_with_doubled_cells_and_black_ink(digits):
 def test_297_images_are_held_out_and_the_splits_never_change(samples):
     assert Counter(sample.split for sample in samples) == {"train": 1455, "val": 45, "test": 297}
     held_out = [sample.id for sample in samples if sample.split == "test"]
-    assert ["digit-0000", "digit-0004", "digit-0012", "digit-0015", "digit-0017"] == held_out[:5]
+    assert held_out[:5] == ["digit-0000", "digit-0004", "digit-0012", "digit-0015", "digit-0017"]
 
 
 def test_the_phrasing_is_a_function_of_the_question(digits, samples):
@@ -178,6 +179,11 @@ def test_the_phrasing_is_a_function_of_the_question(digits, samples):
     for sample, cells, digit in zip(samples, digits.images.astype(int), digits.target.tolist(), strict=True):
         (_, question), (_, answer) = sample.turns
         assert answers[question].format(**digit_facts(cells, digit)) == answer
+
+
+def test_every_fact_is_told_in_some_answer(digits):
+    told = {name for question in QUESTIONS for _, name, _, _ in Formatter().parse(question.answer) if name}
+    assert set(digit_facts(digits.images[0].astype(int), 0)) == told
 
 
 def test_every_question_is_asked_about_every_digit(digits, samples):
@@ -208,7 +214,7 @@ def test_every_fourth_to_sixth_token_cannot_be_guessed_from_question_and_digit(s
 
 
 def test_numbers_are_read_digit_by_digit(tokenizer):
-    assert ["Ġ", "1", "7", "9", "7"] == tokenizer.convert_ids_to_tokens(tokenizer(" 1797")["input_ids"])
+    assert tokenizer.convert_ids_to_tokens(tokenizer(" 1797")["input_ids"]) == ["Ġ", "1", "7", "9", "7"]
 
 
 def test_two_readings_of_the_sample_are_equal(samples):
@@ -233,5 +239,7 @@ def test_prose_answers_fit_into_120_tokens_or_nearly(tokenizer):
 
 def test_passages_leave_out_headings_code_and_lists():
     sentence = " ".join(["word"] * 39)
-    text = f'The "x" statement\n*****\n\n   x ::= y\n\nA {sentence}.\n\n* A {sentence}.\n\nToo short.\n\nA {sentence}:\n\n   code'
+    text = (
+        f'The "x" statement\n*****\n\n   x ::= y\n\nA {sentence}.\n\n* A {sentence}.\n\nToo short.\n\nA {sentence}:\n'
+    )
     assert [f"A {sentence}."] == passages(text)
