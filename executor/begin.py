@@ -1,0 +1,166 @@
+"""What a command starts from: a graph, a plan that knows earlier runs, and the record to write to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from attrs import frozen
+
+from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
+from dsl.graph import Graph
+from dsl.overrides import override_graph
+from executor.content import ExternalDigests
+from executor.keys import graph_parts
+from executor.plan import Decision, Planner, Previous
+from executor.record import NodeState, Record, find_record, newest_records
+from executor.store import Store
+
+RECORDS_SEARCHED = 50
+
+
+@frozen
+class Session:
+    """A planned run: all that the loop of run.py needs."""
+
+    store: Store
+    record: Record
+    planner: Planner
+
+    @property
+    def graph(self) -> Graph:
+        return self.planner.graph
+
+
+def make_planner(store: Store, graph: Graph) -> Planner:
+    """A planner for the graph as it stands now. Raises DataError where an external input cannot be read."""
+    parts = graph_parts(graph, ExternalDigests(store.external_memo))
+    return Planner(graph=graph, parts=parts, store=store, previous=previous_nodes(store.records, graph))
+
+
+def new_run(store: Store, graph: Graph) -> Session:
+    """A fresh record for a graph."""
+    planner = make_planner(store, graph)
+    return _session(store, Record.create(store.records, graph), planner)
+
+
+def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
+    """The same record goes on: what is done stays done, forced nodes stay forced, the graph is the recorded one.
+
+    With overrides a new record is made instead, as its nodes are others.
+    """
+    record = find_record(store.records, run)
+    if overrides:
+        return new_run(store, override_graph(record.graph(), overrides))
+    record.lock()
+    record.reload()
+    graph = record.graph()
+    done = {}
+    for node_id, node in record.state.nodes.items():
+        if node.state == "done" and node.digest is not None and store.has(node.digest):
+            done[node_id] = node.digest
+        else:
+            record.state.nodes[node_id] = NodeState(attempt=node.attempt, metrics=node.metrics)
+    forced = frozenset(record.state.forced)
+    planner = make_planner(store, graph)
+    return _session(store, record, _with(planner, {**record.state.pinned, **done}, forced))
+
+
+def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
+    """A new record in which `node_id` and all below it run anew and all else is taken from an earlier run as it is.
+
+    Raises PipelineError for an unknown node or an override above it, StoreError where an artifact is gone.
+    """
+    source = find_record(store.records, run)
+    recorded = source.graph()
+    if node_id not in recorded.nodes:
+        hint = did_you_mean(node_id, list(recorded.nodes)) or f"nodes: {', '.join(recorded.nodes)}"
+        raise PipelineError([Mistake(f'--from: run {source.run} has no node "{node_id}"', hint=hint)])
+    graph = override_graph(recorded, overrides)
+    anew = graph.below(node_id)
+    outside = [override for override in overrides if override.partition(".")[0].strip() not in anew]
+    if outside:
+        hint = (
+            f"a node that is not below --from is taken as it is; start from it, or use `dflow run` with -s {outside[0]}"
+        )
+        raise PipelineError([Mistake(f"-s {override}: not at or below {node_id}", hint=hint) for override in outside])
+    pinned = {}
+    states = {}
+    for other, state in source.state.nodes.items():
+        if other in anew:
+            continue
+        if state.digest is None:
+            raise StoreError(
+                f'node "{other}" was not finished in run {source.run}, so nothing can start below it; '
+                f"finish it with `dflow resume {source.run}`"
+            )
+        pinned[other] = state.digest
+        states[other] = NodeState(
+            state="done",
+            cache="hit",
+            key=state.key,
+            digest=state.digest,
+            reason=f"taken from run {source.run} as it is",
+            metrics=state.metrics,
+            source_run=state.source_run or source.run,
+        )
+    planner = _with(make_planner(store, graph), pinned, anew)
+    planner.plan()  # before there is a record: says which artifact is gone
+    record = Record.create(store.records, graph, pinned=pinned, forced=sorted(anew))
+    record.state.nodes.update(states)
+    return _session(store, record, planner)
+
+
+def previous_nodes(records: Path, graph: Graph) -> dict[str, Previous]:
+    """Each node in the newest record of the same pipeline that finished it, else in the newest that has it."""
+    finished: dict[str, Previous] = {}
+    present: dict[str, Previous] = {}
+    for record in islice(newest_records(records, graph.name), RECORDS_SEARCHED):
+        states = record.state.nodes
+        for node_id, row in record.plan().items():
+            if node_id not in graph.nodes or node_id in finished:
+                continue
+            inputs = {parent: digest for parent in row["parents"] if (digest := states[parent].digest) is not None}
+            previous = Previous(row["parts"], inputs, states[node_id].digest)
+            present.setdefault(node_id, previous)
+            if previous.digest is not None:
+                finished[node_id] = previous
+        if len(finished) == len(graph.nodes):
+            break
+    return {**present, **finished}
+
+
+def _session(store: Store, record: Record, planner: Planner) -> Session:
+    record.lock()
+    decisions = planner.plan()
+    for node_id, decision in decisions.items():
+        node = record.state.nodes[node_id]
+        if node.state != "done":
+            node.key, node.reason = decision.key, decision.reason
+    record.save_plan({node_id: _row(planner, node_id, decision) for node_id, decision in decisions.items()})
+    record.state.status = "running"
+    record.state.ended = None
+    record.save()
+    return Session(store, record, planner)
+
+
+def _row(planner: Planner, node_id: str, decision: Decision) -> dict[str, object]:
+    return {
+        "cache": decision.cache,
+        "reason": decision.reason,
+        "key": decision.key,
+        "parents": list(planner.graph.nodes[node_id].parents),
+        "parts": planner.parts[node_id].to_json(),
+    }
+
+
+def _with(planner: Planner, pinned: dict[str, str], forced: frozenset[str]) -> Planner:
+    return Planner(
+        graph=planner.graph,
+        parts=planner.parts,
+        store=planner.store,
+        previous=planner.previous,
+        pinned=pinned,
+        forced=forced,
+    )

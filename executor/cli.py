@@ -1,0 +1,306 @@
+"""The `dflow` command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from attrs import NOTHING
+
+from dsl.errors import DflowError, PipelineError, StoreError, did_you_mean
+from dsl.graph import Graph
+from dsl.op import OpSpec, type_name
+from dsl.op_table import all_ops, load_op
+from dsl.read_toml import read_graph
+from executor.begin import Session, make_planner, new_run, resumed_run, run_from
+from executor.follow import send_in_foreground
+from executor.keys import PROJECT
+from executor.record import find_record, mlflow_ids
+from executor.run import run_session
+from executor.store import Store, store_path
+from executor.table import make_display, print_lines, print_plan, print_results
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point. Exit code 0 where all is well, 1 after a failure, 2 for a mistake in usage or in a pipeline."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        _check_not_shadowed()
+        return command(options)
+    except PipelineError as error:
+        print_lines(str(error), error=True)
+        return USAGE
+    except DflowError as error:
+        print_lines(f"dflow: {error}", error=True)
+        return FAILED
+
+
+def run(options: argparse.Namespace) -> int:
+    graph = read_graph(options.file, options.set)
+    store = Store.open(store_path(options.store, options.file), write=True)
+    return _run(new_run(store, graph))
+
+
+def resume(options: argparse.Namespace) -> int:
+    store = Store.open(store_path(options.store, None), write=True)
+    if options.start is not None:
+        return _run(run_from(store, options.run, options.start, options.set))
+    session = resumed_run(store, options.run, options.set)
+    if all(node.state == "done" for node in session.record.state.nodes.values()):
+        print_lines(f"run {session.record.run} is complete: nothing to do")
+    return _run(session, adopt=options.adopt)
+
+
+def plan(options: argparse.Namespace) -> int:
+    graph = read_graph(options.file, options.set)
+    store = Store.open(store_path(options.store, options.file), write=False)
+    rows = _plan_rows(store, graph)
+    if options.json:
+        print_lines(json.dumps({"pipeline": graph.name, "nodes": rows}, indent=1))
+    else:
+        print_plan(rows)
+    return OK
+
+
+def explain(options: argparse.Namespace) -> int:
+    graph = read_graph(options.file, options.set)
+    store = Store.open(store_path(options.store, options.file), write=False)
+    rows = {row["id"]: row for row in _plan_rows(store, graph)}
+    if options.node not in rows:
+        hint = did_you_mean(options.node, list(rows)) or f"nodes: {', '.join(rows)}"
+        print_lines(f'there is no node "{options.node}" ({hint})', error=True)
+        return USAGE
+    row = rows[options.node]
+    if row["cache"] == "hit":
+        print_lines(f"{options.node}: cached as {row['digest']}")
+        return OK
+    print_lines(f"{options.node} {'may run' if row['cache'] == 'maybe' else 'runs'}:")
+    for reason in row["reason"].split("; "):
+        print_lines(f"  {reason}")
+    return OK
+
+
+def status(options: argparse.Namespace) -> int:
+    store = Store.open(store_path(options.store, None), write=False)
+    record = find_record(store.records, options.run)
+    state = record.state
+    if state.status == "running" and not record.is_alive():
+        state.status = "stopped"
+        for node in state.nodes.values():
+            node.state = "pending" if node.state == "running" else node.state
+    if options.json:
+        mlflow = mlflow_ids(store.records, record)
+        graph = record.graph()
+        nodes = [
+            {
+                "id": node_id,
+                "op": graph.nodes[node_id].op.name,
+                "key": node.key,
+                "digest": node.digest,
+                "state": node.state,
+                "cache": node.cache,
+                "reason": node.error or node.reason,
+                "seconds": node.seconds,
+                "mlflow_run_id": mlflow["nodes"].get(node_id),
+                "metrics": node.metrics,
+            }
+            for node_id, node in state.nodes.items()
+        ]
+        whole = {
+            "run": state.run,
+            "pipeline": state.pipeline,
+            "status": state.status,
+            "mlflow_run_id": mlflow["parent"],
+        }
+        print_lines(json.dumps({**whole, "nodes": nodes}, indent=1))
+        return OK
+    print_results(state, _last_nodes(record.graph()))
+    print_lines(f"run {state.run}: {state.status}")
+    return OK
+
+
+def ops(options: argparse.Namespace) -> int:
+    files = [Path(file).absolute() for file in options.ops]
+    specs = [load_op(options.name, files)] if options.name else list(all_ops(files).values())
+    if options.json:
+        print_lines(json.dumps({"ops": [_op_row(spec) for spec in specs]}, indent=1))
+    elif options.name:
+        print_lines(_op_text(specs[0]))
+    else:
+        width = max(len(spec.name) for spec in specs)
+        for spec in specs:
+            print_lines(f"{spec.name:{width}}  {spec.help.splitlines()[0] if spec.help else ''}")
+    return OK
+
+
+def sync(options: argparse.Namespace) -> int:
+    store = Store.open(store_path(options.store, None), write=True)
+    record = find_record(store.records, options.run)
+    warning = send_in_foreground(store.path, record.folder)
+    if warning is not None:
+        print_lines(f"dflow: {warning}", error=True)
+        return FAILED
+    print_lines(f"run {record.run}: MLflow holds all of it (run {mlflow_ids(store.records, record)['parent']})")
+    return OK
+
+
+def ui(options: argparse.Namespace) -> NoReturn:
+    """Becomes the MLflow UI on this store's database."""
+    store = store_path(options.store, None)
+    if not (store / "mlflow.db").exists():
+        raise StoreError(f"{store} holds no mlflow.db: nothing was tracked there yet")
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store / 'mlflow.db'}"]
+    command += ["--artifacts-destination", (store / "mlartifacts").as_uri()]
+    command += ["--host", options.host, "--port", str(options.port), "--workers", "1"]
+    print_lines(f"http://{options.host}:{options.port}")
+    os.execve(sys.executable, command, {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"})
+
+
+def _run(session: Session, *, adopt: bool = False) -> int:
+    record = session.record
+    code = run_session(session, make_display(record.state), adopt=adopt)
+    print_results(record.state, _last_nodes(session.graph))
+    if code == OK:
+        parent = mlflow_ids(session.store.records, record)["parent"]
+        where = f"; results in MLflow run {parent}" if parent else ""
+        print_lines(f"run {record.run} is done{where}")
+    elif code == FAILED:
+        print_lines(f"run {record.run} failed; after a fix: dflow resume {record.run}", error=True)
+    else:
+        print_lines(f"run {record.run} was stopped; go on with: dflow resume {record.run}", error=True)
+    return code
+
+
+def _plan_rows(store: Store, graph: Graph) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": node_id,
+            "op": graph.nodes[node_id].op.name,
+            "key": decision.key,
+            "digest": decision.digest,
+            "state": "done" if decision.cache == "hit" else "pending",
+            "cache": decision.cache,
+            "reason": decision.reason,
+            "seconds": None,
+            "mlflow_run_id": None,
+        }
+        for node_id, decision in make_planner(store, graph).plan().items()
+    ]
+
+
+def _last_nodes(graph: Graph) -> list[str]:
+    """The nodes that nothing reads from."""
+    read = {parent for node in graph.nodes.values() for parent in node.parents}
+    return [node_id for node_id in graph.nodes if node_id not in read]
+
+
+def _op_row(spec: OpSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "help": spec.help,
+        "version": spec.version,
+        "run": spec.run,
+        "resumable": spec.resumable,
+        "inputs": [
+            {"name": edge.name, "type": edge.type.__name__, "optional": edge.optional, "many": edge.many}
+            for edge in spec.edges.values()
+        ],
+        "output": spec.output.__name__,
+        "fields": [
+            {
+                "name": field.name,
+                "type": type_name(field.type),
+                "required": field.required,
+                "default": None if field.default is NOTHING else field.default,
+                "neutral": field.neutral,
+                "help": field.help,
+            }
+            for field in spec.fields.values()
+        ],
+    }
+
+
+def _op_text(spec: OpSpec) -> str:
+    lines = [f"{spec.name} (version {spec.version})", f"  {spec.help}", "", "inputs"]
+    for edge in spec.edges.values():
+        kind = f"list of {edge.type.__name__}" if edge.many else edge.type.__name__
+        lines.append(f"  {edge.name}: {kind}{' (optional)' if edge.optional else ''}")
+    lines += ["output", f"  {spec.output.__name__}", "config"]
+    for field in spec.fields.values():
+        default = "required" if field.required else f"default {json.dumps(field.default)}"
+        neutral = ", outside the key" if field.neutral else ""
+        lines.append(f"  {field.name}: {type_name(field.type)} ({default}{neutral})")
+        lines.append(f"      {field.help}")
+    return "\n".join(lines)
+
+
+def _check_not_shadowed() -> None:
+    """Raises DflowError where another package called `ops` comes before dflow's own."""
+    found = importlib.util.find_spec("ops")
+    origin = found.origin if found is not None else None
+    if origin is None or Path(origin).resolve() != PROJECT / "ops" / "__init__.py":
+        raise DflowError(
+            f'the package "ops" that Python finds is {origin}, not that of dflow in {PROJECT}; '
+            "rename it, or leave the folder that holds it"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dflow", description="Pipelines that train DFlash drafts: cached, resumable, tracked."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(function: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(function.__name__, help=help, description=help)
+        added.set_defaults(command=function)
+        return added
+
+    def pipeline_command(function: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        added = command(function, help)
+        added.add_argument("file", type=Path, metavar="FILE", help="a pipeline: *.toml, or *.py with pipeline()")
+        return added
+
+    with_set = [
+        pipeline_command(run, "run what is stale in a pipeline"),
+        pipeline_command(plan, "show what would run, and why"),
+        pipeline_command(explain, "say why a node would run"),
+        command(resume, "go on with a run, or run a part of it anew"),
+    ]
+    for added in with_set:
+        added.add_argument(
+            "-s", dest="set", action="append", default=[], metavar="NODE.FIELD=VALUE", help="change a value"
+        )
+    with_set[2].add_argument("node", metavar="NODE")
+    with_set[3].add_argument(
+        "--from", dest="start", metavar="NODE", help="run it and all below anew, take the rest as it is"
+    )
+    with_set[3].add_argument("--adopt", action="store_true", help="take over unfinished work that older code began")
+    shown = command(status, "show a run")
+    synced = command(sync, "send to MLflow what it lacks of a run")
+    for added in (with_set[3], shown, synced):
+        added.add_argument("run", nargs="?", metavar="RUN", help="a run's id or a part of it; the latest unless given")
+    listed = command(ops, "list the ops, or describe one")
+    listed.add_argument("name", nargs="?", metavar="NAME")
+    listed.add_argument("--ops", action="append", default=[], metavar="FILE", help="a file with ops of your own")
+    served = command(ui, "serve the MLflow UI on the store")
+    served.add_argument("--host", default="127.0.0.1")
+    served.add_argument("--port", type=int, default=5000)
+    for added in (with_set[1], shown, listed):
+        added.add_argument("--json", action="store_true", help="machine-readable output")
+    for added in (*with_set, shown, synced, served):
+        added.add_argument("--store", metavar="DIR", help="the store; DFLOW_STORE or runs/ in the project unless given")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

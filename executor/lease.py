@@ -1,0 +1,222 @@
+"""The right to work on one key: a lock that dies with its holder, and a token that tells holders apart.
+
+    work/<key>/lease    flock by the executor for the whole stage; holds {"token", "host", "pid", "run", "released"}
+    work/<key>/ranks    flock, shared, by every process of the stage for its life
+    work/<key>/out      what becomes the artifact
+    work/<key>/state    what the op keeps between attempts
+
+A new holder waits until nobody holds `ranks`, so no late writer of a killed run can be alive beside it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dsl.errors import LeaseLost
+from executor.jsonlines import read_json
+
+LATE_WRITERS_S = 60.0
+POLL_S = 0.1
+
+
+class Lease:
+    """The lease on the work folder of one key; a context manager that gives it back."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self.folder = folder
+        self.token = 0
+        self.last_run: str | None = None
+        self._run_id = run_id
+        self._descriptor: int | None = None
+
+    @property
+    def out_dir(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def work_dir(self) -> Path:
+        return self.folder / "state"
+
+    def acquire(self, on_wait: Callable[[str], None], should_stop: Callable[[], bool]) -> bool:
+        """Wait for the lease; False where `should_stop` said so first. `on_wait` gets one line about the holder.
+
+        Raises LeaseLost if a process of another host had it and did not give it back: whether that one still lives
+        cannot be known here.
+        """
+        said = False
+        while not should_stop():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self._try_acquire():
+                return True
+            if not said and (holder := self._holder()):
+                on_wait(f"process {holder['pid']} on {holder['host']} (run {holder['run']}) works on it")
+                said = True
+            time.sleep(POLL_S)
+        return False
+
+    def wait_for_ranks(self) -> None:
+        """Return when no process of a stage on this folder is alive. Raises LeaseLost after a minute."""
+        deadline = time.monotonic() + LATE_WRITERS_S
+        descriptor = os.open(self.folder / "ranks", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            while not _try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise LeaseLost(f"{self.folder}: processes of an earlier attempt still run there; end them first")
+                time.sleep(POLL_S)
+        finally:
+            os.close(descriptor)
+
+    def adopt(self, key_without_code: str) -> str | None:
+        """Take the op's state out of the newest work folder that says this in work.json and that nobody holds.
+
+        Returns the run that left it there, None where there is none. This folder's own state must be empty.
+        """
+        for folder in sorted(self.folder.parent.iterdir(), key=_started, reverse=True):
+            if (
+                folder == self.folder
+                or (read_json(folder / "work.json") or {}).get("key_without_code") != key_without_code
+            ):
+                continue
+            with Lease(folder, self._run_id) as other:
+                if not (other.work_dir.is_dir() and other._try_acquire()):
+                    continue
+                other.wait_for_ranks()
+                shutil.rmtree(self.work_dir, ignore_errors=True)
+                other.work_dir.rename(self.work_dir)
+                self.last_run = other.last_run
+                other.remove()
+                return self.last_run
+        return None
+
+    def check(self) -> None:
+        """Raises LeaseLost unless the folder still is the one that was leased, with this token."""
+        if self._descriptor is None or not _same_file(self._descriptor, self.folder / "lease"):
+            raise LeaseLost(f"{self.folder}: the work folder was removed or replaced while the stage ran")
+        if (self._holder() or {}).get("token") != self.token:
+            raise LeaseLost(f"{self.folder}: another process took the lease over")
+
+    def empty(self, *, keep_state: bool) -> None:
+        """Remove what earlier attempts left; the op's own state only where it is not to be kept."""
+        shutil.rmtree(self.out_dir, ignore_errors=True)
+        if not keep_state:
+            shutil.rmtree(self.work_dir, ignore_errors=True)
+        self.out_dir.mkdir()
+        self.work_dir.mkdir(exist_ok=True)
+
+    def remove(self) -> None:
+        """Take the whole work folder away, after a commit; who waits for the lease finds a new, empty one."""
+        gone = self.folder.with_name(f".{self.folder.name}.{self.token}.{os.getpid()}")
+        self.folder.rename(gone)
+        self.release()
+        shutil.rmtree(gone)
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            self._write({**(self._holder() or {}), "released": True})
+            self._drop()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _try_acquire(self) -> bool:
+        self._descriptor = self._open_locked()
+        if self._descriptor is not None:
+            self._take_over()
+        return self._descriptor is not None
+
+    def _open_locked(self) -> int | None:
+        """A locked descriptor of the lease file that stands at the path now, or None where somebody else holds it."""
+        try:
+            descriptor = os.open(self.folder / "lease", os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # the holder committed, and removed the folder just now
+            return None
+        if _try_lock(descriptor) and _same_file(descriptor, self.folder / "lease"):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def _take_over(self) -> None:
+        holder = self._holder() or {}
+        host = holder.get("host", socket.gethostname())
+        if host != socket.gethostname() and not holder.get("released"):
+            self._drop()
+            raise LeaseLost(
+                f"{self.folder}: leased by process {holder.get('pid')} on {host} (run {holder.get('run')}), which "
+                f"did not give it back; when nothing runs there any more, remove {self.folder / 'lease'}"
+            )
+        self.token = int(holder.get("token", 0)) + 1
+        self.last_run = holder.get("run")
+        holder = {"token": self.token, "host": socket.gethostname(), "pid": os.getpid(), "run": self._run_id}
+        self._write({**holder, "released": False})
+
+    def _drop(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _holder(self) -> dict[str, Any] | None:
+        """What the lease file says. A file that is empty or half written says nothing."""
+        if self._descriptor is not None:
+            text = os.pread(self._descriptor, 65536, 0)
+        else:
+            try:
+                text = (self.folder / "lease").read_bytes()
+            except FileNotFoundError:
+                return None
+        try:
+            holder: dict[str, Any] = json.loads(text)
+        except ValueError:
+            return None
+        return holder
+
+    def _write(self, holder: dict[str, Any]) -> None:
+        assert self._descriptor is not None
+        text = json.dumps(holder).encode() + b"\n"
+        os.pwrite(self._descriptor, text, 0)
+        os.ftruncate(self._descriptor, len(text))
+        os.fsync(self._descriptor)
+
+
+def share_ranks(folder: Path) -> int:
+    """Held by a process of a stage for its life: says that it may write to the work folder. Returns the descriptor."""
+    descriptor = os.open(folder / "ranks", os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def _started(folder: Path) -> float:
+    try:
+        return (folder / "work.json").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        at_path = path.stat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return (mine.st_dev, mine.st_ino) == (at_path.st_dev, at_path.st_ino)

@@ -1,0 +1,126 @@
+"""Which nodes run, and why: a pure function of the graph, the key parts, what the store holds and what ran before.
+
+A node whose inputs are known has a key, and is a hit or runs. A node below one that will run has no key yet: where the
+inputs' previous digests would make it a hit, the re-run may give the same bytes again and stop there ("maybe").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from attrs import frozen
+
+from dsl.errors import StoreError
+from dsl.graph import Graph, GraphNode
+from executor.keys import KeyParts, changes, node_inputs
+
+Cache = Literal["hit", "miss", "maybe"]
+
+
+class StoreView(Protocol):
+    """What planning asks of a store."""
+
+    def newest(self, key: str) -> str | None: ...
+    def has(self, digest: str) -> bool: ...
+
+
+@frozen
+class Previous:
+    """A node in the newest earlier record that has it: parts in JSON form, inputs by producer, what came out."""
+
+    parts: Mapping[str, Any]
+    input_digests: Mapping[str, str]
+    digest: str | None
+
+
+@frozen
+class Decision:
+    """What happens with a node. key and digest are None where they are not known before another node has run."""
+
+    cache: Cache
+    reason: str
+    key: str | None = None
+    digest: str | None = None
+
+
+@frozen(kw_only=True)
+class Planner:
+    """Decides node after node. `parts` and `previous` are by node id.
+
+    pinned: nodes whose artifact is taken as it is, whatever their key would be now (digest by node id).
+    forced: nodes that run whatever the store holds.
+    """
+
+    graph: Graph
+    parts: Mapping[str, KeyParts]
+    store: StoreView
+    previous: Mapping[str, Previous]
+    pinned: Mapping[str, str] = {}
+    forced: frozenset[str] = frozenset()
+
+    def plan(self) -> dict[str, Decision]:
+        """The decision for every node before anything has run. Raises StoreError where a pinned artifact is gone."""
+        decisions: dict[str, Decision] = {}
+        for node_id in self.graph.nodes:
+            known = {done: decision.digest for done, decision in decisions.items() if decision.digest is not None}
+            decisions[node_id] = self.decide(node_id, known)
+        return decisions
+
+    def decide(self, node_id: str, digests: Mapping[str, str]) -> Decision:
+        """The decision for one node, given the digests that are known of nodes before it."""
+        node = self.graph.nodes[node_id]
+        if node_id in self.pinned:
+            return self._pinned(node_id)
+        unknown = [parent for parent in node.parents if parent not in digests]
+        if unknown:
+            return self._below(node, digests, unknown)
+        key = self.key(node, digests)
+        if node_id in self.forced:
+            return Decision("miss", "forced", key)
+        digest = self.store.newest(key)
+        if digest is None:
+            return Decision("miss", self._why(node, digests), key)
+        if not self.store.has(digest):
+            return Decision("miss", f"artifact gone: {digest[:12]} is missing or damaged in the store", key)
+        return Decision("hit", "", key, digest)
+
+    def key(self, node: GraphNode, digests: Mapping[str, str]) -> str:
+        return self.parts[node.id].key(node_inputs(node, digests.__getitem__))
+
+    def _pinned(self, node_id: str) -> Decision:
+        digest = self.pinned[node_id]
+        if not self.store.has(digest):
+            raise StoreError(
+                f'the artifact of node "{node_id}" ({digest[:12]}) is gone from the store or damaged, so it cannot be '
+                f"taken as it is; run the node again with `dflow resume --from {node_id}`"
+            )
+        return Decision("hit", "", None, digest)
+
+    def _below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> Decision:
+        if node.id in self.forced:
+            return Decision("miss", "forced")
+        before = {parent: previous.digest for parent in unknown if (previous := self.previous.get(parent))}
+        likely = {parent: digest for parent, digest in before.items() if digest is not None} | dict(digests)
+        if all(parent in likely for parent in node.parents):
+            digest = self.store.newest(self.key(node, likely))
+            if digest is not None and self.store.has(digest):
+                return Decision("maybe", f"input may change: {', '.join(unknown)}")
+        return Decision(
+            "miss", self._why(node, digests) if node.id not in self.previous else self._why_below(node, unknown)
+        )
+
+    def _why_below(self, node: GraphNode, unknown: list[str]) -> str:
+        own = changes(node.id, self.previous[node.id].parts, self.parts[node.id].to_json())
+        return "; ".join(own) or f"input changes: {', '.join(unknown)}"
+
+    def _why(self, node: GraphNode, digests: Mapping[str, str]) -> str:
+        previous = self.previous.get(node.id)
+        if previous is None:
+            return "new"
+        lines = changes(node.id, previous.parts, self.parts[node.id].to_json())
+        now = {parent: digests[parent] for parent in node.parents if parent in digests}
+        changed = [parent for parent in now if previous.input_digests.get(parent) != now[parent]]
+        if changed:
+            lines.append(f"input changed: {', '.join(changed)}")
+        return "; ".join(lines) or "not finished before"

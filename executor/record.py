@@ -1,0 +1,232 @@
+"""The record of a run: what was to be done, what was done, and all that the stages reported.
+
+    <store>/records/<run id>/graph.json     the compiled graph
+                             plan.json      per node: decision, reason and key parts
+                             state.json     per node: state, cache, key, digest, seconds, attempt, final metrics
+                             events.jsonl   what ops and the executor reported, append-only
+                             mlflow.json    what was sent to MLflow, see track.py
+                             <node>.log     stdout and stderr of the node's stages
+                             figures/<node>/<name>.png
+                             lock           flock by the executor that works on this run
+
+An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind one of
+
+    metric    step, metrics {name: value}
+    cut       step: metrics of earlier attempts of this node at this step or later no longer count
+    progress  done, total
+    figure    name, path
+    state     state, and what belongs to it
+    warning   message
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import define
+
+from dsl.errors import StoreError
+from dsl.graph import Graph, graph_from_json, graph_to_json
+from executor.jsonlines import LineReader, append_line, read_json, write_json
+
+State = Literal["pending", "running", "done", "failed"]
+Status = Literal["running", "done", "failed", "stopped"]
+
+
+@define(kw_only=True)
+class NodeState:
+    """What a run knows of one of its nodes. cache: "hit", "miss" or "resumed"; source_run made a hit's artifact."""
+
+    state: State = "pending"
+    cache: str | None = None
+    key: str | None = None
+    digest: str | None = None
+    reason: str = ""
+    seconds: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    attempt: int = 0
+    metrics: dict[str, float] = attrs.Factory(dict)
+    source_run: str | None = None
+    error: str | None = None
+
+
+@define(kw_only=True)
+class RunState:
+    """The content of state.json. pinned: digests taken as they are, forced: nodes that run whatever the store holds."""
+
+    run: str
+    pipeline: str
+    experiment: str
+    tracking_uri: str | None
+    status: Status = "running"
+    started: float = attrs.Factory(time.time)
+    ended: float | None = None
+    pinned: dict[str, str] = attrs.Factory(dict)
+    forced: list[str] = attrs.Factory(list)
+    results_run: str | None = None
+    nodes: dict[str, NodeState] = attrs.Factory(dict)
+
+
+class Record:
+    """One run's folder under records/."""
+
+    def __init__(self, folder: Path, state: RunState) -> None:
+        self.folder = folder
+        self.state = state
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, records: Path, graph: Graph, **state: Any) -> Record:
+        """A new record with an id that sorts by time, e.g. 20261121-183012-ab12."""
+        folder = _new_folder(records)
+        write_json(folder / "graph.json", graph_to_json(graph))
+        run_state = RunState(
+            run=folder.name, pipeline=graph.name, experiment=graph.experiment, tracking_uri=graph.tracking_uri, **state
+        )
+        run_state.nodes = {node: NodeState() for node in graph.nodes}
+        record = cls(folder, run_state)
+        record.save()
+        return record
+
+    @classmethod
+    def load(cls, folder: Path) -> Record:
+        data = read_json(folder / "state.json")
+        nodes = {name: NodeState(**node) for name, node in data.pop("nodes").items()}
+        return cls(folder, RunState(**data, nodes=nodes))
+
+    def reload(self) -> None:
+        """Read the state again: another process may have written it before this one got the lock."""
+        self.state = Record.load(self.folder).state
+
+    @property
+    def run(self) -> str:
+        return self.state.run
+
+    @property
+    def events_path(self) -> Path:
+        return self.folder / "events.jsonl"
+
+    def graph(self) -> Graph:
+        return graph_from_json(read_json(self.folder / "graph.json"))
+
+    def plan(self) -> dict[str, Any]:
+        """Per node: the decision, the reason, the key parts and the digests of its inputs by producer."""
+        return dict(read_json(self.folder / "plan.json") or {})
+
+    def save(self) -> None:
+        write_json(self.folder / "state.json", attrs.asdict(self.state))
+
+    def save_plan(self, rows: Mapping[str, Any]) -> None:
+        write_json(self.folder / "plan.json", rows)
+
+    def log_path(self, node: str) -> Path:
+        return self.folder / f"{node}.log"
+
+    def event(self, node: str, kind: str, **values: Any) -> None:
+        attempt = self.state.nodes[node].attempt
+        append_line(self.events_path, {"time": time.time(), "node": node, "attempt": attempt, "kind": kind, **values})
+
+    def lock(self) -> None:
+        """Held by the process that works on this run, for its life. Raises StoreError where another one does."""
+        if self._lock is not None:
+            return
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise StoreError(f"run {self.run} is still running; wait for it, or stop it first") from error
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def is_alive(self) -> bool:
+        """Whether a process works on this run now."""
+        try:
+            descriptor = os.open(self.folder / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+
+def _new_folder(records: Path) -> Path:
+    """The id ends with the fraction of the second, in 65,536ths: ids sort by time, and mkdir keeps them apart."""
+    while True:
+        now = time.time()
+        run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 65536):04x}"
+        try:
+            (records / run).mkdir()
+        except FileExistsError:
+            continue
+        return records / run
+
+
+def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Record]:
+    """Records from the newest to the oldest, those of one pipeline where its name is given."""
+    if not records.is_dir():
+        return
+    for folder in sorted(records.iterdir(), reverse=True):
+        if not (folder / "state.json").exists():
+            continue
+        record = Record.load(folder)
+        if pipeline is None or record.state.pipeline == pipeline:
+            yield record
+
+
+def find_record(records: Path, run: str | None) -> Record:
+    """The record of a run by its id or the beginning or end of it; the newest one for None. Raises StoreError."""
+    if run is None:
+        for record in newest_records(records):
+            return record
+        raise StoreError(f"{records.parent}: the store holds no run yet; start one with `dflow run FILE`")
+    folders = sorted(records.iterdir()) if records.is_dir() else []
+    named = [folder for folder in folders if folder.name.startswith(run) or folder.name.endswith(run)]
+    if len(named) != 1:
+        found = ", ".join(folder.name for folder in (named or folders)[-5:]) or "none"
+        problem = "fits several runs" if named else "is no run of this store"
+        raise StoreError(f'"{run}" {problem}; runs: {found}')
+    return Record.load(named[0])
+
+
+def final_metrics(events_path: Path, node: str) -> dict[str, float]:
+    """The last value of every metric of a node, cut events honoured."""
+    points = valid_points([event for event in LineReader(events_path).read() if event["node"] == node])
+    return {name: value for point in points for name, value in point["metrics"].items()}
+
+
+def valid_points(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The metric events of one node that count, in order: what a resumed attempt did again is taken once."""
+    points: list[dict[str, Any]] = []
+    for event in events:
+        if event["kind"] == "cut":
+            points = [point for point in points if point["step"] < event["step"]]
+        elif event["kind"] == "metric":
+            points.append(event)
+    return points
+
+
+def mlflow_ids(records: Path, record: Record) -> dict[str, Any]:
+    """{"parent", "nodes"}: ids of MLflow runs by node id; for what was cached, those of the run that made it."""
+    sent = read_json(record.folder / "mlflow.json") or {}
+    if not sent and record.state.results_run not in (None, record.run):
+        sent = read_json(records / str(record.state.results_run) / "mlflow.json") or {}
+    return {
+        "parent": sent.get("parent"),
+        "nodes": {name: node["run_id"] for name, node in sent.get("nodes", {}).items()},
+    }

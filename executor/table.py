@@ -1,0 +1,205 @@
+"""What a user sees of a run: a live table with progress bars on a terminal, plain lines elsewhere; then the results."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from executor.record import NodeState, RunState
+
+PLAIN_PROGRESS_S = 10.0
+METRICS_SHOWN = 4
+STYLES = {"done": "green", "failed": "bold red", "running": "bold yellow", "pending": "dim"}
+
+
+class Display:
+    """Plain lines: for logs, pipes and CI. Warnings and errors go to stderr."""
+
+    def __init__(self, state: RunState, console: Console) -> None:
+        self._state = state
+        self._console = console
+        self._errors = Console(stderr=True)
+        self._progress: dict[str, tuple[int, int]] = {}
+        self._metrics: dict[str, dict[str, float]] = {}
+        self._said_at = time.monotonic()
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def changed(self, node_id: str) -> None:
+        """A node's state in the record is another one now."""
+        node = self._state.nodes[node_id]
+        self._said_at = time.monotonic()
+        if node.state == "running":
+            again = f" (attempt {node.attempt})" if node.attempt > 1 else ""
+            resumed = ", goes on with earlier work" if node.cache == "resumed" else ""
+            self._print(f"{node_id}: started{again}{resumed}: {node.reason}")
+        elif node.state == "done" and node.cache == "hit":
+            self._print(f"{node_id}: cached {_short(node.digest)}")
+        elif node.state == "done":
+            self._print(f"{node_id}: done in {_seconds(node)}{_listed(node.metrics)}")
+        elif node.state == "pending":
+            self._print(f"{node_id}: stopped after {_seconds(node)}")
+
+    def show(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take in what the running stage reported."""
+        for event in events:
+            if event["kind"] == "progress":
+                self._progress[event["node"]] = (event["done"], event["total"])
+            elif event["kind"] == "metric":
+                self._metrics.setdefault(event["node"], {}).update(event["metrics"])
+        self._tick()
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def warn(self, text: str) -> None:
+        self._errors.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path) -> None:
+        """A failed node: its error, the last lines of its log and where the log is."""
+        lines = [f"{node_id} failed: {error}", *(f"    {line}" for line in tail), f"log: {log}"]
+        self._errors.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._said_at < PLAIN_PROGRESS_S:
+            return
+        self._said_at = time.monotonic()
+        for node_id, node in self._state.nodes.items():
+            if node.state == "running" and node_id in self._progress:
+                done, total = self._progress[node_id]
+                self._print(f"{node_id}: {done} of {total}{_listed(self._metrics.get(node_id, {}))}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveDisplay(Display):
+    """A table that is drawn anew while the run goes on."""
+
+    def __init__(self, state: RunState, console: Console) -> None:
+        super().__init__(state, console)
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
+        self._errors = console
+        self._failures: list[str] = []
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        for text in self._failures:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def changed(self, node_id: str) -> None:
+        """The table shows it by itself."""
+
+    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path) -> None:
+        self._failures.append(
+            "\n".join([f"{node_id} failed: {error}", *(f"    {line}" for line in tail), f"log: {log}"])
+        )
+
+    def _tick(self) -> None:
+        return
+
+    def _draw(self) -> Table:
+        return nodes_table(
+            self._state, {node_id: self._bar(node_id, node) for node_id, node in self._state.nodes.items()}
+        )
+
+    def _bar(self, node_id: str, node: NodeState) -> Any:
+        if node.state != "running":
+            return ""
+        done, total = self._progress.get(node_id, (0, 0))
+        bar = ProgressBar(total=total or None, completed=done, width=32, pulse=not total)
+        latest = self._metrics.get(node_id, {})
+        return Group(bar, Text(_listed(latest).removeprefix(": "), style="dim"))
+
+
+def make_display(state: RunState) -> Display:
+    console = Console()
+    return LiveDisplay(state, console) if console.is_terminal else Display(state, console)
+
+
+def print_results(state: RunState, last_nodes: Sequence[str]) -> None:
+    """The table of the nodes, and the final metrics of the nodes that nothing reads from."""
+    console = Console()
+    console.print(nodes_table(state))
+    for node_id in last_nodes:
+        node = state.nodes[node_id]
+        if node.state != "done" or not node.metrics:
+            continue
+        table = Table(title=f"results of {node_id}", title_justify="left", box=None, header_style="bold")
+        table.add_column("metric")
+        table.add_column("value", justify="right")
+        for name, value in sorted(node.metrics.items()):
+            table.add_row(name, _number(value))
+        console.print(table)
+
+
+def nodes_table(state: RunState, progress: Mapping[str, Any] | None = None) -> Table:
+    """One row per node: state, where its artifact came from, seconds, digest, and its progress or else why it ran."""
+    table = Table(title=f"{state.pipeline}, run {state.run}", title_justify="left", box=None, header_style="bold")
+    for name in ("node", "state", "cache"):
+        table.add_column(name)
+    table.add_column("seconds", justify="right")
+    table.add_column("digest")
+    table.add_column("why" if progress is None else "progress", overflow="fold", min_width=16)
+    for node_id, node in state.nodes.items():
+        last = Text(node.error.splitlines()[0] if node.error else node.reason)
+        shown = Text(node.state, style=STYLES[node.state])
+        row = (node_id, shown, node.cache or "", _seconds(node), _short(node.digest))
+        table.add_row(*row, last if progress is None else progress[node_id])
+    return table
+
+
+def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The plan: what is taken from the store, what runs and why, what may be cut off."""
+    words = {"hit": "cached", "miss": "runs", "maybe": "may run"}
+    table = Table(box=None, header_style="bold")
+    for name in ("node", "op", "plan", "digest", "why"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(row["id"], row["op"], words[row["cache"]], _short(row["digest"]), Text(row["reason"] or ""))
+    Console().print(table)
+
+
+def print_lines(text: str, *, error: bool = False) -> None:
+    print(text, file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def _short(digest: str | None) -> str:
+    return digest[:12] if digest else ""
+
+
+def _seconds(node: NodeState) -> str:
+    if node.state == "running" and node.started is not None:
+        return f"{time.time() - node.started:.0f} s"
+    return "" if node.seconds is None else f"{node.seconds:.1f} s"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _listed(metrics: Mapping[str, float]) -> str:
+    shown = [f"{name} {_number(value)}" for name, value in list(metrics.items())[:METRICS_SHOWN]]
+    return ": " + ", ".join(shown) if shown else ""

@@ -1,0 +1,206 @@
+"""The child's side of a stage: load the inputs, import the op's run module, call it, and say how it ended.
+
+    python -m executor.worker <work>/job.json           (torchrun starts one of these per rank)
+
+This module imports no torch; the op's run module does where it needs to. A process ends at once when the executor is
+gone: it watches a FIFO whose only writer is the executor. What an op raises is written to results/<rank>.json.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from attrs import field, frozen
+
+from dsl.errors import ConfigError, DflowError, StopRequested
+from dsl.graph import GraphNode, graph_from_json
+from executor.jsonlines import append_line, read_json, write_json
+from executor.keys import node_inputs
+from executor.lease import share_ranks
+
+STOPPED = 75
+EXECUTOR_GONE = 70
+LIFE_LINE_POLL_S = 0.5
+PROGRESS_EVERY_S = 0.2
+
+
+@frozen(kw_only=True)
+class Job:
+    """What the executor tells a stage; job.json. Paths are absolute; artifacts maps node ids to [path, digest]."""
+
+    graph: str
+    node: str
+    artifacts: Mapping[str, list[str]]
+    folder: str
+    out_dir: str
+    work_dir: str
+    life_line: str
+    results: str
+    events: str
+    figures: str
+    attempt: int
+    device: str
+
+
+@frozen
+class WorkerStage:
+    """Implements dsl.stage.Stage. Only rank 0 writes events."""
+
+    inputs: Mapping[str, Any]
+    out_dir: Path
+    work_dir: Path
+    rank: int
+    world_size: int
+    device: str
+    _job: Job
+    _stop: threading.Event
+    _written: dict[str, float] = field(factory=dict)  # kind of event -> when this attempt wrote one last
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if self.rank != 0:
+            return
+        if self._job.attempt > 1 and "metric" not in self._written:
+            self._event("cut", step=int(step))
+        self._event("metric", step=int(step), metrics={name: float(value) for name, value in metrics.items()})
+
+    def progress(self, done: int, total: int) -> None:
+        last = self._written.get("progress", 0.0)
+        if self.rank == 0 and (done >= total or time.time() - last >= PROGRESS_EVERY_S):
+            self._event("progress", done=int(done), total=int(total))
+
+    def figure(self, name: str, fig: Any) -> None:
+        if self.rank != 0:
+            return
+        path = Path(self._job.figures) / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fig.savefig(path)
+        self._event("figure", name=name, path=str(path))
+
+    def stop_requested(self) -> bool:
+        return self._stop.is_set()
+
+    def _event(self, kind: str, **values: Any) -> None:
+        self._written[kind] = time.time()
+        job = self._job
+        event = {"time": self._written[kind], "node": job.node, "attempt": job.attempt, "kind": kind, **values}
+        append_line(Path(job.events), event)
+
+
+def main() -> int:
+    job = Job(**read_json(Path(sys.argv[1])))
+    rank = int(os.environ.get("RANK", "0"))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, partial(_set_flag, stop))
+    share_ranks(Path(job.folder))
+    _watch_life_line(job.life_line)
+    result = Path(job.results) / f"{rank}.json"
+    sys.excepthook = partial(_report_error, result)
+    try:
+        device = _run(job, rank, stop)
+    except StopRequested as request:
+        print(f"stopped: {request}", flush=True)
+        write_json(result, {"status": "stopped"})
+        return STOPPED
+    write_json(result, {"status": "done", "device": device})
+    return 0
+
+
+def _run(job: Job, rank: int, stop: threading.Event) -> str:
+    """Call the op; returns the device that it ran on."""
+    node = graph_from_json(read_json(Path(job.graph))).nodes[job.node]
+    run = _import_run(node.op.run)
+    device = _device(job.device)
+    stage = WorkerStage(
+        inputs=_inputs(node, job.artifacts),
+        out_dir=Path(job.out_dir),
+        work_dir=Path(job.work_dir),
+        rank=rank,
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        device=device,
+        job=job,
+        stop=stop,
+    )
+    run(node.config, stage)
+    return device
+
+
+def _import_run(run: str) -> Callable[[Any, WorkerStage], None]:
+    module, _, name = run.partition(":")
+    function: Callable[[Any, WorkerStage], None] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _inputs(node: GraphNode, artifacts: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Each edge's artifact in the type that the edge declares; None or a tuple where the edge says so."""
+    inputs: dict[str, Any] = {}
+    for name, producers in node_inputs(node, artifacts.__getitem__).items():
+        kind = node.op.edges[name].type
+        if node.op.edges[name].many:
+            inputs[name] = tuple(kind(Path(path), digest) for path, digest in producers)
+        else:
+            inputs[name] = None if producers is None else kind(Path(producers[0]), producers[1])
+    return inputs
+
+
+def _device(asked: str) -> str:
+    """ "auto" is cuda where the op's run module uses torch and torch finds a GPU, else cpu."""
+    torch = sys.modules.get("torch")
+    has_cuda = torch is not None and torch.cuda.is_available()
+    if asked == "cuda" and torch is not None and not has_cuda:
+        raise ConfigError('launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"')
+    if torch is not None and has_cuda and asked != "cpu":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        return "cuda"
+    return "cpu"
+
+
+def _set_flag(stop: threading.Event, number: int, frame: FrameType | None) -> None:
+    stop.set()
+
+
+def _watch_life_line(path: str) -> None:
+    """End this process as soon as the executor, the only writer of the FIFO, is gone."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    _end_if_gone(descriptor)
+    threading.Thread(target=_poll_life_line, args=(descriptor,), daemon=True).start()
+
+
+def _poll_life_line(descriptor: int) -> None:
+    while True:
+        select.select([descriptor], [], [], LIFE_LINE_POLL_S)
+        _end_if_gone(descriptor)
+
+
+def _end_if_gone(descriptor: int) -> None:
+    try:
+        data = os.read(descriptor, 1)
+    except BlockingIOError:  # there is a writer, with nothing to say
+        return
+    if data == b"":
+        os._exit(EXECUTOR_GONE)
+
+
+def _report_error(result: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The excepthook: errors that dflow raises on purpose are shown as they are, others with their traceback."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    expected = issubclass(kind, DflowError)
+    message = str(error) or ("out of memory" if issubclass(kind, MemoryError) else "")
+    print(f"{kind.__name__}: {message}" if expected else text, file=sys.stderr, flush=True)
+    write_json(result, {"status": "failed", "class": kind.__name__, "message": message, "expected": expected})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
