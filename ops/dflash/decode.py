@@ -100,7 +100,7 @@ class DraftContext:
         new = self.draft.context_kv(self.draft.context_features(features_SF), positions_S)
         if self.kv:
             self.kv = [
-                (torch.cat([k, new_k]), torch.cat([v, new_v]))
+                (torch.cat([k, new_k], dim=-2), torch.cat([v, new_v], dim=-2))
                 for (k, v), (new_k, new_v) in zip(self.kv, new, strict=True)
             ]
         else:

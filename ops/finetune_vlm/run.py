@@ -24,7 +24,7 @@ from ops.finetune_vlm.tiny import tiny_qwen3_vl
 from ops.ingest.digits import digit_named
 from ops.load_target.model import Target, describe_target
 from ops.load_target.run import find_checkpoint
-from ops.load_target.save import CONFIGS, PROCESSOR, copy_files, write_target_json
+from ops.load_target.save import PROCESSOR, copy_files, write_target_json
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 # The digit is named in the first words of an answer.

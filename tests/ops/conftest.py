@@ -1,0 +1,54 @@
+"""A small chain that the tests of several ops share, run once: samples, tokens, and a target of two training steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_stage import FakeStage
+
+from dsl.op import Ref
+from ops.artifacts import ImageSamples, Samples, TargetFeatures, TargetModel, TokenShards
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.run import capture_targets
+from ops.finetune_vlm.op import FinetuneVlm
+from ops.finetune_vlm.run import finetune_vlm
+from ops.ingest.op import Ingest
+from ops.ingest.run import ingest
+from ops.inject_images.op import InjectImages
+from ops.inject_images.run import inject_images
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.run import tokenize_chat
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory) -> TokenShards:
+    """About 40 digits and 40 pieces of prose, tokenised with a vocabulary of 600."""
+    stage = FakeStage(tmp_path_factory.mktemp("ingest"))
+    ingest(Ingest(source="builtin:digits", max_samples=40, seed=0), stage)
+    samples = stage.artifact(Samples)
+    stage = FakeStage(tmp_path_factory.mktemp("inject"), {"samples": samples})
+    inject_images(InjectImages(samples=Ref("ingest")), stage)
+    images = stage.artifact(ImageSamples)
+    stage = FakeStage(tmp_path_factory.mktemp("tokenize"), {"samples": images})
+    tokenize_chat(TokenizeChat(samples=Ref("inject"), vocab_size=600, shard_samples=16), stage)
+    return stage.artifact(TokenShards)
+
+
+@pytest.fixture(scope="session")
+def target(tokens, tmp_path_factory) -> TargetModel:
+    """A tiny Qwen3-VL after two steps of training."""
+    stage = FakeStage(tmp_path_factory.mktemp("target"), {"tokens": tokens})
+    finetune_vlm(FinetuneVlm(tokens=Ref("tokenize"), steps=2, batch_size=8, eval_samples=2, seed=0), stage)
+    return stage.artifact(TargetModel)
+
+
+@pytest.fixture(scope="session")
+def features(tokens, target, tmp_path_factory) -> TargetFeatures:
+    stage = FakeStage(tmp_path_factory.mktemp("capture"), {"tokens": tokens, "target": target})
+    capture_targets(CaptureTargets(tokens=Ref("tokenize"), target=Ref("target"), shard_tokens=1500), stage)
+    return stage.artifact(TargetFeatures)

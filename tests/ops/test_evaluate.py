@@ -1,0 +1,266 @@
+"""Speculative decoding against slow references, tau's contract, and the losslessness check."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from fake_stage import FakeStage
+from safetensors.torch import save_file
+
+from dsl.errors import DataError
+from dsl.op import Ref
+from ops.artifacts import Draft
+from ops.dflash import decode
+from ops.dflash.config import DraftConfig, to_serving
+from ops.dflash.decode import Decoded, decode_plain, decode_speculative, matching_prefix, until_eos
+from ops.dflash.load import load_draft, random_draft
+from ops.evaluate import run as evaluate_run
+from ops.evaluate.op import Evaluate
+from ops.evaluate.run import choose_prompts, evaluate
+from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
+from ops.files import read_jsonl
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader
+
+BLOCK = 6
+
+
+@pytest.fixture(scope="module")
+def loaded(target) -> Target:
+    return Target.load(target)
+
+
+@pytest.fixture(scope="module")
+def draft_config(loaded):
+    return DraftConfig(
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=64,
+        vocab_size=600,
+        block_size=BLOCK,
+        mask_token_id=loaded.info["mask_token_id"],
+        target_layer_ids=(1, 3, 5),
+        num_target_layers=8,
+        max_position_embeddings=512,
+    )
+
+
+@pytest.fixture(scope="module")
+def draft(draft_config, tmp_path_factory) -> Draft:
+    """A random draft as a serving directory."""
+    folder = tmp_path_factory.mktemp("draft")
+    save_file(random_draft(draft_config, seed=3).state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(to_serving(draft_config)))
+    return Draft(folder, "digest")
+
+
+@pytest.fixture(scope="module")
+def prompts(tokens):
+    """Two prompts with an image and two without."""
+    return choose_prompts(TokenReader(tokens, "test"), 2)
+
+
+def config(**changes):
+    defaults = {"draft": Ref("export"), "target": Ref("target"), "tokens": Ref("tokenize"), "seed": 0}
+    return Evaluate(**defaults, **{"max_prompts": 2, "max_new_tokens": 20, "bootstrap": 50, **changes})
+
+
+def run(tmp_path, draft, target, tokens, **changes):
+    stage = FakeStage(tmp_path, {"draft": draft, "target": target, "tokens": tokens})
+    evaluate(config(**changes), stage)
+    return stage
+
+
+def logits_without_cache(target: Target, sample, answer: list[int]):
+    """Logits and features of prompt and answer in one forward pass from position 0."""
+    ids = torch.cat([sample.input_ids[: sample.prompt_tokens], torch.tensor(answer, dtype=torch.int64)])
+    with torch.no_grad(), target.capture_inputs((1, 3, 5)) as captured:
+        logits = target.forward(target.inputs([attrs.evolve(sample, input_ids=ids)])).logits[0]
+    return logits, captured.features()[0]
+
+
+def slow_speculative(target: Target, draft, sample, max_new_tokens: int):
+    """Speculative decoding by its definition: everything is computed anew in every step, and nothing is cached."""
+    logits, _ = logits_without_cache(target, sample, [])
+    tokens, accepted = [int(logits[-1].argmax())], []
+    while tokens[-1] not in target.eos_token_ids and len(tokens) <= max_new_tokens:
+        _, features = logits_without_cache(target, sample, tokens)
+        anchor = sample.prompt_tokens + len(tokens) - 1
+        ids = torch.tensor([tokens[-1]] + [draft.config.mask_token_id] * (BLOCK - 1))
+        with torch.no_grad():
+            context = draft.context_kv(draft.context_features(features[:anchor]), torch.arange(anchor))
+            hidden = draft.propose(target.embed_weight[ids], torch.arange(anchor, anchor + BLOCK), context)
+        proposal = (hidden @ target.head_weight.T).argmax(-1)[1:].tolist()
+        count = 0
+        while count < len(proposal):
+            own, _ = logits_without_cache(target, sample, tokens + proposal[:count])
+            if int(own[-1].argmax()) != proposal[count]:
+                break
+            count += 1
+        own, _ = logits_without_cache(target, sample, tokens + proposal[:count])
+        tokens += [*proposal[:count], int(own[-1].argmax())]
+        accepted.append(count)
+        for place, token in enumerate(tokens):
+            if token in target.eos_token_ids:
+                tokens = tokens[: place + 1]
+                break
+    return tokens[: max_new_tokens + 1], accepted
+
+
+def test_plain_decoding_equals_the_argmax_of_a_pass_without_cache(loaded, prompts):
+    for sample in prompts:
+        answer = decode_plain(loaded, sample, 12)
+        tokens = []
+        while len(tokens) < len(answer.tokens):
+            logits, _ = logits_without_cache(loaded, sample, tokens)
+            best = logits[-1].topk(2).values
+            assert float(best[0] - best[1]) == pytest.approx(answer.margins[len(tokens)], abs=1e-4)
+            tokens.append(int(logits[-1].argmax()))
+        assert tokens == list(answer.tokens)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_speculative_decoding_equals_its_definition(loaded, prompts, draft_config, seed):
+    draft = random_draft(draft_config, seed)
+    for sample in prompts:
+        tokens, accepted = slow_speculative(loaded, draft, sample, 15)
+        answer = decode_speculative(loaded, draft, sample, 15)
+        assert tokens == list(answer.tokens)
+        assert accepted == list(answer.accepted)
+        assert answer.tokens == decode_plain(loaded, sample, 15).tokens
+
+
+def test_a_draft_that_knows_the_answer_has_whole_blocks_accepted(loaded, prompts, draft_config, monkeypatch):
+    sample = prompts[0]
+    answer = list(decode_plain(loaded, sample, 25).tokens)
+    draft = random_draft(draft_config, 0)
+
+    def knows(_target, _draft, context, _anchor):
+        done = context.length - sample.prompt_tokens + 1
+        return (answer[done:] + [0] * BLOCK)[: BLOCK - 1]
+
+    monkeypatch.setattr(decode, "propose", knows)
+    decoded = decode_speculative(loaded, draft, sample, 24)
+    assert tuple(answer[:25]) == decoded.tokens
+    assert (BLOCK - 1,) * 4 == decoded.accepted
+    assert 6.0 == acceptance_length([decoded], 10, 0).tau
+
+
+def test_a_text_prompt_after_an_image_prompt_is_decoded_as_if_it_came_first(loaded, prompts, target):
+    image = next(sample for sample in prompts if sample.category == "image")
+    text = next(sample for sample in prompts if sample.category == "text")
+    first = decode_plain(Target.load(target), text, 8)
+    decode_plain(loaded, image, 8)
+    again = decode_plain(loaded, text, 8)
+    assert first.tokens == again.tokens
+    assert first.margins == pytest.approx(again.margins, abs=1e-5)
+
+
+def test_tokens_behind_eos_are_not_generated_tokens():
+    answer = Decoded(tokens=(5, 6, 7, 2), accepted=(1, 4))
+    assert 3 == answer.generated
+    assert 7 == answer.generated_unclipped
+    measured = acceptance_length([answer], 10, 0)
+    assert (1.5, 3.5) == (measured.tau, measured.unclipped)
+
+
+def test_an_answer_that_is_only_eos_takes_no_step():
+    alone = Decoded(tokens=(2,))
+    assert math.isnan(acceptance_length([alone], 10, 0).tau)
+    with_other = acceptance_length([alone, Decoded(tokens=(5, 6, 2), accepted=(1,))], 100, 0)
+    assert (2.0, 2.0, 2.0) == (with_other.tau, with_other.low, with_other.high)
+
+
+def test_tau_is_tokens_over_steps_and_its_interval_resamples_prompts():
+    rng = np.random.default_rng(0)
+    answers = []
+    for _ in range(40):
+        accepted = tuple(int(n) for n in rng.integers(0, 8, size=rng.integers(2, 9)))
+        answers.append(Decoded(tokens=tuple(range(100, 101 + sum(accepted) + len(accepted))), accepted=accepted))
+    measured = acceptance_length(answers, 2000, 0)
+    tau = sum(a.generated for a in answers) / sum(a.steps for a in answers)
+    slow = sorted(
+        sum(a.generated for a in drawn) / sum(a.steps for a in drawn)
+        for drawn in ([answers[i] for i in rng.integers(0, 40, size=40)] for _ in range(2000))
+    )
+    assert tau == pytest.approx(measured.tau)
+    assert slow[50] == pytest.approx(measured.low, abs=0.15)
+    assert slow[1949] == pytest.approx(measured.high, abs=0.15)
+    assert measured == acceptance_length(answers, 2000, 0)
+
+
+def test_a_prefix_matches_up_to_the_first_difference():
+    assert 2 == matching_prefix([4, 5, 6], [4, 5, 9, 1])
+    assert 0 == matching_prefix([4], [9, 4])
+    assert 3 == matching_prefix([4, 5, 6], [4, 5, 6, 1])
+    assert [1, 2] == until_eos([1, 2, 3, 2], frozenset({2}))
+
+
+def test_a_slot_counts_as_accepted_when_the_prefix_reached_it():
+    answers = [Decoded((1,) * 5, accepted=(0, 2)), Decoded((1,) * 5, accepted=(3, 1))]
+    assert [0.75, 0.5, 0.25] == acceptance_by_slot(answers, 4)
+
+
+def test_the_report_holds_tau_by_category_and_the_random_draft(tmp_path, draft, target, tokens):
+    stage = run(tmp_path, draft, target, tokens)
+    report = json.loads((stage.out_dir / "report.json").read_text())
+    rows = list(read_jsonl(stage.out_dir / "prompts.jsonl"))
+    assert ["image", "image", "text", "text"] == sorted(row["category"] for row in rows)
+    steps = sum(len(row["accepted"]) for row in rows)
+    generated = sum(len(row["tokens"]) - 1 for row in rows)
+    assert generated / steps == pytest.approx(report["tau"]["all"]["tau"])
+    assert {"all", "image", "text"} == set(report["tau"]) == set(report["tau_random"])
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+    assert [report["tau"]["image"]["tau"]] == stage.metric("eval/tau_image")
+    assert ["acceptance_by_slot"] == list(stage.figures)
+    measured = json.loads((stage.out_dir / "measurements.json").read_text())
+    assert measured["plain_seconds"] / measured["speculative_seconds"] == pytest.approx(measured["speedup"])
+    again = run(tmp_path / "again", draft, target, tokens)
+    assert (stage.out_dir / "report.json").read_bytes() == (again.out_dir / "report.json").read_bytes()
+
+
+def changed_answer(_target, _draft, sample, _max_new_tokens):
+    """An answer that differs from the plain one in its third token."""
+    right = changed_answer.plain[sample.id]
+    return Decoded((*right.tokens[:2], right.tokens[2] + 1), accepted=(1,))
+
+
+@pytest.mark.parametrize(("margin", "error"), [(1e9, False), (0.0, True)])
+def test_a_changed_answer_is_an_error_unless_the_margin_says_tie(
+    tmp_path, draft, target, tokens, loaded, prompts, monkeypatch, margin, error
+):
+    changed_answer.plain = {sample.id: decode_plain(loaded, sample, 20) for sample in prompts}
+    monkeypatch.setattr(evaluate_run, "decode_speculative", changed_answer)
+    if error:
+        with pytest.raises(DataError, match=rf"changed 4 of 4 answers.*\n  sample {prompts[0].id}: token 2 is"):
+            run(tmp_path, draft, target, tokens, tie_margin=margin, random_draft=False)
+    else:
+        stage = run(tmp_path, draft, target, tokens, tie_margin=margin, random_draft=False)
+        assert [4] == stage.metric("eval/ties")
+
+
+def test_a_draft_with_a_missing_tensor_is_refused(draft, draft_config, tmp_path):
+    weights = random_draft(draft_config, 0).state_dict()
+    del weights["fc.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((draft.path / "config.json").read_text())
+    with pytest.raises(DataError, match=r"fc\.weight"):
+        load_draft(tmp_path)
+
+
+def test_a_split_without_samples_is_refused(draft, target, tokens, tmp_path):
+    with pytest.raises(DataError, match='the split "val" holds no samples'):
+        empty = tmp_path / "tokens"
+        empty.mkdir()
+        info = json.loads((tokens.path / "tokens.json").read_text())
+        (empty / "tokens.json").write_text(json.dumps(info | {"shards": []}))
+        (empty / "samples.jsonl").write_text("")
+        run(tmp_path, draft, target, attrs.evolve(tokens, path=empty), split="val")
