@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from dsl.errors import ConfigError, DataError
 from ops.dflash.config import ARCHITECTURE, FORMAT, from_serving, missing_fields
+from ops.files import read_json
 
 FILES = {"config.json", "model.safetensors"}
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -35,7 +36,7 @@ def check_serving(directory: Path, target: Mapping[str, Any]) -> None:
     mistakes = [f"{name}: is missing" for name in sorted(FILES) if not (directory / name).is_file()]
     mistakes += [f"{path.name}: does not belong here" for path in sorted(directory.iterdir()) if path.name not in FILES]
     if (directory / "config.json").is_file():
-        config = json.loads((directory / "config.json").read_text("utf-8"))
+        config = read_json(directory / "config.json")
         mistakes += config_mistakes(config, target)
         if (directory / "model.safetensors").is_file():
             mistakes += tensor_mistakes(config, _stored_tensors(directory / "model.safetensors"))

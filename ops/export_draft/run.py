@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -12,6 +10,7 @@ from dsl.stage import Stage
 from ops.dflash.config import from_serving, to_serving
 from ops.export_draft.contract import check_serving
 from ops.export_draft.op import ExportDraft
+from ops.files import read_json, write_json
 from ops.load_target.model import target_info
 
 
@@ -21,15 +20,14 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
     Raises DataError where the draft was trained for another target, or where what was written breaks the contract.
     """
     draft, target = stage.inputs["draft"], stage.inputs["target"]
-    trained_for = json.loads((draft.path / "training.json").read_text("utf-8"))["target"]
+    trained_for = read_json(draft.path / "training.json")["target"]
     if trained_for != target.digest:
         raise DataError(
             f"{draft.path}: this draft was trained for the target {trained_for[:12]}, but the node's target is "
             f"{target.digest[:12]}; give train_dflash and export_draft the same target"
         )
-    shape = from_serving(json.loads((draft.path / "config.json").read_text("utf-8")))
-    serving = json.dumps(to_serving(shape, config.dtype), indent=2, sort_keys=True) + "\n"
-    (stage.out_dir / "config.json").write_text(serving, encoding="utf-8")
+    shape = from_serving(read_json(draft.path / "config.json"))
+    write_json(stage.out_dir / "config.json", to_serving(shape, config.dtype))
     dtype = getattr(torch, config.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(draft.path / "model.safetensors").items()}
     save_file(weights, stage.out_dir / "model.safetensors", metadata={"format": "pt"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 
 from attrs import asdict, frozen
@@ -11,6 +10,7 @@ from attrs import asdict, frozen
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.capture_targets.shards import FeatureReader
+from ops.files import write_json, write_jsonl
 from ops.shard_sequence.op import ShardSequence
 
 SPLIT = "train"
@@ -44,9 +44,8 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
         "seed": seed,
         "split": SPLIT,
     }
-    (stage.out_dir / "plan.json").write_text(json.dumps(plan, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    with (stage.out_dir / "steps.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(step), sort_keys=True) + "\n" for step in steps)
+    write_json(stage.out_dir / "plan.json", plan)
+    write_jsonl(stage.out_dir / "steps.jsonl", (asdict(step) for step in steps))
     stage.log({"shard/steps": len(steps), "shard/samples": len(lengths)}, step=0)
     stage.progress(len(steps), len(steps))
 

@@ -5,7 +5,6 @@ Legend: S tokens of a sample, F features, A anchors, K block size.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 from attrs import frozen
@@ -15,6 +14,7 @@ from dsl.errors import DataError
 from ops.artifacts import BatchPlan
 from ops.capture_targets.shards import FeatureSample
 from ops.dflash.anchors import block_labels, block_tokens, draw_anchors, slot_weights
+from ops.files import read_json, read_jsonl
 from ops.shard_sequence.run import padded_length
 
 
@@ -69,7 +69,7 @@ def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedS
     Raises DataError where the plan is empty, or was made for other features: another number of samples, or steps whose
     tokens are not those of their samples.
     """
-    plan = json.loads((batches.path / "plan.json").read_text("utf-8"))
+    plan = read_json(batches.path / "plan.json")
     if plan["samples"] != len(lengths):
         raise DataError(
             f"{batches.path}: the plan was made for other features: it deals {plan['samples']} samples, "
@@ -77,8 +77,7 @@ def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedS
         )
     padded = [padded_length(length, plan["pad_multiple"]) for length in lengths]
     steps = []
-    for line in (batches.path / "steps.jsonl").read_text("utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_jsonl(batches.path / "steps.jsonl"):
         tokens = sum(padded[sample] for sample in row["samples"])
         if tokens != row["tokens"]:
             raise DataError(

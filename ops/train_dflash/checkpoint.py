@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dsl.errors import ConfigError
 from ops.dflash.model import DraftModel
+from ops.files import read_json, write_json
 
 FORMAT = 1
 KEEP = 2
@@ -51,7 +52,7 @@ def save_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, An
     unfinished.mkdir(parents=True)
     save_file(_tensors(state), unfinished / "state.safetensors")
     content = {"format": FORMAT, "step": state.step, "identity": identity}
-    (unfinished / "state.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(unfinished / "state.json", content)
     for path in (*unfinished.iterdir(), unfinished):
         _sync(path)
     shutil.rmtree(place, ignore_errors=True)
@@ -69,7 +70,7 @@ def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, An
     found = _checkpoints(work_dir)
     if not found:
         return False
-    content = json.loads((found[-1] / "state.json").read_text("utf-8"))
+    content = read_json(found[-1] / "state.json")
     differences = _differences(content["identity"], json.loads(json.dumps(identity)))
     if content["format"] != FORMAT or differences:
         listed = "\n".join(f"  {line}" for line in differences) or f"  format: {content['format']}, now {FORMAT}"

@@ -6,10 +6,8 @@ is a function of it, so neither log_every nor checkpoint_every nor a resume chan
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from dsl.stage import Stage
 from ops.dflash.anchors import block_weights
 from ops.dflash.config import to_serving
 from ops.dflash.model import DraftModel
+from ops.files import write_json
 from ops.train_dflash import ranks
 from ops.train_dflash.batches import BlockMaker
 from ops.train_dflash.checkpoint import TrainState, load_checkpoint, save_checkpoint
@@ -145,7 +144,7 @@ class _Training:
         history = torch.stack(self.state.history)
         last = history[-FINAL_STEPS:, TALLY:].sum(0)
         out_dir = self.stage.out_dir
-        _write_json(out_dir / "config.json", to_serving(self.inputs.draft))
+        write_json(out_dir / "config.json", to_serving(self.inputs.draft))
         weights = {name: tensor.cpu().contiguous() for name, tensor in self.state.model.state_dict().items()}
         save_file(weights, out_dir / "model.safetensors", metadata={"format": "pt"})
         result = {
@@ -159,10 +158,10 @@ class _Training:
             "skipped_micro_batches": int(history[:, TALLY + SKIPPED].sum()),
             "skipped_steps": int((history[:, TALLY + WEIGHT] == 0).sum()),
         }
-        _write_json(out_dir / "training.json", result)
+        write_json(out_dir / "training.json", result)
         seconds = time.perf_counter() - self.started
         steps = self.state.step - self.first_step
-        _write_json(out_dir / "measurements.json", {"seconds": seconds, "steps_in_this_attempt": steps})
+        write_json(out_dir / "measurements.json", {"seconds": seconds, "steps_in_this_attempt": steps})
         self.stage.figure("loss", loss_figure([mean_loss(row[TALLY:]) for row in history]))
         self.stage.figure("accuracy", accuracy_figure(slot_accuracy(last), None if val is None else slot_accuracy(val)))
 
@@ -199,7 +198,3 @@ def _identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, An
         "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
         "draft": to_serving(inputs.draft),
     }
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
