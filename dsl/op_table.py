@@ -140,6 +140,6 @@ def _cannot_be_module(file: Path) -> Mistake | None:
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return Mistake(f"{file} would hide Python's own module {name}: rename it")
     installed = PathFinder.find_spec(name, [folder for folder in sys.path if folder not in _added_folders])
-    if installed is not None and installed.origin != str(file):
+    if installed is not None and installed.origin and not file.samefile(installed.origin):
         return Mistake(f"{file} would hide the installed module {name} ({installed.origin}): rename it")
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from dsl.wiring import absolute_path, wiring_mistakes
 from dsl.written import COMMAND_LINE, WrittenNode, add_checked_node, table_mistakes, written_nodes
 
 TABLES = ("pipeline", "mlflow", "node")
+
+Tables = dict[KeyPath, dict[str, Position]]
 
 
 @frozen(kw_only=True)
@@ -70,14 +73,14 @@ def _place(mistake: Mistake) -> tuple[bool, int, int]:
 
 
 def _read_toml(file: Path, overrides: Sequence[str]) -> tuple[Pipeline, list[Mistake]]:
-    document, positions = _parse(file)
-    tables, mistakes = _top_level_tables(document, positions, Position(str(file), 1, 1))
+    document, places = _parse(file)
+    tables, mistakes = _top_level_tables(document, places, Position(str(file), 1, 1))
     root = absolute_path(file.parent, Path.cwd())
-    head, head_mistakes = _read_table(PipelineTable, "pipeline", tables, positions)
-    mlflow, mlflow_mistakes = _read_table(MlflowTable, "mlflow", tables, positions)
+    head, head_mistakes = _read_table(PipelineTable, "pipeline", tables, places)
+    mlflow, mlflow_mistakes = _read_table(MlflowTable, "mlflow", tables, places)
     mistakes += head_mistakes + mlflow_mistakes
     op_files = tuple(absolute_path(name, root) for name in head.get("ops", ()))
-    nodes, node_mistakes = _read_nodes(tables["node"], positions, op_files)
+    nodes, node_mistakes = _read_nodes(tables["node"], places, op_files)
     mistakes += node_mistakes
     mistakes += override_nodes(nodes, overrides)
     pipeline = Pipeline(
@@ -93,7 +96,7 @@ def _read_toml(file: Path, overrides: Sequence[str]) -> tuple[Pipeline, list[Mis
     return pipeline, mistakes + wiring_mistakes(nodes, root)
 
 
-def _parse(file: Path) -> tuple[dict[str, Any], dict[KeyPath, Position]]:
+def _parse(file: Path) -> tuple[dict[str, Any], Tables]:
     try:
         text = file.read_bytes().decode()
         document = tomli.loads(text)
@@ -103,16 +106,16 @@ def _parse(file: Path) -> tuple[dict[str, Any], dict[KeyPath, Position]]:
     except tomli.TOMLDecodeError as error:
         position = Position(str(file), error.lineno, error.colno)
         raise PipelineError([Mistake(f"not TOML: {error.msg}", position=position)]) from error
-    return document, key_positions(text, str(file))
+    return document, _by_table(key_positions(text, str(file)))
 
 
 def _top_level_tables(
-    document: Mapping[str, Any], positions: Mapping[KeyPath, Position], start: Position
+    document: Mapping[str, Any], places: Tables, start: Position
 ) -> tuple[dict[str, dict[str, Any]], list[Mistake]]:
     mistakes = []
     tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
     for name, value in document.items():
-        position = positions[(name,)]
+        position = places[(name,)][""]
         if name not in TABLES:
             hint = did_you_mean(name, TABLES) or "a pipeline file has [pipeline], [mlflow] and [node.<id>]"
             mistakes.append(
@@ -130,27 +133,28 @@ def _top_level_tables(
 
 
 def _read_table(
-    cls: type, name: str, tables: Mapping[str, dict[str, Any]], positions: Mapping[KeyPath, Position]
+    cls: type, name: str, tables: Mapping[str, dict[str, Any]], places: Tables
 ) -> tuple[dict[str, Any], list[Mistake]]:
     """The right values of a table, and its mistakes; a missing table is the caller's business."""
-    if (name,) not in positions:
+    if (name,) not in places:
         return {}, []
     table = dict(tables[name])
-    mistakes = table_mistakes(table, cls, name, _below((name,), positions))
+    mistakes = table_mistakes(table, cls, name, places[(name,)])
     return table, mistakes
 
 
-def _below(path: KeyPath, positions: Mapping[KeyPath, Position]) -> dict[str, Position]:
-    """Positions of a table ("") and its keys, those of tables in it dotted."""
-    return {
-        ".".join(str(part) for part in key[len(path) :]): position
-        for key, position in positions.items()
-        if key[: len(path)] == path and len(key) <= len(path) + 2
-    }
+def _by_table(positions: Mapping[KeyPath, Position]) -> Tables:
+    """Positions by table, for tables one and two levels deep: those of the table itself ("") and of keys in it."""
+    tables: Tables = defaultdict(dict)
+    for path, position in positions.items():
+        for depth in (1, 2):
+            if depth <= len(path) <= depth + 2:
+                tables[path[:depth]][".".join(str(part) for part in path[depth:])] = position
+    return tables
 
 
 def _read_nodes(
-    tables: Mapping[str, Any], positions: Mapping[KeyPath, Position], op_files: tuple[Path, ...]
+    tables: Mapping[str, Any], places: Tables, op_files: tuple[Path, ...]
 ) -> tuple[dict[str, WrittenNode], list[Mistake]]:
     mistakes: list[Mistake] = []
     op_files_work = True
@@ -158,12 +162,11 @@ def _read_nodes(
         user_ops(op_files)
     except PipelineError as error:
         op_files_work = False
-        where = positions["pipeline", "ops"]
+        where = places[("pipeline",)]["ops"]
         mistakes += [attrs.evolve(mistake, path="pipeline.ops", position=where) for mistake in error.mistakes]
     nodes = {}
     for node_id, table in tables.items():
-        places = _below(("node", node_id), positions)
-        node = WrittenNode(node_id, None, {}, {}, places)
+        node = WrittenNode(node_id, None, {}, {}, places["node", node_id])
         nodes[node_id] = node
         if not isinstance(table, dict):
             mistakes.append(node.mistake("", "expected a table", f"[node.{node_id}]"))

@@ -1,0 +1,244 @@
+"""Compiling: order, cycles, references, external paths, and the record of a graph."""
+
+import json
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsl.errors import PipelineError
+from dsl.fingerprint import key_config
+from dsl.graph import Graph, compile_pipeline, graph_from_json, graph_to_json
+from dsl.op import Ref, field, op
+from dsl.pipeline import Launch, Pipeline
+from ops.artifacts import ImageSamples, Samples
+from ops.ingest.op import Ingest
+from ops.inject_images.op import InjectImages
+from ops.load_target.op import LoadTarget
+
+
+@op(version=1, run="nowhere:join")
+@frozen(kw_only=True)
+class Join:
+    """Takes any number of nodes of its own kind."""
+
+    first: Samples | None = None
+    others: tuple[Samples, ...] = ()
+    output = Samples
+
+
+@op(version=1, run="nowhere:many_kinds")
+@frozen(kw_only=True)
+class ManyKinds:
+    """Has a field of every kind."""
+
+    rate: float = 1.0
+    rates: tuple[float, ...] = ()
+    table: dict[str, float] = field(default={})  # noqa: RUF009
+    either: int | float = 1
+    count: int = 1
+    batch: int = field(default=8, neutral=True)
+    source: str = field(default="builtin", external=True)
+    model: str | None = field(default=None, external=True, model_id=True)
+    edge: Samples | None = None
+    output = Samples
+
+
+def join(*parents: str) -> Join:
+    if not parents:
+        return Join()
+    return Join(first=Ref(parents[0]), others=tuple(map(Ref, parents[1:])) or (Ref(parents[0]),))
+
+
+def compiled(parents: dict[str, list[str]]) -> Graph:
+    pipeline = Pipeline("p")
+    for node_id, ids in parents.items():
+        pipeline.nodes.update(_joined(node_id, ids).nodes)
+    return compile_pipeline(pipeline)
+
+
+def _joined(node_id: str, ids: list[str]) -> Pipeline:
+    pipeline = Pipeline("p")
+    pipeline.node(node_id, join(*ids) if ids else Ingest(source="builtin"))
+    return pipeline
+
+
+def mistakes(pipeline: Pipeline) -> list[str]:
+    with pytest.raises(PipelineError) as caught:
+        compile_pipeline(pipeline)
+    return str(caught.value).split("\n")
+
+
+@st.composite
+def acyclic(draw: st.DrawFn) -> dict[str, list[str]]:
+    """Parents of up to 8 nodes, written in any order."""
+    ids = [f"n{k}" for k in range(draw(st.integers(1, 8)))]
+    parents = {
+        node_id: draw(st.lists(st.sampled_from(ids[:k]), unique=True)) if k else [] for k, node_id in enumerate(ids)
+    }
+    return {node_id: parents[node_id] for node_id in draw(st.permutations(ids))}
+
+
+@given(acyclic())
+def test_the_order_is_the_first_written_node_whose_parents_are_done(parents: dict[str, list[str]]) -> None:
+    expected: list[str] = []
+    while len(expected) < len(parents):
+        ready = [node for node, ids in parents.items() if node not in expected and set(ids) <= set(expected)]
+        expected.append(ready[0])
+    assert list(compiled(parents).nodes) == expected
+
+
+@given(acyclic())
+def test_below_is_everything_that_reads_from_a_node(parents: dict[str, list[str]]) -> None:
+    graph = compiled(parents)
+    for node_id in parents:
+        expected = {node_id}
+        for _ in parents:
+            expected |= {child for child, ids in parents.items() if expected & set(ids)}
+        assert graph.below(node_id) == expected
+
+
+def test_a_chain_of_5000_nodes_compiles_and_its_cycle_is_found() -> None:
+    pipeline = Pipeline("long")
+    pipeline.node("n0", Join())
+    for k in range(1, 5000):
+        pipeline.node(f"n{k}", Join(first=Ref(f"n{k - 1}")))
+    graph = compile_pipeline(pipeline)
+    assert list(graph.nodes) == [f"n{k}" for k in range(5000)]
+    assert len(graph.below("n1")) == 4999
+
+    closed = Pipeline("closed")
+    for k in range(5000):
+        closed.node(f"n{k}", Join(first=Ref(f"n{(k - 1) % 5000}")))
+    path = " -> ".join(f"n{k % 5000}" for k in range(5001))
+    assert mistakes(closed) == [f"node.n0.first: the nodes form a cycle: {path}"]
+
+
+def test_every_knot_is_reported_with_its_shortest_cycle_from_its_first_node() -> None:
+    pipeline = Pipeline("knots")
+    pipeline.node("a", join("d"))
+    pipeline.node("b", join("a", "e"))
+    pipeline.node("c", join("b"))
+    pipeline.node("d", join("c", "b"))
+    pipeline.node("e", join("f"))
+    pipeline.node("f", join("e"))
+    pipeline.node("g", join("g"))
+    assert mistakes(pipeline) == [
+        "node.a.first: the nodes form a cycle: a -> b -> d -> a",
+        "node.e.first: the nodes form a cycle: e -> f -> e",
+        "node.g.first: the nodes form a cycle: g -> g",
+    ]
+
+
+def test_unknown_nodes_and_wrong_artifacts_are_all_reported() -> None:
+    pipeline = Pipeline("p")
+    pipeline.node("images", InjectImages(samples=Ref("sampels")))
+    pipeline.node("samples", Ingest(source="builtin"))
+    pipeline.node("both", Join(first=Ref("images"), others=(Ref("samples"), Ref("nothing"))))
+    assert mistakes(pipeline) == [
+        'node.images.samples: there is no node "sampels" (did you mean "samples"?)',
+        'node.both.first: expected Samples, but node "images" gives ImageSamples (Samples: "@samples", "@both")',
+        'node.both.others: there is no node "nothing"',
+    ]
+
+
+def test_a_subclass_of_the_artifact_fits_an_edge() -> None:
+    @frozen
+    class CleanSamples(Samples):
+        """Samples, cleaned."""
+
+    @op(version=1, run="nowhere:clean")
+    @frozen(kw_only=True)
+    class Clean:
+        """Cleans."""
+
+        output = CleanSamples
+
+    pipeline = Pipeline("p")
+    pipeline.node("inject", InjectImages(samples=pipeline.node("clean", Clean())))
+    assert compile_pipeline(pipeline).nodes["inject"].op.output == ImageSamples
+
+
+def test_external_paths_become_absolute_and_builtin_values_and_model_ids_stay(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").touch()
+    (tmp_path / "local" / "model").mkdir(parents=True)
+    pipeline = Pipeline("p", root=tmp_path)
+    pipeline.node("relative", Ingest(source="data/../data/a.jsonl"))
+    pipeline.node("absolute", Ingest(source=f"{tmp_path}/data/a.jsonl"))
+    pipeline.node("builtin", Ingest(source="builtin:digits"))
+    pipeline.node("model_id", LoadTarget(checkpoint="Qwen/Qwen3-VL-2B"))
+    pipeline.node("folder", LoadTarget(checkpoint="local/model"))
+    nodes = compile_pipeline(pipeline).nodes
+    assert [nodes[node].config.source for node in ("relative", "absolute", "builtin")] == [
+        f"{tmp_path}/data/a.jsonl",
+        f"{tmp_path}/data/a.jsonl",
+        "builtin:digits",
+    ]
+    assert nodes["model_id"].config.checkpoint == "Qwen/Qwen3-VL-2B"
+    assert nodes["folder"].config.checkpoint == f"{tmp_path}/local/model"
+
+
+def test_a_recorded_graph_is_equal_when_it_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    pipeline = Pipeline("p", seed=3, tracking_uri="http://localhost:1", root=tmp_path)
+    samples = pipeline.node("ingest", Ingest(source="a.jsonl", val_fraction=0.25), launch=Launch(threads=2))
+    pipeline.node("inject", InjectImages(samples=samples, max_dropped=4))
+    graph = compile_pipeline(pipeline)
+    (tmp_path / "a.jsonl").unlink()
+    text = json.dumps(graph_to_json(graph))
+    again = graph_from_json(json.loads(text))
+    assert again == graph
+    assert list(again.nodes) == list(graph.nodes)
+    assert graph_to_json(graph)["nodes"][1]["config"]["samples"] == {"ref": "ingest"}
+
+
+def test_a_record_that_does_not_fit_is_refused() -> None:
+    pipeline = Pipeline("p")
+    pipeline.node("ingest", Ingest(source="builtin"))
+    record = graph_to_json(compile_pipeline(pipeline))
+    with pytest.raises(PipelineError) as caught:
+        graph_from_json({**record, "format": 2})
+    assert str(caught.value) == (
+        "the recorded graph has format 2, this version of dflow reads 1"
+        " (use the version of dflow that wrote it, or start a new run)"
+    )
+    with pytest.raises(PipelineError) as caught:
+        graph_from_json({**record, "more": 1})
+    assert str(caught.value) == "the recorded graph cannot be read: extra fields found (more) @ $"
+    record["nodes"][0]["config"]["val_fraction"] = "x"
+    with pytest.raises(PipelineError) as caught:
+        graph_from_json(record)
+    assert str(caught.value) == (
+        "node.ingest: the recorded config does not fit the op ingest as it is now: "
+        'ingest.val_fraction: expected float, got "x"'
+    )
+
+
+def test_the_config_in_the_key_has_no_neutral_fields_no_edges_and_no_paths(tmp_path: Path) -> None:
+    pipeline = Pipeline("p", root=tmp_path)
+    samples = pipeline.node("ingest", Ingest(source="builtin"))
+    pipeline.node("kinds", ManyKinds(edge=samples, source=".", model="owner/name", batch=9))
+    assert key_config(compile_pipeline(pipeline).nodes["kinds"]) == {
+        "rate": 1.0,
+        "rates": (),
+        "table": {},
+        "either": 1,
+        "count": 1,
+        "model": "owner/name",
+    }
+
+
+def test_an_int_in_a_float_field_is_the_same_key_as_the_float() -> None:
+    pipeline = Pipeline("p")
+    pipeline.node("kinds", ManyKinds(rate=1, rates=(1, 2.0), table={"a": 3}, either=1, count=1))
+    config = key_config(compile_pipeline(pipeline).nodes["kinds"])
+    assert [repr(config[name]) for name in ("rate", "rates", "table", "either", "count")] == [
+        "1.0",
+        "(1.0, 2.0)",
+        "{'a': 3.0}",
+        "1",
+        "1",
+    ]

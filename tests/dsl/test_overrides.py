@@ -1,0 +1,146 @@
+"""`-s node.field=value`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsl.errors import PipelineError
+from dsl.graph import Graph, compile_pipeline, graph_from_json, graph_to_json
+from dsl.overrides import apply_override, apply_overrides, override_graph
+from dsl.pipeline import Launch, Pipeline
+from dsl.read_toml import read_graph
+from ops.capture_targets.op import CaptureTargets
+from ops.ingest.op import Ingest
+from ops.inject_images.op import InjectImages
+from ops.load_target.op import LoadTarget
+from ops.tokenize_chat.op import TokenizeChat
+
+
+def example(root: Path) -> Pipeline:
+    pipeline = Pipeline("p", seed=5, experiment="e", tracking_uri="u", root=root)
+    samples = pipeline.node("ingest", Ingest(source="builtin:digits", max_samples=3))
+    tokens = pipeline.node("tokenize", TokenizeChat(samples=pipeline.node("inject", InjectImages(samples=samples))))
+    target = pipeline.node("target", LoadTarget(checkpoint="owner/name", revision="main"))
+    pipeline.node("capture", CaptureTargets(tokens=tokens, target=target))
+    return pipeline
+
+
+def changed(root: Path, *overrides: str) -> Graph:
+    return compile_pipeline(apply_overrides(example(root), overrides))
+
+
+def mistakes(root: Path, *overrides: str) -> list[str]:
+    with pytest.raises(PipelineError) as caught:
+        changed(root, *overrides)
+    return str(caught.value).split("\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("ingest.max_samples=4", 4),
+        ("ingest.max_samples = 4 ", 4),
+        ("ingest.max_samples=none", None),
+        ("ingest.val_fraction=1e-2", 0.01),
+        ("ingest.val_fraction=0", 0),
+        ("ingest.seed=none", 5),
+        ("target.revision=none", None),
+        ("target.revision='none'", "none"),
+        ("target.revision=v1.2", "v1.2"),
+        ("target.revision=a=b", "a=b"),
+        ("target.checkpoint=none/none", "none/none"),
+        ("capture.dtype=bfloat16", "bfloat16"),
+        ('capture.splits=["val"]', ("val",)),
+        ("capture.target_layer_ids=[1, 2]", (1, 2)),
+    ],
+)
+def test_a_value_is_read_as_toml_or_as_a_bare_word(tmp_path: Path, override: str, expected: object) -> None:
+    node_id, field = override.partition("=")[0].strip().split(".")
+    assert getattr(changed(tmp_path, override).nodes[node_id].config, field) == expected
+
+
+def test_nothing_else_changes(tmp_path: Path) -> None:
+    assert changed(tmp_path) == compile_pipeline(example(tmp_path))
+    graph = compile_pipeline(apply_override(example(tmp_path), "capture.num_layers=4"))
+    expected = graph_to_json(compile_pipeline(example(tmp_path)))
+    expected["nodes"][-1]["config"]["num_layers"] = 4
+    assert graph_to_json(graph) == expected
+
+
+def test_an_edge_can_be_moved(tmp_path: Path) -> None:
+    pipeline = example(tmp_path)
+    pipeline.node("more", Ingest(source="builtin:digits"))
+    graph = compile_pipeline(apply_override(pipeline, "inject.samples=@more"))
+    assert graph.nodes["inject"].inputs == {"samples": ("more",)}
+
+
+def test_the_launch_can_be_changed_by_field_and_as_a_whole(tmp_path: Path) -> None:
+    graph = changed(tmp_path, "target.launch.kind=torchrun", "target.launch.nproc=2", "ingest.launch={ threads = 3 }")
+    assert graph.nodes["target"].launch == Launch(kind="torchrun", nproc=2)
+    assert graph.nodes["ingest"].launch == Launch(threads=3)
+
+
+def test_all_mistakes_are_reported_together_as_strictly_as_in_a_file(tmp_path: Path) -> None:
+    overrides = [
+        "ingest",
+        "ingst.seed=1",
+        "ingest.op=evaluate",
+        "ingest.sead=1",
+        "ingest.val_fraction=2",
+        "ingest.max_samples=3.0",
+        "target.revision=1",
+        "target.launch.nprocs=1",
+        "capture.num_layers=none",
+        "capture.dtype=fp32",
+        "tokenize.vocab_size=big",
+    ]
+    assert mistakes(tmp_path, *overrides) == [
+        '-s: expected node.field=value, got "ingest"',
+        '-s: ingst.seed: there is no node "ingst" (did you mean "ingest"?)',
+        "-s: ingest.op: -s changes a node's values, not its op (change the op in the file)",
+        "-s: ingest.max_samples: expected int or none, got 3.0 (float)",
+        '-s: ingest.sead: unknown key (did you mean "seed"?)',
+        "-s: ingest.val_fraction: must be < 1, got 2",
+        '-s: tokenize.vocab_size: expected int, got "big"',
+        "-s: target.revision: expected str or none, got 1 (int)",
+        '-s: target.launch.nprocs: unknown key (did you mean "nproc"?)',
+        '-s: capture.num_layers: expected int, got "none"',
+        '-s: capture.dtype: expected one of "float32", "bfloat16", "float16", got "fp32"',
+    ]
+
+
+def test_a_mistake_in_the_wiring_names_the_override(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, "inject.samples=@target", "ingest.source=a.jsonl") == [
+        f"-s: ingest.source: there is no file or folder {tmp_path}/a.jsonl",
+        '-s: inject.samples: expected Samples, but node "target" gives TargetModel (Samples: "@ingest")',
+    ]
+
+
+def test_mistakes_of_the_file_come_before_those_of_the_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(
+        '[pipeline]\nname = "p"\n[node.a]\nop = "ingest"\nsource = "builtin"\nsede = 1\nmax_samples = "x"\n'
+    )
+    with pytest.raises(PipelineError) as caught:
+        read_graph(file, ["a.max_samples=0", "a.max_dropped=-1"])
+    assert str(caught.value).split("\n") == [
+        f'{file}:6:1: node.a.sede: unknown key (did you mean "seed"?)',
+        "-s: a.max_samples: must be >= 1, got 0",
+        "-s: a.max_dropped: must be >= 0, got -1",
+    ]
+
+
+def test_an_override_can_give_what_the_file_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[pipeline]\nname = "p"\n[node.a]\nop = "ingest"\n')
+    assert read_graph(file, ["a.source=builtin:digits"]).nodes["a"].config == Ingest(source="builtin:digits", seed=0)
+
+
+def test_a_recorded_graph_takes_overrides_with_the_same_checks(tmp_path: Path) -> None:
+    recorded = graph_from_json(json.loads(json.dumps(graph_to_json(compile_pipeline(example(tmp_path))))))
+    assert override_graph(recorded, []) == recorded
+    assert override_graph(recorded, ["capture.num_layers=4"]) == changed(tmp_path, "capture.num_layers=4")
+    with pytest.raises(PipelineError) as caught:
+        override_graph(recorded, ["capture.num_layers=0"])
+    assert str(caught.value) == "-s: capture.num_layers: must be >= 1, got 0"

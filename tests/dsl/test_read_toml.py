@@ -1,0 +1,357 @@
+"""Pipeline files: what is read, and how mistakes are shown."""
+
+from pathlib import Path
+
+import pytest
+
+from dsl.errors import PipelineError
+from dsl.graph import Graph
+from dsl.op import Ref
+from dsl.pipeline import Launch
+from dsl.read_toml import read_graph, read_pipeline
+from ops.ingest.op import Ingest
+from ops.inject_images.op import InjectImages
+
+HEAD = '[pipeline]\nname = "p"\n'
+INGEST = '[node.ingest]\nop = "ingest"\nsource = "builtin:digits"\n'
+INJECT = '[node.inject]\nop = "inject_images"\nsamples = "@ingest"\n'
+
+PASS_ON = """
+from attrs import frozen
+from dsl.op import op
+from ops.artifacts import Samples
+
+@op(version=1, run="pass_ops:pass_on")
+@frozen(kw_only=True)
+class PassOn:
+    samples: Samples
+    output = Samples
+"""
+
+MEASURE = """
+from typing import Literal
+from attrs import frozen, validators
+from dsl.op import field, op
+from ops.artifacts import Samples, TokenShards
+
+@op(version=1, run="toy_ops:measure")
+@frozen(kw_only=True)
+class Measure:
+    share: float = field(default=0.5, validator=validators.and_(validators.ge(0), validators.lt(1)))
+    most: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    exact: bool = False
+    title: str = field(default="t", validator=validators.min_len(1))
+    colour: Literal["red", "blue"] = "red"
+    layers: tuple[int, ...] = ()
+    weights: dict[str, float] = field(default={})
+    file: str = field(default="builtin", external=True)
+    model: str = field(default="owner/name", external=True, model_id=True)
+    output = TokenShards
+
+@op(version=1, run="toy_ops:merge")
+@frozen(kw_only=True)
+class Merge:
+    parts: tuple[Samples, ...]
+    extra: TokenShards | None = None
+    output = Samples
+"""
+
+PYTHON = """
+from dsl.pipeline import Launch, Pipeline
+from ops.ingest.op import Ingest
+from ops.inject_images.op import InjectImages
+
+def pipeline() -> Pipeline:
+    p = Pipeline("p", seed=7)
+    samples = p.node("ingest", Ingest(source="data.jsonl", val_fraction=0))
+    p.node("inject", InjectImages(samples=samples), launch=Launch(threads=2))
+    return p
+"""
+
+
+def write(folder: Path, text: str, name: str = "p.toml") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def mistakes(folder: Path, text: str, *overrides: str, name: str = "p.toml") -> list[str]:
+    """What reading says, with the folder of the file cut off."""
+    with pytest.raises(PipelineError) as caught:
+        read_graph(write(folder, text, name), overrides)
+    return str(caught.value).replace(f"{folder}/", "").split("\n")
+
+
+def node_mistakes(folder: Path, op: str, *lines: str) -> list[str]:
+    """Mistakes in a node "n" whose keys begin in line 8."""
+    write(folder, MEASURE, "toy_ops.py")
+    head = 'pipeline = { name = "p", ops = ["toy_ops.py"] }\n\n'
+    text = head + INGEST + f'[node.n]\nop = "{op}"\n' + "\n".join(lines) + "\n"
+    return [line.removeprefix("p.toml:") for line in mistakes(folder, text)]
+
+
+def test_a_pipeline_file_with_eight_different_mistakes_reports_all_eight_at_once(tmp_path: Path) -> None:
+    write(tmp_path, PASS_ON, "pass_ops.py")
+    text = """\
+[pipeline]
+name = "eight"
+ops = ["pass_ops.py"]
+
+[node.ingest]
+op = "ingest"
+source = "builtin:digits"
+max_samples = 8.7
+
+[node.inject]
+op = "inject_image"
+samples = "@ingest"
+
+[node.tokenize]
+op = "tokenize_chat"
+samples = "@injekt"
+vocab_size = 12
+
+[node.target]
+op = "finetune_vlm"
+tokens = "@ingest"
+weigth_decay = 0.1
+
+[node.capture]
+op = "capture_targets"
+tokens = "@tokenize"
+
+[node.first]
+op = "pass_on"
+samples = "@third"
+
+[node.second]
+op = "pass_on"
+samples = "@first"
+
+[node.third]
+op = "pass_on"
+samples = "@second"
+"""
+    assert mistakes(tmp_path, text) == [
+        "p.toml:8:1: node.ingest.max_samples: expected int or none, got 8.7 (float)",
+        'p.toml:11:1: node.inject.op: there is no op "inject_image" (did you mean "inject_images"?)',
+        'p.toml:16:1: node.tokenize.samples: there is no node "injekt" (did you mean "inject"?)',
+        "p.toml:17:1: node.tokenize.vocab_size: must be >= 300, got 12",
+        'p.toml:21:1: node.target.tokens: expected TokenShards, but node "ingest" gives Samples'
+        ' (TokenShards: "@tokenize")',
+        'p.toml:22:1: node.target.weigth_decay: unknown key (did you mean "weight_decay"?)',
+        'p.toml:24:7: node.capture: the required key "target" is missing (a reference to TargetModel: "@node")',
+        "p.toml:30:1: node.first.samples: the nodes form a cycle: first -> second -> third -> first",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("share = true", "share: expected float, got true (bool)"),
+        ('share = "0.1"', 'share: expected float, got "0.1"'),
+        ("share = 1", "share: must be < 1, got 1"),
+        ("share = nan", "share: must be >= 0, got nan"),
+        ("most = 8.7", "most: expected int or none, got 8.7 (float)"),
+        ("most = 8.0", "most: expected int or none, got 8.0 (float)"),
+        ("most = true", "most: expected int or none, got true (bool)"),
+        ("most = 0", "most: must be >= 1, got 0"),
+        ("most = [1]", "most: expected int or none, got [1 (int)] (list)"),
+        ('exact = "false"', 'exact: expected bool, got "false"'),
+        ("exact = 1", "exact: expected bool, got 1 (int)"),
+        ("title = 1", "title: expected str, got 1 (int)"),
+        ('title = ""', "title: Length of 'title' must be >= 1: 0"),
+        ('colour = "green"', 'colour: expected one of "red", "blue", got "green"'),
+        ("layers = 1", "layers: expected list of int, got 1 (int)"),
+        ("layers = [1, 2.5]", "layers: expected int, got 2.5 (float)"),
+        ("weights = { a = 1, b = false }", "weights: expected float, got false (bool)"),
+        ('file = "owner/name"', "file: there is no file or folder owner/name"),
+        ('file = "a/../b.jsonl"', "file: there is no file or folder b.jsonl"),
+        ('file = ""', "file: expected a path, got an empty string"),
+        (
+            'model = "../name"',
+            "model: there is no file or folder NOWHERE (neither a path nor a model id of the form owner/name)",
+        ),
+        ("tittle = 'x'", 'tittle: unknown key (did you mean "title"?)'),
+        ("launch = 2", "launch: expected a table (launch = { nproc = 2 })"),
+        ("launch.nproc = 0", "launch.nproc: must be >= 1, got 0"),
+        ("launch.nprocs = 2", 'launch.nprocs: unknown key (did you mean "nproc"?)'),
+        ('launch.kind = "ray"', 'launch.kind: expected one of "process", "torchrun", got "ray"'),
+        ("launch.nproc = 2", 'launch: nproc > 1 needs kind = "torchrun"'),
+    ],
+)
+def test_a_wrong_value_is_reported_with_field_and_value(tmp_path: Path, line: str, expected: str) -> None:
+    column = 8 if expected.startswith("launch.") else 1
+    expected = expected.replace("NOWHERE", str(tmp_path.parent / "name"))
+    assert node_mistakes(tmp_path, "measure", line) == [f"8:{column}: node.n.{expected}"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (['parts = "@ingest"'], '8:1: P: expected a list of references to Samples ("@node"), got "@ingest"'),
+        (["parts = []"], '8:1: P: expected a list of references to Samples ("@node"), got [] (list)'),
+        (['parts = ["@ingest", "n"]'], '8:1: P: expected a list of references to Samples ("@node"), got LIST (list)'),
+        (['parts = ["@igest"]'], '8:1: P: there is no node "igest" (did you mean "ingest"?)'),
+        (['parts = ["@ingest", "@n"]'], "8:1: P: the nodes form a cycle: n -> n"),
+        (
+            ['parts = ["@ingest"]', 'extra = "ingest"'],
+            '9:1: node.n.extra: expected a reference to TokenShards ("@node"), got "ingest"',
+        ),
+        (
+            ['parts = ["@ingest"]', "extra = 1"],
+            '9:1: node.n.extra: expected a reference to TokenShards ("@node"), got 1 (int)',
+        ),
+        (
+            ['parts = ["@ingest"]', 'extra = "@ingest"'],
+            '9:1: node.n.extra: expected TokenShards, but node "ingest" gives Samples (no node gives TokenShards)',
+        ),
+    ],
+)
+def test_a_wrong_edge_is_reported(tmp_path: Path, lines: list[str], expected: str) -> None:
+    expected = expected.replace("P:", "node.n.parts:").replace("LIST", '["@ingest", "n"]')
+    assert node_mistakes(tmp_path, "merge", *lines) == [expected]
+
+
+def test_a_missing_required_key_is_reported_at_the_node(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, HEAD + "[node.a]\nop = 'ingest'\n[node.b]\nsamples = '@a'\n") == [
+        'p.toml:3:7: node.a: the required key "source" is missing (str)',
+        'p.toml:5:7: node.b: the required key "op" is missing (the ops: dflow ops)',
+    ]
+
+
+def test_a_misspelled_required_key_is_one_mistake(tmp_path: Path) -> None:
+    assert node_mistakes(tmp_path, "merge", 'part = ["@ingest"]') == [
+        '8:1: node.n.part: unknown key (did you mean "parts"?)'
+    ]
+
+
+def test_mistakes_outside_the_nodes_are_reported(tmp_path: Path) -> None:
+    text = 'nod = 1\nmlflow = 2\n[pipeline]\nsede = 1\nseed = 1.5\n[nodes.x]\nop = "ingest"\n'
+    assert mistakes(tmp_path, text) == [
+        'p.toml:1:1: nod: unknown key (did you mean "node"?)',
+        "p.toml:1:1: node: there is no node (a node is a table [node.<id>] with its op)",
+        "p.toml:2:1: mlflow: expected a table ([mlflow])",
+        'p.toml:3:2: pipeline: the required key "name" is missing (str)',
+        'p.toml:4:1: pipeline.sede: unknown key (did you mean "seed"?)',
+        "p.toml:5:1: pipeline.seed: expected int, got 1.5 (float)",
+        'p.toml:6:2: nodes: unknown table (did you mean "node"?)',
+    ]
+    assert mistakes(tmp_path, INGEST) == [
+        'p.toml:1:1: pipeline: the required table is missing ([pipeline] with name = "...")'
+    ]
+
+
+def test_a_node_that_is_no_table_or_has_a_malformed_id_is_reported(tmp_path: Path) -> None:
+    text = HEAD + "[node]\na = 1\n'1b' = { op = 'ingest', source = 'builtin' }\nc = { op = 3 }\n"
+    assert mistakes(tmp_path, text) == [
+        "p.toml:4:1: node.a: expected a table ([node.a])",
+        'p.toml:5:1: node.1b: node id "1b": letters, digits, "_" and "-" only, and a letter first',
+        "p.toml:6:7: node.c.op: expected the name of an op, got 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[pipeline]\nname = \n", "p.toml:2:8: not TOML: Invalid value"),
+        (HEAD + "[node.a]\nop = 'x'\n[node.a]\n", "p.toml:5:8: not TOML: Cannot declare ('node', 'a') twice"),
+    ],
+)
+def test_what_stops_the_parser_is_reported_alone(tmp_path: Path, text: str, expected: str) -> None:
+    assert mistakes(tmp_path, text) == [expected]
+
+
+def test_a_file_that_is_not_utf_8_is_reported_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_bytes(HEAD.encode() + b"# caf\xe9\n")
+    with pytest.raises(PipelineError) as caught:
+        read_pipeline(file)
+    assert str(caught.value) == f"{file}:3:1: the file is not UTF-8"
+
+
+def test_a_missing_file_and_an_unknown_kind_of_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError) as caught:
+        read_pipeline(tmp_path / "p.toml")
+    assert str(caught.value) == f"there is no pipeline file {tmp_path}/p.toml"
+    assert mistakes(tmp_path, "", name="p.yaml") == [
+        "p.yaml is no pipeline file: its name ends neither in .toml nor in .py"
+    ]
+
+
+def test_everything_that_a_file_says_is_in_the_graph(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").touch()
+    text = """
+[pipeline]
+name = "p"
+seed = 7
+[mlflow]
+experiment = "e"
+tracking_uri = "http://localhost:1"
+[node.inject]
+op = "inject_images"
+samples = "@ingest"
+launch = { threads = 2 }
+[node.ingest]
+op = "ingest"
+source = "data.jsonl"
+val_fraction = 0
+"""
+    graph = read_graph(write(tmp_path, text))
+    assert (graph.name, graph.seed, graph.experiment, graph.tracking_uri) == ("p", 7, "e", "http://localhost:1")
+    assert (graph.root, graph.op_files, list(graph.nodes)) == (tmp_path, (), ["ingest", "inject"])
+    assert graph.nodes["ingest"].config == Ingest(source=f"{tmp_path}/data.jsonl", val_fraction=0, seed=7)
+    assert graph.nodes["inject"].config == InjectImages(samples=Ref("ingest"))
+    assert (graph.nodes["inject"].launch, graph.nodes["inject"].inputs) == (Launch(threads=2), {"samples": ("ingest",)})
+
+
+def test_a_python_pipeline_is_the_twin_of_a_toml_one(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").touch()
+    toml = (HEAD + "seed = 7\n" + INGEST.replace("builtin:digits", "data.jsonl") + "val_fraction = 0.0\n" + INJECT) + (
+        "launch.threads = 2\n"
+    )
+    assert read_graph(write(tmp_path, PYTHON, "p.py")) == read_graph(write(tmp_path, toml))
+
+
+def test_overrides_apply_to_a_python_pipeline(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").touch()
+    file = write(tmp_path, PYTHON, "p.py")
+    graph = read_graph(file, ["ingest.source=other.jsonl", "inject.launch.threads=3"])
+    assert graph.nodes["ingest"].config.source == f"{tmp_path}/other.jsonl"
+    assert graph.nodes["inject"].launch == Launch(threads=3)
+
+
+def test_mistakes_of_a_python_pipeline_and_of_its_overrides_come_together(tmp_path: Path) -> None:
+    text = "from dsl.op import Ref\n" + PYTHON.replace("samples=samples", 'samples=Ref("x")')
+    assert mistakes(tmp_path, text, "ingest.seed=x", name="p.py") == [
+        "node.ingest.source: there is no file or folder data.jsonl",
+        'node.inject.samples: there is no node "x"',
+        '-s: ingest.seed: expected int or none, got "x"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("def pipeline(:\n", "p.py:1:14: SyntaxError: invalid syntax"),
+        ("x = 1\ny = [1][x]\n", "p.py:2:5: IndexError: list index out of range"),
+        (
+            PYTHON.replace("val_fraction=0", "val_fraction='0'"),
+            'p.py:8:32: ingest.val_fraction: expected float, got "0"',
+        ),
+        ("x = 1\n", "p.py: a pipeline file in Python has a function pipeline() that returns a Pipeline"),
+        (
+            "def pipeline(): return 1\n",
+            "p.py: a pipeline file in Python has a function pipeline() that returns a Pipeline",
+        ),
+    ],
+)
+def test_an_error_in_a_python_pipeline_is_shown_with_its_place(tmp_path: Path, text: str, expected: str) -> None:
+    assert mistakes(tmp_path, text, name="p.py") == [expected]
+
+
+def test_a_large_file_is_read_quickly(tmp_path: Path) -> None:
+    write(tmp_path, PASS_ON, "pass_ops.py")
+    nodes = [f'[node.n{k}]\nop = "pass_on"\nsamples = "@{f"n{k - 1}" if k else "ingest"}"\n' for k in range(2000)]
+    graph: Graph = read_graph(write(tmp_path, HEAD + 'ops = ["pass_ops.py"]\n' + INGEST + "".join(nodes)))
+    assert list(graph.nodes) == ["ingest", *(f"n{k}" for k in range(2000))]
