@@ -10,16 +10,16 @@ from PIL import Image, ImageOps
 
 UNDECODABLE, TOO_LARGE, TOO_SMALL = "image undecodable", "image too large", "image too small"
 
-# What Pillow's decoders are known to raise on broken data, beside their own UnidentifiedImageError (an OSError).
+# What Pillow's decoders raise on broken data, beside their own UnidentifiedImageError (an OSError).
 DECODE_ERRORS = (
     OSError,
     SyntaxError,
     ValueError,
     TypeError,
-    KeyError,
-    IndexError,
-    OverflowError,
+    LookupError,
+    ArithmeticError,
     EOFError,
+    RuntimeError,
     struct.error,
 )
 

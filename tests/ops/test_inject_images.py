@@ -87,7 +87,7 @@ def test_line_separators_of_unicode_inside_a_text_end_no_line(tmp_path):
     ("sample", "reason"),
     [
         ({"images": [b"no image at all"]}, "image undecodable"),
-        ({"images": [encoded((64, 64))[:-40]]}, "image undecodable"),
+        ({"images": [encoded((30, 30))[:-30]]}, "image undecodable"),
         ({"images": [b""]}, "image undecodable"),
         ({"images": [encoded((33, 31))]}, "image too large"),
         ({"images": [encoded((1, 8))]}, "image too small"),
