@@ -112,8 +112,11 @@ class _Project:
             for source, symbol in bindings:
                 meanings.add(f"{chain[0]} = {source}:{symbol or ''}")
                 target = self.module(source)
-                if target is not None:
-                    pending.append((target, (symbol, *rest) if symbol else rest))
+                following = (symbol, *rest) if symbol else rest
+                if target is here and following == parts:  # `from . import name`: the submodule
+                    pending += self._elsewhere(here, parts, reached)
+                elif target is not None:
+                    pending.append((target, following))
             for owner in self._owners(here, name):
                 found = True
                 reached.append((here.name, owner))

@@ -35,6 +35,8 @@ def encode_tree(tree: ast.AST) -> bytes:
             values: list[Any] = []
             for name in item._fields:
                 value: Any = getattr(item, name, None)
+                if isinstance(item, ast.JoinedStr):  # Python 3.12.0 ends some f-strings with an empty one
+                    value = [part for part in value if not _is_empty_string(part)]
                 if name == "body" and isinstance(item, _DOCUMENTED) and is_docstring(item.body[0]):
                     value = value[1:]
                 if value is not None and value != [] and name not in _SKIPPED:
@@ -123,6 +125,10 @@ def bound_names(statements: Iterable[ast.AST]) -> set[str]:
         in_comprehension = in_comprehension or isinstance(node, Comprehension)
         pending += [(child, in_comprehension) for child in ast.iter_child_nodes(node)]
     return bound - elsewhere
+
+
+def _is_empty_string(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == ""
 
 
 def _chain(node: ast.Name | ast.Attribute) -> Chain | None:

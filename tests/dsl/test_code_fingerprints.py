@@ -1,0 +1,325 @@
+"""Which edits change the code that enters a key: small source trees, edited."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dsl.errors import ConfigError
+from dsl.fingerprint import code_fingerprints
+from dsl.op_table import all_ops
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def symbols(root: Path, run: str = "main:run") -> set[str]:
+    return set(code_fingerprints(run, [root]))
+
+
+def changed(root: Path, files: dict[str, str], edited: dict[str, str]) -> set[str]:
+    """Symbols of main:run that an edit changes, adds or takes away."""
+    write(root, files)
+    before = code_fingerprints("main:run", [root])
+    write(root, edited)
+    after = code_fingerprints("main:run", [root])
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def changed_in_main(root: Path, before: str, after: str) -> set[str]:
+    return changed(root, {"main.py": before}, {"main.py": after})
+
+
+MAIN = '''"""The module."""
+
+LIMIT = 3
+OTHER = 4
+
+
+def run(config, stage):
+    """Runs."""
+    return helper(LIMIT)  # why
+
+
+def helper(x):
+    return x + 1
+
+
+def stranger():
+    return OTHER
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""The module."""', '"""Another text."""'),
+        ('    """Runs."""\n', ""),
+        ("  # why", "  # because"),
+        ("x + 1", "(x\n            + 1)"),
+        ("LIMIT = 3\n", "LIMIT = 0x3\n\n\n"),
+        ("OTHER = 4", "OTHER = 5"),
+        ("return OTHER", "return OTHER + 1"),
+        ("def stranger", "def new():\n    return LIMIT\n\n\ndef stranger"),
+    ],
+)
+def test_docstrings_comments_formatting_and_edits_elsewhere_change_nothing(tmp_path: Path, old: str, new: str) -> None:
+    assert changed_in_main(tmp_path, MAIN, MAIN.replace(old, new)) == set()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("LIMIT = 3", "LIMIT = 4", {"main:LIMIT"}),
+        ("LIMIT = 3", "LIMIT = 3.0", {"main:LIMIT"}),
+        ("LIMIT = 3", "LIMIT = 3\nLIMIT = LIMIT + 0", {"main:LIMIT"}),
+        ("LIMIT = 3", "LIMIT = 3\nLIMIT += 1", {"main:LIMIT"}),
+        ("LIMIT = 3", "LIMIT = 3\nLIMIT.x = 1", {"main:LIMIT"}),
+        ("LIMIT = 3", "LIMIT = 3\nLIMIT[0], y = 1, 2", {"main:LIMIT"}),
+        ("LIMIT = 3", "LIMIT, b = 3, 4", {"main:LIMIT"}),
+        ("LIMIT = 3", "LIMIT: int = 3", {"main:LIMIT"}),
+        ("x + 1", "x + 2", {"main:helper"}),
+        ("def helper(x)", "def helper(x, y=OTHER)", {"main:helper", "main:OTHER"}),
+        ("def helper", "@decorate\ndef helper", {"main:helper"}),
+        ("def helper", "@stranger\ndef helper", {"main:helper", "main:stranger", "main:OTHER"}),
+        ("return helper(LIMIT)", "return helper(OTHER)", {"main:run", "main:LIMIT", "main:OTHER"}),
+        ("return helper(LIMIT)", "return helper(lambda LIMIT: LIMIT)", {"main:run", "main:LIMIT"}),
+        ("return helper(LIMIT)", "return [helper(OTHER) for LIMIT in LIMIT]", {"main:run", "main:OTHER"}),
+        ("return helper(LIMIT)", "LIMIT = 1; return helper(LIMIT)", {"main:run", "main:LIMIT"}),
+        ("return helper(LIMIT)", "global OTHER; OTHER = helper(LIMIT)", {"main:run", "main:OTHER"}),
+        ("OTHER = 4", "OTHER = 4\nprint(OTHER)", {"main:<module>", "main:OTHER"}),
+        ("OTHER = 4", "for k in range(3):\n    OTHER = k", {"main:<module>"}),
+        ("OTHER = 4", "if 1:\n    OTHER = helper(4)", {"main:<module>"}),
+        ("OTHER = 4", "try:\n    OTHER = 4\nexcept ValueError:\n    OTHER = 5", {"main:<module>"}),
+        ("OTHER = 4", "with x:\n    OTHER = 4", {"main:<module>"}),
+        ("LIMIT = 3", "if 1:\n    LIMIT = 3", {"main:<module>", "main:LIMIT"}),
+        ("OTHER = 4", "import os\nos.environ['X'] = '1'", {"main:<module>"}),
+        ("OTHER = 4", "if __name__ == '__main__':\n    stranger()", set()),
+    ],
+)
+def test_an_edit_changes_the_symbol_it_is_in(tmp_path: Path, old: str, new: str, expected: set[str]) -> None:
+    assert changed_in_main(tmp_path, MAIN, MAIN.replace(old, new)) == expected
+
+
+def test_a_parameter_or_local_variable_is_not_the_global_of_the_same_name(tmp_path: Path) -> None:
+    text = (
+        "a = b = c = d = e = f = g = h = 1\n"
+        "def run(a, *b, c=0, **d):\n"
+        "    for e in a: pass\n"
+        "    with b as f: pass\n"
+        "    def inner(): return e, f, [g for g in c], g\n"
+        "    try: pass\n"
+        "    except ValueError as h: return h\n"
+    )
+    write(tmp_path, {"main.py": text})
+    assert symbols(tmp_path) == {"main:run", "main:g"}
+
+
+def test_classes_are_followed_with_bases_and_decorators(tmp_path: Path) -> None:
+    text = (
+        "def mark(cls): return cls\n"
+        "class Base:\n    size = 1\n"
+        "@mark\nclass Model(Base):\n    def forward(self): return layer()\n"
+        "def layer(): return 1\n"
+        "def run(): return Model().forward()\n"
+    )
+    write(tmp_path, {"main.py": text})
+    assert symbols(tmp_path) == {"main:run", "main:Model", "main:Base", "main:mark", "main:layer"}
+    assert changed_in_main(tmp_path, text, text.replace("size = 1", "size = 2")) == {"main:Base"}
+
+
+IMPORTS = {
+    "main.py": "",
+    "other.py": "X = 1\ndef f(): return X\ndef g(): return 2\n",
+    "pkg/__init__.py": "from .impl import f as shown\nfrom . import sub\n",
+    "pkg/impl.py": "def f(): return 1\ndef unused(): return 2\n",
+    "pkg/sub/__init__.py": "",
+    "pkg/sub/deep.py": "from ..impl import f\nfrom ...pkg import impl\ndef h(): return f() + impl.unused()\n",
+    "space/inner.py": "def k(): return 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from other import f\ndef run(): return f()", {"other:f", "other:X"}),
+        ("from other import f as z\ndef run(): return z()", {"other:f", "other:X"}),
+        ("import other\ndef run(): return other.g()", {"other:g"}),
+        ("import other as o\ndef run(): return o.g()", {"other:g"}),
+        ("import other\ndef run(): return other", {"other:f", "other:g", "other:X"}),
+        ("from other import *\ndef run(): return g()", {"other:g"}),
+        ("def run():\n    from other import g\n    return g()", {"other:g"}),
+        ("def run():\n    import pkg.impl\n    return pkg.impl.f()", {"pkg.impl:f"}),
+        ("import pkg\ndef run(): return pkg.shown()", {"pkg.impl:f"}),
+        ("from pkg import shown\ndef run(): return shown()", {"pkg.impl:f"}),
+        (
+            "import pkg.sub.deep\ndef run(): return pkg.sub.deep.h()",
+            {"pkg.sub.deep:h", "pkg.impl:f", "pkg.impl:unused"},
+        ),
+        ("from pkg.sub import deep as d\ndef run(): return d.h.x", {"pkg.sub.deep:h", "pkg.impl:f", "pkg.impl:unused"}),
+        ("from space import inner\ndef run(): return inner.k()", {"space.inner:k"}),
+        (
+            "try:\n    from other import g\nexcept ImportError:\n    g = None\ndef run(): return g()",
+            {"other:g", "main:<module>"},
+        ),
+        ("import torch.nn.functional as F\ndef run(): return F.relu(numpy.x)", set()),
+        (
+            "from dsl.errors import ConfigError\nimport executor.run\ndef run(): raise ConfigError(executor.run.x)",
+            set(),
+        ),
+    ],
+)
+def test_imports_are_followed(tmp_path: Path, text: str, expected: set[str]) -> None:
+    write(tmp_path, {**IMPORTS, "main.py": text})
+    assert symbols(tmp_path) == expected | {"main:run"}
+
+
+def test_a_run_function_may_be_imported_from_elsewhere(tmp_path: Path) -> None:
+    write(tmp_path, {**IMPORTS, "main.py": "from pkg import shown as run"})
+    assert symbols(tmp_path) == {"pkg.impl:f"}
+
+
+def test_another_meaning_of_an_imported_name_changes_what_uses_it(tmp_path: Path) -> None:
+    one = "from other import f as a, g as b\ndef run(): return a() - b()\n"
+    two = "from other import g as a, f as b\ndef run(): return a() - b()\n"
+    assert changed(tmp_path, {**IMPORTS, "main.py": one}, {"main.py": two}) == {"main:run"}
+    torch, numpy = (
+        "from torch import sum\ndef run(): return sum()\n",
+        "from numpy import sum\ndef run(): return sum()\n",
+    )
+    assert changed_in_main(tmp_path, torch, numpy) == {"main:run"}
+
+
+def test_side_effects_of_every_module_imported_on_the_way_count(tmp_path: Path) -> None:
+    files = {
+        "main.py": "from pkg.a import f\ndef run(): return f()\n",
+        "pkg/__init__.py": "import setup_things\n",
+        "pkg/a.py": "TABLE = {}\ndef f(): return TABLE\n",
+        "setup_things.py": "import random\n\nrandom.seed(size())\ndef size(): return 1\ndef unused(): return 2\n",
+    }
+    write(tmp_path, files)
+    assert symbols(tmp_path) == {"main:run", "pkg.a:f", "pkg.a:TABLE", "setup_things:<module>", "setup_things:size"}
+    edited = {"setup_things.py": files["setup_things.py"].replace("return 2", "return 3")}
+    assert changed(tmp_path, files, edited) == set()
+    edited = {"setup_things.py": files["setup_things.py"].replace("return 1", "return 3")}
+    assert changed(tmp_path, files, edited) == {"setup_things:size"}
+
+
+def test_what_is_put_into_a_table_counts(tmp_path: Path) -> None:
+    text = (
+        "TABLE = {}\n"
+        "def run(name): return TABLE[name]()\n"
+        "def register(f):\n    TABLE[f.__name__] = f\n    return f\n"
+        "@register\ndef one(): return 1\n"
+        "def two(): return 2\n"
+        "TABLE['two'] = two\n"
+        "def three(): return 3\n"
+        "TABLE.update(three=three)\n"
+        "def four(): return 4\n"
+    )
+    write(tmp_path, {"main.py": text})
+    names = ("run", "TABLE", "register", "one", "two", "three", "<module>")
+    assert symbols(tmp_path) == {f"main:{name}" for name in names}
+
+
+def test_of_the_config_of_an_op_only_the_methods_count(tmp_path: Path) -> None:
+    text = (
+        "from dsl.op import field, op\n"
+        "def limit(): return 3\n"
+        "@op(version=1, run='main:run')\nclass Work:\n"
+        "    steps: int = field(default=1, help='steps')\n"
+        "    def total(self): return self.steps * limit()\n"
+        "def run(config: Work, stage): return config.total()\n"
+    )
+    assert changed_in_main(tmp_path, text, text.replace("'steps'", "'number of steps'")) == set()
+    assert changed_in_main(tmp_path, text, text.replace("self.steps *", "2 *")) == {"main:Work"}
+    assert changed_in_main(tmp_path, text, text.replace("return 3", "return 4")) == {"main:limit"}
+
+
+def test_modules_that_import_each_other_and_long_chains_of_calls_are_no_problem(tmp_path: Path) -> None:
+    chain = "".join(f"def f{k}(): return f{k + 1}()\n" for k in range(3000))
+    deep = "def f3000(): return " + " + ".join(["1"] * 900) + "\n"
+    write(
+        tmp_path,
+        {
+            "main.py": "import pair\nfrom pair import again\ndef run(): return pair.back(), f0(), again\n"
+            + chain
+            + deep,
+            "pair.py": "import main\nfrom main import again\ndef back(): return main.run()\n",
+        },
+    )
+    assert symbols(tmp_path) == {"main:run", "pair:back", *(f"main:f{k}" for k in range(3001))}
+
+
+def test_of_installed_packages_only_the_projects_own_are_followed(tmp_path: Path) -> None:
+    root = tmp_path / "site-packages"
+    write(root, {"ops/a.py": "import torch\ndef run(): return torch.f()\n", "torch.py": "def f(): return 1\n"})
+    assert set(code_fingerprints("ops.a:run", [root])) == {"ops.a:run"}
+
+
+def test_the_first_root_wins(tmp_path: Path) -> None:
+    write(tmp_path, {"one/main.py": "def run(): return f\nf = 1\n", "two/main.py": "def run(): return g\ng = 1\n"})
+    assert set(code_fingerprints("main:run", [tmp_path / "two", tmp_path / "one"])) == {"main:run", "main:g"}
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ("gone:run", 'run = "gone:run": there is no module gone under {root}'),
+        ("main:go", 'run = "main:go": the module main has no function go'),
+        ("broken:run", "{root}/broken.py is not Python: invalid syntax (<unknown>, line 2)"),
+    ],
+)
+def test_a_run_function_that_is_not_there_is_reported(tmp_path: Path, run: str, expected: str) -> None:
+    write(tmp_path, {"main.py": MAIN, "broken.py": "x = 1\ndef run(:\n"})
+    with pytest.raises(ConfigError) as caught:
+        code_fingerprints(run, [tmp_path])
+    assert str(caught.value) == expected.format(root=tmp_path)
+
+
+def test_the_fingerprint_of_fixed_code_never_changes_between_versions_of_python(tmp_path: Path) -> None:
+    text = '''
+import torch.nn.functional as F
+from math import *
+LIMITS: dict[str, int] = {"a": 1, **{}}
+@F.cached(1)
+class Model(F.Module, metaclass=type):
+    """Doc."""
+    size: int = -2
+    async def go(self, a, /, b=1.5, *args, c, d=None, **rest) -> str:
+        """Doc."""
+        async with a as x, b: pass
+        return f"{x!r:>{c}} {d=} and {rest:%Y}" "tail"
+def run(config, stage):
+    """Doc."""
+    try:
+        first, *others = [y := 3j, ..., b"x", u"x", None, True]
+    except (ValueError, OSError) as error:
+        raise SystemExit from error
+    else:
+        del others[::2]
+    match config:
+        case {"a": [1, *_], **more} if more: return lambda q, *, r=1: (yield)
+        case Model(size=-2) | None: assert LIMITS, "no"
+    return {k: v for k, v in LIMITS.items() if not k < "b" <= v} if stage else {*()}
+'''
+    write(tmp_path, {"main.py": text})
+    assert code_fingerprints("main:run", [tmp_path]) == {
+        "main:LIMITS": "4e6b2e3b2d7d29780a37a3044a6ab2edb5c753dab4145d1bbd669f6c766d46cd",
+        "main:Model": "67fca96d9f82a6e410f8dce1188a3993484fbd557b7f5390006ef40d7a345960",
+        "main:run": "adb70be7bf7332d62a3c692b34b7e79bc3f7c2501c5948f1a4709d2d13f7a451",
+    }
+
+
+def test_the_code_of_all_built_in_ops_is_read_in_a_moment() -> None:
+    start = time.process_time()
+    found = {name: code_fingerprints(op.run, [ROOT]) for name, op in all_ops().items()}
+    seconds = time.process_time() - start
+    assert {name for name, op in all_ops().items() if op.run not in found[name]} == set()
+    assert seconds < 1
