@@ -1,5 +1,6 @@
 """Data parallel training on two gloo ranks against one process."""
 
+import multiprocessing
 import os
 import socket
 from pathlib import Path
@@ -66,7 +67,9 @@ def two_ranks(tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(one_of_two, (folder, inputs, port), nprocs=2)
+    # The server imports torch and transformers once for both ranks; it never computes, so forking it is safe.
+    multiprocessing.set_forkserver_preload(["ops.train_dflash.run"])
+    mp.start_processes(one_of_two, (folder, inputs, port), nprocs=2, start_method="forkserver")
     return folder, inputs
 
 
