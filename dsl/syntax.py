@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from dsl.encoding import encode
@@ -32,16 +33,10 @@ def encode_tree(tree: ast.AST) -> bytes:
         item = pending.pop()
         if isinstance(item, ast.AST):
             header = type(item).__name__
-            values: list[Any] = []
-            for name in item._fields:
-                value: Any = getattr(item, name, None)
-                if isinstance(item, ast.JoinedStr):  # Python 3.12.0 ends some f-strings with an empty one
-                    value = [part for part in value if not _is_empty_string(part)]
-                if name == "body" and isinstance(item, _DOCUMENTED) and is_docstring(item.body[0]):
-                    value = value[1:]
-                if value is not None and value != [] and name not in _SKIPPED:
-                    header += f" {name}"
-                    values.append(value)
+            values = []
+            for name, value in _written_fields(item):
+                header += f" {name}"
+                values.append(value)
             parts.append(f"({header})".encode())
             pending += reversed(values)
         elif isinstance(item, list):
@@ -80,7 +75,7 @@ def used_names(tree: ast.AST) -> tuple[set[Chain], list[ast.Import | ast.ImportF
             if chain and chain[0] not in hidden:
                 chains.add(chain)
             if chain is None:
-                pending += [(child, hidden) for child in ast.iter_child_nodes(node)]
+                pending += [(child, hidden) for child in _children(node)]
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             imports.append(node)
         elif isinstance(node, ast.Global):
@@ -91,10 +86,10 @@ def used_names(tree: ast.AST) -> tuple[set[Chain], list[ast.Import | ast.ImportF
             first = node.generators[0]
             inside = hidden | _stored_names([generator.target for generator in node.generators])
             pending.append((first.iter, hidden))
-            pending += [(child, inside) for child in ast.iter_child_nodes(node) if child is not first]
+            pending += [(child, inside) for child in _children(node) if child is not first]
             pending += [(child, inside) for child in (first.target, *first.ifs)]
         else:
-            pending += [(child, hidden) for child in ast.iter_child_nodes(node)]
+            pending += [(child, hidden) for child in _children(node)]
     return chains, imports
 
 
@@ -123,8 +118,35 @@ def bound_names(statements: Iterable[ast.AST]) -> set[str]:
         elif isinstance(node, ast.Global):
             elsewhere.update(node.names)
         in_comprehension = in_comprehension or isinstance(node, Comprehension)
-        pending += [(child, in_comprehension) for child in ast.iter_child_nodes(node)]
+        pending += [(child, in_comprehension) for child in _children(node)]
     return bound - elsewhere
+
+
+def _written_fields(node: ast.AST) -> list[tuple[str, Any]]:
+    """The fields that count, with their values; not those that are empty."""
+    fields: list[tuple[str, Any]] = [(name, getattr(node, name, None)) for name in _field_names(type(node))]
+    if isinstance(node, _DOCUMENTED) and is_docstring(node.body[0]):
+        fields = [(name, value[1:] if name == "body" else value) for name, value in fields]
+    elif isinstance(node, ast.JoinedStr):  # Python 3.12.0 ends some f-strings with an empty string
+        fields = [("values", [part for part in node.values if not _is_empty_string(part)])]
+    return [(name, value) for name, value in fields if value is not None and value != []]
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """What `ast.iter_child_nodes` yields, without contexts, faster."""
+    children: list[ast.AST] = []
+    for name in _field_names(type(node)):
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            children += [member for member in value if isinstance(member, ast.AST)]
+        elif isinstance(value, ast.AST):
+            children.append(value)
+    return children
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name in kind._fields if name not in _SKIPPED)
 
 
 def _is_empty_string(node: ast.expr) -> bool:
@@ -152,7 +174,7 @@ def _function_parts(node: Function, hidden: frozenset[str]) -> list[tuple[ast.AS
     own = {parameter.arg for parameter in parameters} | bound_names(body)
     inside = hidden | own
     parts: list[tuple[ast.AST, frozenset[str]]] = [(statement, inside) for statement in body]
-    parts += [(child, hidden) for child in ast.iter_child_nodes(node) if child not in body]
+    parts += [(child, hidden) for child in _children(node) if child not in body]
     return parts
 
 
