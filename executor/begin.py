@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
@@ -64,7 +65,8 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
             record.state.nodes[node_id] = NodeState(attempt=node.attempt, metrics=node.metrics)
     forced = frozenset(record.state.forced)
     planner = make_planner(store, graph)
-    return _session(store, record, _with(planner, {**record.state.pinned, **done}, forced))
+    pinned = {**record.state.pinned, **done}
+    return _session(store, record, _with(planner, pinned, forced), record.plan())
 
 
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
@@ -109,7 +111,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
     planner.plan()  # before there is a record: says which artifact is gone
     record = Record.create(store.records, graph, pinned=pinned, forced=sorted(anew))
     record.state.nodes.update(states)
-    return _session(store, record, planner)
+    return _session(store, record, planner, source.plan())
 
 
 def previous_nodes(records: Path, graph: Graph) -> dict[str, Previous]:
@@ -131,14 +133,17 @@ def previous_nodes(records: Path, graph: Graph) -> dict[str, Previous]:
     return {**present, **finished}
 
 
-def _session(store: Store, record: Record, planner: Planner) -> Session:
+def _session(store: Store, record: Record, planner: Planner, earlier: Mapping[str, Any] | None = None) -> Session:
+    """Lock the record and write the plan. Of nodes taken as they are, the rows of the earlier plan stay true."""
     record.lock()
     decisions = planner.plan()
     for node_id, decision in decisions.items():
         node = record.state.nodes[node_id]
         if node.state != "done":
             node.key, node.reason = decision.key, decision.reason
-    record.save_plan({node_id: _row(planner, node_id, decision) for node_id, decision in decisions.items()})
+    rows = {node_id: _row(planner, node_id, decision) for node_id, decision in decisions.items()}
+    kept = {node_id: row for node_id, row in (earlier or {}).items() if node_id in planner.pinned}
+    record.save_plan({**rows, **kept})
     record.state.status = "running"
     record.state.ended = None
     record.save()

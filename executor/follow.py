@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 EVERY_S = 2.0
+# MLflow calls nobody, says nothing of migrations, and gives an absent server up soon.
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+}
 
 
 class Follower:
@@ -27,16 +37,19 @@ class Follower:
         return self._warning
 
     def _follow(self) -> None:
-        track = importlib.import_module("executor.track")
+        sender = _sender(self._store, self._record)
         is_last = False
-        while not is_last:
+        while not is_last and self._warning is None:
             is_last = self._finished.wait(EVERY_S)
-            self._warning = track.send_record(self._store, self._record)
-            if self._warning is not None:
-                return
+            self._warning = sender.send()
 
 
 def send_in_foreground(store: Path, record: Path) -> str | None:
     """Send what MLflow lacks of a run; a warning where it cannot be reached."""
-    warning: str | None = importlib.import_module("executor.track").send_record(store, record)
+    warning: str | None = _sender(store, record).send()
     return warning
+
+
+def _sender(store: Path, record: Path) -> Any:
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    return importlib.import_module("executor.track").Sender(store, record)

@@ -73,7 +73,7 @@ def read_json(path: Path) -> Any:
     """The value of a JSON file, None where it is not there."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -172,7 +172,7 @@ class Store:
 def _check_format(path: Path) -> None:
     try:
         version = read_json(path / "format")
-    except (ValueError, NotADirectoryError) as error:
+    except ValueError as error:
         raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
     if version is None and (path / "objects").exists():
         raise StoreError(f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow")

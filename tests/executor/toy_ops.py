@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -185,11 +189,35 @@ seconds = 60.0
 launch = { kind = "torchrun", nproc = 2, threads = 1 }
 """
 
+TRACKED = "import sys, executor.cli; sys.exit(executor.cli.main())"
+# Importing mlflow takes seconds: most tests go without it.
+UNTRACKED = """
+import sys, executor.cli, executor.run
+
+class NoFollower:
+    def __init__(self, store, record):
+        pass
+
+    def finish(self):
+        return None
+
+executor.run.Follower = NoFollower
+sys.exit(executor.cli.main())
+"""
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
 
 class Toy:
     """A folder with the op file, a pipeline and a store, and the command on them in a process of its own."""
 
-    def __init__(self, folder: Path, pipeline: str = PIPELINE) -> None:
+    def __init__(self, folder: Path, pipeline: str = PIPELINE, *, tracked: bool = False) -> None:
+        self.tracked = tracked
         self.folder = folder
         self.store = folder / "runs"
         self.file = folder / "pipeline.toml"
@@ -198,7 +226,7 @@ class Toy:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "executor.cli", *arguments, "--store", str(self.store)],
+            [sys.executable, "-c", TRACKED if self.tracked else UNTRACKED, *arguments, "--store", str(self.store)],
             env={**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1", "COLUMNS": "200", **environment},
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -211,6 +239,25 @@ class Toy:
         process = self.start(*arguments, **environment)
         out, errors = process.communicate(timeout=60)
         return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
+
+    def state(self) -> dict[str, Any]:
+        """The state of the latest run, as it stands in its record."""
+        newest = max(self.store.glob("records/*/state.json"))
+        state: dict[str, Any] = json.loads(newest.read_text())
+        return state
+
+    def caches(self) -> dict[str, tuple[str, str]]:
+        """(state, cache) of every node of the latest run."""
+        return {name: (node["state"], node["cache"]) for name, node in self.state()["nodes"].items()}
+
+    def text(self, node: str) -> str:
+        """What a node of the latest run wrote."""
+        return (self.store / "objects" / self.state()["nodes"][node]["digest"] / "text.txt").read_text()
+
+    def steps(self) -> list[int]:
+        """The steps that an unfinished `steps` has done."""
+        found = list(self.store.glob("work/*/state/done.txt"))
+        return [int(step) for step in found[0].read_text().split()] if found else []
 
     def calls(self) -> list[str]:
         """The ops that were called since the last look."""

@@ -1,0 +1,221 @@
+"""The digest of an artifact, the layout of the store, and what a store refuses."""
+
+import errno
+import fcntl
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from dsl.errors import DataError, LeaseLost, StageError, StoreError
+from executor.content import ExternalDigests, FileEntry, artifact_digest, hash_artifact_files
+from executor.store import Store, store_path
+
+HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+
+
+def commit(store, key="k1", run="r1", text="hello", acceptance="computed"):
+    with store.lease(key, run) as lease:
+        assert lease.acquire(print, lambda: False)
+        lease.empty(keep_state=False)
+        (lease.out_dir / "sub").mkdir()
+        (lease.out_dir / "sub" / "text.txt").write_text(text)
+        (lease.out_dir / "measurements.json").write_text(json.dumps(time.time()))
+        line = {"run": run, "neutral": {"batch": 4}, "acceptance": acceptance}
+        digest = store.commit(lease, key, {"format": 1, "op": "make"}, line)
+        lease.remove()
+    return digest
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.open(tmp_path / "runs", write=True)
+
+
+def test_the_digest_of_an_artifact_is_this_one():
+    files = {"sub/text.txt": FileEntry(5, HELLO), "a": FileEntry(0, "00")}
+    assert artifact_digest(files) == "7bbd7e4941b8073d54c7d27bf03276fa423762989549658297bed715a3f978fd"
+
+
+def test_measurements_and_the_manifest_stay_out_of_the_digest():
+    files = {"a": FileEntry(5, HELLO)}
+    more = {**files, "measurements.json": FileEntry(1, "01"), "manifest.json": FileEntry(2, "02")}
+    assert artifact_digest(more) == artifact_digest(files)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"b": FileEntry(5, HELLO)},
+        {"a": FileEntry(6, HELLO)},
+        {"a": FileEntry(5, "00")},
+        {"sub/measurements.json": FileEntry(5, HELLO)},
+    ],
+)
+def test_name_size_and_content_enter_the_digest(files):
+    assert artifact_digest(files) != artifact_digest({"a": FileEntry(5, HELLO)})
+
+
+def test_a_link_in_out_dir_is_an_error(tmp_path):
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    with pytest.raises(StageError, match="link: the op left something that is not a plain file"):
+        hash_artifact_files(tmp_path)
+
+
+def test_a_commit_leaves_this_layout(store):
+    digest = commit(store)
+    found = sorted(path.relative_to(store.path).as_posix() for path in store.path.rglob("*") if path.is_file())
+    expected = [f"objects/{digest}/{name}" for name in ("manifest.json", "measurements.json", "sub/text.txt")]
+    assert found == ["format", "index/k1", *expected]
+    assert (store.path / "format").read_text() == "1\n"
+    assert {
+        oct((store.object_path(digest) / name).stat().st_mode & 0o777) for name in ("manifest.json", "sub/text.txt")
+    } == {"0o444"}
+
+
+def test_the_manifest_and_the_index_line_say_this(store):
+    digest = commit(store)
+    manifest = store.manifest(digest)
+    assert manifest["files"]["sub/text.txt"] == {"size": 5, "sha256": HELLO}
+    assert (manifest["op"], manifest["key"], manifest["token"], manifest["digest"]) == ("make", "k1", 1, digest)
+    line = json.loads((store.path / "index" / "k1").read_text())
+    written = line.pop("time")
+    assert abs(time.time() - written) < 60
+    assert line == {"digest": digest, "run": "r1", "neutral": {"batch": 4}, "acceptance": "computed"}
+
+
+def test_the_newest_index_line_wins_and_a_torn_one_is_skipped(store):
+    first = commit(store)
+    with (store.path / "index" / "k1").open("a") as file:
+        file.write('{"digest": "torn')
+    second = commit(store, run="r2", text="other", acceptance="forced")
+    assert store.newest("k1") == second
+    assert [(line.digest, line.run, line.acceptance) for line in store.index("k1")] == [
+        (first, "r1", "computed"),
+        (second, "r2", "forced"),
+    ]
+
+
+def test_the_same_content_under_another_key_is_kept_once(store):
+    first = commit(store, key="k1")
+    inode = (store.object_path(first) / "sub/text.txt").stat().st_ino
+    assert commit(store, key="k2") == first
+    assert (store.object_path(first) / "sub/text.txt").stat().st_ino == inode
+
+
+def test_an_artifact_with_a_file_of_another_size_is_absent_and_can_be_made_again(store, tmp_path):
+    digest = commit(store)
+    path = store.object_path(digest) / "sub/text.txt"
+    path.chmod(0o644)
+    path.write_text("hell")
+    fresh = Store.open(store.path, write=True)
+    assert fresh.has(digest) is False
+    assert commit(fresh, run="r2") == digest
+    assert fresh.has(digest) is True
+    assert path.read_text() == "hello"
+
+
+def test_an_op_that_wrote_nothing_has_no_artifact(store):
+    with store.lease("k", "r") as lease:
+        lease.acquire(print, lambda: False)
+        lease.empty(keep_state=False)
+        with pytest.raises(StageError, match=r"the op wrote nothing to stage\.out_dir"):
+            store.commit(lease, "k", {}, {})
+
+
+def test_a_stage_whose_work_folder_was_replaced_cannot_commit(store):
+    with store.lease("k", "r") as lease:
+        lease.acquire(print, lambda: False)
+        lease.empty(keep_state=False)
+        (lease.out_dir / "a").write_text("a")
+        (lease.folder / "lease").unlink()
+        (lease.folder / "lease").write_text("{}")
+        with pytest.raises(LeaseLost, match="was removed or replaced while the stage ran"):
+            store.commit(lease, "k", {}, {"run": "r", "neutral": {}, "acceptance": "computed"})
+    assert list((store.path / "objects").iterdir()) == []
+
+
+def test_a_store_of_a_newer_version_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "format").write_text("2\n")
+    with pytest.raises(StoreError, match="the store has layout 2, this dflow knows up to 1"):
+        Store.open(tmp_path, write=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["format"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="the store cannot be written"):
+        Store.open(tmp_path / "file" / "runs", write=True)
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    def no_locks(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(StoreError, match=r"locks \(flock\) do not work on this file system \(No locks available\)"):
+        Store.open(tmp_path, write=True)
+
+
+def test_locks_that_keep_nobody_out_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda file, operation: None)
+    with pytest.raises(StoreError, match="keep nobody out"):
+        Store.open(tmp_path, write=True)
+
+
+def test_opening_for_reading_makes_nothing(tmp_path):
+    store = Store.open(tmp_path / "runs", write=False)
+    assert (store.newest("k"), store.has("d"), (tmp_path / "runs").exists()) == (None, False, False)
+
+
+def test_the_store_lies_in_the_project_of_the_pipeline_file(tmp_path, monkeypatch):
+    monkeypatch.delenv("DFLOW_STORE", raising=False)
+    (tmp_path / "project" / "pipelines").mkdir(parents=True)
+    file = tmp_path / "project" / "pipelines" / "p.toml"
+    assert store_path(None, file) == file.parent / "runs"
+    (tmp_path / "project" / "pyproject.toml").write_text("")
+    assert store_path(None, file) == tmp_path / "project" / "runs"
+    monkeypatch.setenv("DFLOW_STORE", str(tmp_path / "named"))
+    assert store_path(None, file) == tmp_path / "named"
+    assert store_path(str(tmp_path / "given"), file) == tmp_path / "given"
+
+
+def test_an_external_file_is_hashed_once_until_it_changes(tmp_path):
+    path, memo = tmp_path / "data.jsonl", tmp_path / "external.jsonl"
+    path.write_text("hello")
+    assert ExternalDigests(memo).of(path) == HELLO
+    status = path.stat()
+    line = json.loads(memo.read_text())
+    assert line == {
+        "path": str(path), "size": 5, "mtime_ns": status.st_mtime_ns, "inode": status.st_ino, "sha256": HELLO
+    }  # fmt: skip
+    memo.write_text(json.dumps({**line, "sha256": "from the memo"}) + "\n")
+    assert ExternalDigests(memo).of(path) == "from the memo"
+    path.write_text("other")
+    assert ExternalDigests(memo).of(path) not in ("from the memo", HELLO)
+
+
+def test_a_folder_is_its_relative_names_and_contents(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "sub" / "a").write_text("a")
+    externals = ExternalDigests(None)
+    assert externals.of(tmp_path / "one") == externals.of(tmp_path / "two")
+    (tmp_path / "two" / "sub" / "a").rename(tmp_path / "two" / "sub" / "b")
+    assert externals.of(tmp_path / "one") != externals.of(tmp_path / "two")
+
+
+def test_a_linked_folder_is_followed_once(tmp_path):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a").write_text("a")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "a").symlink_to(tmp_path / "plain" / "a")
+    (tmp_path / "linked" / "loop").symlink_to(tmp_path / "linked")
+    externals = ExternalDigests(None)
+    assert externals.of(tmp_path / "linked") == externals.of(tmp_path / "plain")
+
+
+def test_an_external_file_that_is_gone_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read"):
+        ExternalDigests(None).of(Path(tmp_path / "gone.jsonl"))

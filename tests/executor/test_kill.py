@@ -1,0 +1,94 @@
+"""Kill -9: of everything in the middle of a node, and of the executor alone."""
+
+import os
+import signal
+from pathlib import Path
+
+from toy_ops import TWO_RANKS, Toy, wait_for
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def stage_pids(toy):
+    """Processes that run this toy's stages, found by the job file in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if str(toy.store / "work") in line and is_alive(folder.name):
+            found.append(int(folder.name))
+    return found
+
+
+def test_a_run_that_was_killed_as_a_whole_goes_on_in_the_middle_of_its_node(tmp_path):
+    toy = Toy(tmp_path)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=30", "-s", "d.seconds=0.1")
+    wait_for(lambda: len(toy.steps()) >= 5)
+    stages = stage_pids(toy)
+    for pid in (process.pid, *stages):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    before = len(toy.steps())
+    assert "run " + toy.state()["run"] + ": stopped" in toy.dflow("status").stdout
+    toy.calls()
+    result = toy.dflow("resume")
+    assert (result.returncode, toy.calls()) == (0, ["steps"])
+    assert toy.caches()["d"] == ("done", "resumed")
+    steps = [int(step) for step in (toy.folder / "done.txt").read_text().split()]
+    assert steps[:before] == list(range(before))
+    assert len(steps) <= 31
+
+
+def test_no_stage_outlives_an_executor_that_was_killed_alone(tmp_path):
+    toy = Toy(tmp_path)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
+    wait_for(lambda: len(toy.steps()) >= 1)
+    assert len(stage_pids(toy)) == 1
+    process.kill()
+    wait_for(lambda: stage_pids(toy) == [], seconds=10)
+    process.communicate()
+
+
+def two_ranks(toy):
+    process = toy.start("run", str(toy.file))
+    pids = [toy.folder / "rank-0.pid", toy.folder / "rank-1.pid"]
+    wait_for(lambda: all(path.exists() and path.read_text() for path in pids), seconds=60)
+    return process, [int(path.read_text()) for path in pids]
+
+
+def test_no_rank_of_torchrun_outlives_an_executor_that_was_killed_alone(tmp_path):
+    toy = Toy(tmp_path, TWO_RANKS)
+    process, ranks = two_ranks(toy)
+    assert set(ranks) < set(stage_pids(toy))
+    process.kill()
+    wait_for(lambda: not any(is_alive(pid) for pid in ranks), seconds=10)
+    wait_for(lambda: stage_pids(toy) == [], seconds=10)
+    process.communicate()
+
+
+def test_a_stop_reaches_every_rank_of_torchrun(tmp_path):
+    toy = Toy(tmp_path, TWO_RANKS)
+    process, _ = two_ranks(toy)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert sorted(path.name for path in tmp_path.glob("*.saved")) == ["rank-0.saved", "rank-1.saved"]
+    assert toy.dflow("resume", "-s", "r.seconds=0.0").returncode == 0
+    assert toy.text("r") == "2 ranks, threads 1"
+
+
+def test_a_stage_that_is_killed_alone_fails_its_node(tmp_path):
+    toy = Toy(tmp_path)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
+    wait_for(lambda: len(toy.steps()) >= 1)
+    os.kill(stage_pids(toy)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "d failed: killed (signal 9)" in errors

@@ -1,0 +1,105 @@
+"""Records, events and the files of lines that they are made of."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsl.errors import StoreError
+from dsl.graph import Graph
+from executor.jsonlines import LineReader, append_line, read_lines
+from executor.record import NodeState, Record, final_metrics, find_record, newest_records, valid_points
+
+
+def a_graph(name="p"):
+    return Graph(name, 0, name, None, Path("/"), (), {})
+
+
+def metric(step, attempt=1, **metrics):
+    return {"time": 1.5, "node": "train", "attempt": attempt, "kind": "metric", "step": step, "metrics": metrics}
+
+
+def test_an_event_is_this_line(tmp_path):
+    append_line(tmp_path / "events.jsonl", metric(3, **{"train/loss": 0.5}))
+    assert (tmp_path / "events.jsonl").read_text() == (
+        '{"time":1.5,"node":"train","attempt":1,"kind":"metric","step":3,"metrics":{"train/loss":0.5}}\n'
+    )
+
+
+def test_a_torn_last_line_is_left_for_later_and_ended_by_the_next_writer(tmp_path):
+    path = tmp_path / "lines"
+    append_line(path, {"a": 1})
+    with path.open("a") as file:
+        file.write('{"a": 2')
+    reader = LineReader(path)
+    assert reader.read() == [{"a": 1}]
+    append_line(path, {"a": 3})
+    assert reader.read() == [{"a": 3}]
+    assert read_lines(path) == [{"a": 1}, {"a": 3}]
+
+
+def test_a_file_that_is_not_there_has_no_lines(tmp_path):
+    assert read_lines(tmp_path / "nothing") == []
+
+
+def test_a_cut_takes_back_what_earlier_attempts_logged_from_that_step_on():
+    events = [metric(0, x=1.0), metric(1, x=2.0), metric(2, x=3.0)]
+    cut = {"time": 2.0, "node": "train", "attempt": 2, "kind": "cut", "step": 1}
+    again = [metric(1, 2, x=20.0), metric(2, 2, x=30.0)]
+    assert valid_points([*events, cut, *again]) == [events[0], *again]
+
+
+def test_final_metrics_are_the_last_of_each_name(tmp_path):
+    path = tmp_path / "events.jsonl"
+    cut = {"time": 2.0, "node": "train", "attempt": 2, "kind": "cut", "step": 1}
+    other = {**metric(9, x=9.0), "node": "other"}
+    for event in (metric(0, x=1.0, y=5.0), metric(1, x=2.0, gone=1.0), cut, other, metric(1, 2, x=3.0)):
+        append_line(path, event)
+    assert final_metrics(path, "train") == {"x": 3.0, "y": 5.0}
+
+
+def test_ids_sort_by_time_and_never_meet(tmp_path):
+    runs = [Record.create(tmp_path, a_graph()).run for _ in range(20)]
+    assert runs == sorted(set(runs))
+
+
+def test_a_record_is_read_back_as_it_was_written(tmp_path):
+    record = Record.create(tmp_path, a_graph(), pinned={"a": "d1"}, forced=["b"])
+    record.state.nodes["b"] = NodeState(state="failed", error="DataError: x", attempt=2, metrics={"x": 1.0})
+    record.save()
+    assert Record.load(record.folder).state == record.state
+    assert record.graph() == a_graph()
+
+
+def test_a_run_is_found_by_a_part_of_its_id(tmp_path):
+    first, second = Record.create(tmp_path, a_graph("p")), Record.create(tmp_path, a_graph("q"))
+    assert find_record(tmp_path, None).run == second.run
+    assert find_record(tmp_path, first.run[-4:]).run == first.run
+    assert [record.run for record in newest_records(tmp_path, "p")] == [first.run]
+    with pytest.raises(StoreError, match='"2" fits several runs'):
+        find_record(tmp_path, "2")
+    with pytest.raises(StoreError, match='"x" is no run of this store; runs: 2'):
+        find_record(tmp_path, "x")
+
+
+def test_an_empty_store_has_no_run(tmp_path):
+    with pytest.raises(StoreError, match="the store holds no run yet; start one with `dflow run FILE`"):
+        find_record(tmp_path / "records", None)
+
+
+def test_two_processes_never_work_on_one_run(tmp_path):
+    record = Record.create(tmp_path, a_graph())
+    assert record.is_alive() is False
+    record.lock()
+    assert record.is_alive() is True
+    with pytest.raises(StoreError, match="is still running"):
+        Record.load(record.folder).lock()
+    record.unlock()
+    Record.load(record.folder).lock()
+
+
+def test_a_half_written_record_is_passed_over(tmp_path):
+    record = Record.create(tmp_path, a_graph())
+    (tmp_path / "99999999-000000-0000").mkdir()
+    assert find_record(tmp_path, None).run == record.run
+    assert json.loads((record.folder / "state.json").read_text())["run"] == record.run

@@ -1,0 +1,199 @@
+"""Whole runs of small ops without torch, through the command."""
+
+import json
+import os
+import signal
+
+import pytest
+from toy_ops import Toy, wait_for
+
+ALL = ["make", "upper", "join", "steps"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A store in which the pipeline was run once; tests here add to it, each with values of its own."""
+    toy = Toy(tmp_path_factory.mktemp("toy"))
+    result = toy.dflow("run", str(toy.file))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert toy.calls() == ALL
+    return toy
+
+
+def test_a_second_run_executes_nothing_and_shows_the_results(done):
+    result = done.dflow("run", str(done.file))
+    assert (result.returncode, done.calls()) == (0, [])
+    assert done.caches() == dict.fromkeys("abcd", ("done", "hit"))
+    assert "steps/loss" in result.stdout
+
+
+def test_a_changed_value_runs_its_node_and_what_reads_from_it(done):
+    result = done.dflow("run", str(done.file), "-s", "c.between=+")
+    assert (result.returncode, done.calls()) == (0, ["join", "steps"])
+    assert done.text("c") == "hello+HELLO"
+    assert 'c: started: config changed: c.between from "-" to "+"' in result.stdout
+
+
+def test_a_node_that_gives_the_same_bytes_stops_the_rest(done):
+    result = done.dflow("run", str(done.file), "-s", "c.weight=2.0")
+    assert (result.returncode, done.calls()) == (0, ["join"])
+    assert done.caches()["d"] == ("done", "hit")
+
+
+def test_a_neutral_value_and_launch_change_nothing(done):
+    done.dflow("run", str(done.file), "-s", "a.note=other", "-s", "d.seconds=0.5", "-s", "a.launch.threads=1")
+    assert done.calls() == []
+
+
+def test_the_content_of_an_external_file_decides(done):
+    (done.folder / "text").write_text("hello")
+    done.dflow("run", str(done.file), "-s", "a.source=text")
+    assert done.calls() == ["make"]  # the same content as before comes out, so nothing else runs
+    os.utime(done.folder / "text")
+    done.dflow("run", str(done.file), "-s", "a.source=text")
+    assert done.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("data", "d failed: DataError: line 3 of the data is broken"),
+        ("bug", "d failed: ValueError: a bug"),
+        ("kill", "d failed: killed (signal 9); perhaps this machine ran out of memory"),
+        ("memory", "d failed: MemoryError: out of memory"),
+        ("exit", "d failed: the process ended with exit code 3 and without a result"),
+    ],
+)
+def test_a_failed_node_shows_its_error_and_its_log(done, kind, expected):
+    result = done.dflow("run", str(done.file), "-s", f"d.error={kind}", "-s", "d.fail_at=1", "-s", "d.steps=9")
+    assert result.returncode == 1
+    assert expected in result.stderr
+    assert "    about to fail\n" in result.stderr
+    assert ("Traceback" in result.stderr) is (kind in ("bug", "memory"))
+    assert f"/d.log\nrun {done.state()['run']} failed; after a fix: dflow resume {done.state()['run']}" in result.stderr
+    assert done.caches()["d"][0] == "failed"
+    done.calls()
+
+
+def test_an_op_that_writes_nothing_fails(done):
+    result = done.dflow("run", str(done.file), "-s", "d.error=nothing", "-s", "d.steps=3")
+    assert result.returncode == 1
+    assert "d failed: StageError: the op wrote nothing to stage.out_dir" in result.stderr
+    done.calls()
+
+
+def test_a_failed_run_is_resumed_in_the_middle_of_the_node(tmp_path):
+    toy = Toy(tmp_path)
+    assert toy.dflow("run", str(toy.file), "-s", "d.fail_at=3").returncode == 1
+    events = read_events(toy)
+    result = toy.dflow("resume", "-s", "d.fail_at=-1")
+    assert result.returncode == 0
+    assert toy.caches() == {**dict.fromkeys("abc", ("done", "hit")), "d": ("done", "resumed")}
+    assert (tmp_path / "done.txt").read_text().split() == ["0", "1", "2", "2", "3", "4"]
+    inherited = [event for event in read_events(toy) if event["node"] == "d" and event["attempt"] == 1]
+    assert [event for event in inherited if event["kind"] == "metric"] == [
+        event for event in events if event["node"] == "d" and event["kind"] == "metric"
+    ]
+    assert [event["step"] for event in read_events(toy) if event["kind"] == "cut"] == [2]
+
+
+def read_events(toy):
+    path = toy.store / "records" / toy.state()["run"] / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_complete_run_has_nothing_to_resume(done):
+    done.dflow("run", str(done.file))
+    result = done.dflow("resume")
+    assert (result.returncode, done.calls()) == (0, [])
+    assert f"run {done.state()['run']} is complete: nothing to do" in result.stdout
+
+
+def test_from_runs_a_node_and_all_below_and_takes_the_rest_as_it_is(tmp_path):
+    toy = Toy(tmp_path)
+    toy.dflow("run", str(toy.file))
+    toy.calls()
+    source = (tmp_path / "toy.py").read_text()
+    (tmp_path / "toy.py").write_text(
+        source.replace(".upper())", '.upper() + "!")')
+        .replace('count_call("make")', 'count_call("make", 1)')
+        .replace("count_call(name)", "count_call(name, n=0)")
+    )
+    result = toy.dflow("resume", "--from", "c")
+    assert (result.returncode, toy.calls()) == (0, ["join", "steps"])
+    assert toy.text("c") == "hello-HELLO"
+    assert toy.caches() == {"a": ("done", "hit"), "b": ("done", "hit"), "c": ("done", "miss"), "d": ("done", "miss")}
+    result = toy.dflow("resume", "--from", "d", "-s", "c.between=+")
+    assert (result.returncode, result.stderr.count("-s c.between=+: not at or below d")) == (2, 1)
+    result = toy.dflow("run", str(toy.file))
+    assert (result.returncode, toy.calls()) == (0, ["make", "upper", "join", "steps"])
+    assert "code changed: toy:make" in result.stdout
+
+
+def test_from_says_which_artifact_is_gone(tmp_path):
+    toy = Toy(tmp_path)
+    toy.dflow("run", str(toy.file))
+    rows = {row["id"]: row for row in json.loads(toy.dflow("status", "--json").stdout)["nodes"]}
+    (toy.store / "objects" / rows["b"]["digest"] / "text.txt").unlink()
+    result = toy.dflow("resume", "--from", "c")
+    assert result.returncode == 1
+    assert 'the artifact of node "b"' in result.stderr
+    toy.calls()
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    assert toy.calls() == ["upper"]
+
+
+def test_another_digest_for_the_same_key_is_reported(tmp_path):
+    toy = Toy(tmp_path, '[pipeline]\nname = "random"\nops = ["toy.py"]\n[node.n]\nop = "noise"\n')
+    source = (tmp_path / "toy.py").read_text()
+    noise = '@op(version=1, run="toy:noise")\n@frozen(kw_only=True)\nclass Noise:\n    output = Text\n\n\n'
+    noise += 'def noise(config, stage):\n    (stage.out_dir / "text.txt").write_text(str(time.time()))\n'
+    (tmp_path / "toy.py").write_text(source + "\n\n" + noise)
+    toy.dflow("run", str(toy.file))
+    result = toy.dflow("resume", "--from", "n")
+    assert result.returncode == 0
+    assert "warning: n: the same key gave" in result.stderr
+    assert "the op is not deterministic" in result.stderr
+    assert [event["kind"] for event in read_events(toy) if event["kind"] == "warning"] == ["warning"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_saves_its_progress(tmp_path, number, code):
+    toy = Toy(tmp_path)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=40", "-s", "d.seconds=0.1")
+    wait_for(lambda: len(toy.steps()) >= 3)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert f"run {toy.state()['run']} was stopped; go on with: dflow resume {toy.state()['run']}" in errors
+    assert toy.caches()["d"][0] == "pending"
+    saved = len(toy.steps())
+    assert 3 <= saved < 40
+    assert toy.dflow("resume").returncode == 0
+    steps = [int(step) for step in (tmp_path / "done.txt").read_text().split()]
+    assert steps[:saved] == list(range(saved))
+    assert sorted(set(steps)) == list(range(40))
+    assert len(steps) <= 41
+
+
+def test_two_runs_at_once_on_one_store_do_every_node_once(tmp_path):
+    toy = Toy(tmp_path)
+    both = [toy.start("run", str(toy.file), "-s", "a.seconds=1.0") for _ in range(2)]
+    outputs = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert sorted(toy.calls()) == sorted(ALL)
+    assert sum("a: waiting, process" in out for out, _ in outputs) == 1
+    assert list((toy.store / "work").iterdir()) == []
+
+
+def test_work_that_older_code_began_is_adopted_on_request(tmp_path):
+    toy = Toy(tmp_path)
+    toy.dflow("run", str(toy.file), "-s", "d.fail_at=4", "-s", "d.error=bug")
+    source = (tmp_path / "toy.py").read_text()
+    (tmp_path / "toy.py").write_text(
+        source.replace('raise ValueError("a bug")', "pass").replace("if step ==", "if -1 ==")
+    )
+    result = toy.dflow("resume", "--adopt")
+    assert result.returncode == 0
+    assert "d: goes on with the work of run" in result.stdout
+    assert (tmp_path / "done.txt").read_text().split() == ["0", "1", "2", "3", "4"]
