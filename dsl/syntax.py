@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 
 from dsl.encoding import encode
@@ -124,7 +123,7 @@ def bound_names(statements: Iterable[ast.AST]) -> set[str]:
 
 def _written_fields(node: ast.AST) -> list[tuple[str, Any]]:
     """The fields that count, with their values; not those that are empty."""
-    fields: list[tuple[str, Any]] = [(name, getattr(node, name, None)) for name in _field_names(type(node))]
+    fields: list[tuple[str, Any]] = [(name, getattr(node, name, None)) for name in _field_names(node)]
     if isinstance(node, _DOCUMENTED) and is_docstring(node.body[0]):
         fields = [(name, value[1:] if name == "body" else value) for name, value in fields]
     elif isinstance(node, ast.JoinedStr):  # Python 3.12.0 ends some f-strings with an empty string
@@ -135,7 +134,7 @@ def _written_fields(node: ast.AST) -> list[tuple[str, Any]]:
 def _children(node: ast.AST) -> list[ast.AST]:
     """What `ast.iter_child_nodes` yields, without contexts, faster."""
     children: list[ast.AST] = []
-    for name in _field_names(type(node)):
+    for name in _field_names(node):
         value = getattr(node, name, None)
         if isinstance(value, list):
             children += [member for member in value if isinstance(member, ast.AST)]
@@ -144,9 +143,8 @@ def _children(node: ast.AST) -> list[ast.AST]:
     return children
 
 
-@cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(name for name in kind._fields if name not in _SKIPPED)
+def _field_names(node: ast.AST) -> list[str]:
+    return [name for name in node._fields if name not in _SKIPPED]
 
 
 def _is_empty_string(node: ast.expr) -> bool:
