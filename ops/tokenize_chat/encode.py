@@ -40,8 +40,7 @@ def encode(processor: Processor, messages: list[dict[str, Any]], image_tokens: i
 
     Raises Unusable for a sample at fault, and DataError, with the sample's id, where the chat template is.
     """
-    special = [str(token) for token in processor.tokenizer.added_tokens_decoder.values() if token.special]
-    if any(token in text for text in _texts(messages) for token in special):
+    if any(token in text for text in _texts(messages) for token in processor.special_tokens):
         raise Unusable(SPECIAL_IN_TEXT)
     text = _expand(processor, _render(processor, messages), image_tokens)
     encoded = processor.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

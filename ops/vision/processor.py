@@ -23,6 +23,7 @@ IMAGE_PROCESSORS = {
     "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
     "Qwen2VLImageProcessorPil": Qwen2VLImageProcessorPil,
 }
+IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 IMAGE_TOKEN = "<|image_pad|>"
 MASK_TOKENS = ("<|mask|>", "<|MASK|>")
 FAMILY_MASK_TOKEN_IDS = (("qwen3_5", 248070), ("qwen3", 151669))  # prefixes of model_type, the longer first
@@ -43,6 +44,7 @@ class Processor:
     mask_token_id: int | None
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
+    special_tokens: tuple[str, ...]
     vocab_size: int
 
     @property
@@ -100,6 +102,7 @@ def load_processor(source: str, min_pixels: int | None = None, max_pixels: int |
         mask_token_id=mask_token_id(tokenizer, config.get("model_type", ""), vocab_size),
         pad_token_id=tokenizer.eos_token_id if pad is None else pad,
         eos_token_ids=_eos_token_ids(source, tokenizer.eos_token_id),
+        special_tokens=tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special),
         vocab_size=vocab_size,
     )
 
@@ -118,10 +121,13 @@ def mask_token_id(tokenizer: PreTrainedTokenizerBase, model_type: str, vocab_siz
 
 def model_config(source: str) -> dict[str, Any]:
     """config.json of a checkpoint, or {} where a directory holds a processor only."""
-    if Path(source).is_dir():
-        file = Path(source) / "config.json"
+    if not Path(source).is_dir():
+        return PreTrainedConfig.get_config_dict(source)[0]
+    file = Path(source) / "config.json"
+    try:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return PreTrainedConfig.get_config_dict(source)[0]
+    except ValueError as error:
+        raise DataError(f"{file}: broken JSON: {error}") from error
 
 
 def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
@@ -137,18 +143,24 @@ def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
 def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None) -> Qwen2VLImageProcessorPil | None:
     try:
         settings, _ = Qwen2VLImageProcessorPil.get_image_processor_dict(source)
-    except OSError:  # there is no preprocessor_config.json: a text-only model
-        return None
-    kind = settings.get("image_processor_type", settings.get("feature_extractor_type", ""))
+    except OSError as error:
+        if any((Path(source) / name).is_file() for name in IMAGE_PROCESSOR_FILES):
+            raise DataError(f"processor {source}: the image processor cannot be loaded: {error}") from error
+        return None  # a text-only model
+    kind = settings.get("image_processor_type", "")
     if kind not in IMAGE_PROCESSORS:
         known = ", ".join(IMAGE_PROCESSORS)
         raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; known are {known}')
-    image_processor = IMAGE_PROCESSORS[kind].from_dict(settings)
-    size = {
-        "shortest_edge": min_pixels or image_processor.size["shortest_edge"],
-        "longest_edge": max_pixels or image_processor.size["longest_edge"],
-    }
-    if size["shortest_edge"] > size["longest_edge"]:
-        raise DataError(f"processor {source}: min_pixels {size['shortest_edge']} > max_pixels {size['longest_edge']}")
-    image_processor.size = type(image_processor.size)(**size)
-    return image_processor
+    smallest = min_pixels or _size_setting(settings, "min_pixels", "shortest_edge")
+    largest = max_pixels or _size_setting(settings, "max_pixels", "longest_edge")
+    if smallest > largest:
+        raise DataError(f"processor {source}: min_pixels {smallest} > max_pixels {largest}")
+    others = {name: value for name, value in settings.items() if name not in ("min_pixels", "max_pixels")}
+    size = {"shortest_edge": smallest, "longest_edge": largest}
+    return IMAGE_PROCESSORS[kind].from_dict({**others, "size": size})
+
+
+def _size_setting(settings: dict[str, Any], pixels: str, edge: str) -> int:
+    """A bound on the pixels of an image, which checkpoints spell in three ways."""
+    size = settings.get("size") or {}
+    return settings.get(pixels) or size.get(edge) or size.get(pixels) or Qwen2VLImageProcessorPil.size[edge]

@@ -2,12 +2,13 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from fake_stage import FakeStage
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
@@ -188,6 +189,7 @@ def test_every_answer_of_a_conversation_is_in_the_mask_and_the_last_one_is_promp
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).map(str.strip).filter(bool)
 
 
+@settings(max_examples=50)
 @given(texts=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
 def test_masked_tokens_decode_to_the_answers_whatever_the_text(tmp_path_factory, processor_dir, texts):
     folder = tmp_path_factory.mktemp("any")
@@ -295,6 +297,7 @@ def test_a_sample_at_fault_is_dropped_with_its_reason(tmp_path, processor_dir, s
     assert [record["id"] for record in TokenReader(stage.artifact(TokenShards)).records] == ["s0"]
 
 
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 60), max_size=12), split=st.sampled_from(["train", "val", "test"]))
 def test_kept_and_dropped_add_up_and_no_answer_is_too_short(tmp_path_factory, processor_dir, lengths, split):
     folder = tmp_path_factory.mktemp("lengths")
@@ -320,6 +323,15 @@ def test_a_train_split_that_is_empty_after_filtering_fails(tmp_path, processor_d
     message = r"no sample is left in the train split:\n +1  fewer than min_loss_tokens \(first: sample \"s1\"\)"
     with pytest.raises(DataError, match=message):
         run_tokenize(tmp_path, samples, processor=str(processor_dir))
+
+
+def test_images_need_a_processor_that_knows_images(tmp_path, processor_dir):
+    text_only = tmp_path / "text-only"
+    shutil.copytree(processor_dir, text_only)
+    (text_only / "preprocessor_config.json").unlink()
+    samples = write_samples(tmp_path / "in", [conversation(("user", "?"), ("assistant", "Yes."), image=png(16, 16))])
+    with pytest.raises(DataError, match='sample "s0" has an image, but there is no image processor'):
+        run_tokenize(tmp_path, samples, processor=str(text_only))
 
 
 def test_more_drops_than_max_dropped_fail(tmp_path, processor_dir):

@@ -75,6 +75,31 @@ def test_min_and_max_pixels_change_the_number_of_tokens_and_are_saved(checkpoint
         load_processor(str(checkpoint), min_pixels=5000)
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"size": {"shortest_edge": 256, "longest_edge": 1024}},
+        {"min_pixels": 256, "max_pixels": 1024, "size": None},
+        {"min_pixels": 256, "max_pixels": 1024, "size": {"min_pixels": 256, "max_pixels": 1024}},
+        {"size": {"min_pixels": 256, "max_pixels": 1024}},
+    ],
+)
+def test_every_spelling_of_the_pixel_bounds_is_read_and_leaves_the_class_as_it_was(checkpoint, spelling):
+    before = dict(Qwen2VLImageProcessorPil.size)
+    change_json(checkpoint / "preprocessor_config.json", **spelling)
+    processor = load_processor(str(checkpoint))
+    assert processor.pixels(Image.new("RGB", (64, 64)))["image_grid_thw"].tolist() == [[1, 8, 8]]
+    assert processor.pixels(Image.new("RGB", (8, 8)))["image_grid_thw"].tolist() == [[1, 4, 4]]
+    assert before == Qwen2VLImageProcessorPil.size
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_a_broken_file_is_not_taken_for_an_absent_one(checkpoint, name):
+    (checkpoint / name).write_text("{")
+    with pytest.raises(DataError, match=name.removesuffix(".json")):
+        load_processor(str(checkpoint))
+
+
 def test_a_saved_processor_saves_to_the_same_bytes_again(builtin, tmp_path):
     load_processor(str(builtin)).save(tmp_path / "a")
     load_processor(str(tmp_path / "a")).save(tmp_path / "b")
