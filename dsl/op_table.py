@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import traceback
 from collections.abc import Sequence
@@ -82,6 +81,18 @@ def put_on_path(folder: Path) -> None:
         _added_folders.append(str(folder))
 
 
+def new_module(name: str, file: Path) -> ModuleType:
+    """An empty module for a file."""
+    module = ModuleType(name)
+    module.__file__ = str(file)
+    return module
+
+
+def run_source(module: ModuleType, file: Path) -> None:
+    """Run a file in a module, from its source: cached bytecode goes by seconds and can be older than a quick edit."""
+    exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), vars(module))
+
+
 def raised_in(file: Path, error: BaseException, shown_as: str) -> Mistake:
     """An error that a user's file raised while it was run, with the place in that file."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
@@ -119,12 +130,10 @@ def _load_op_file(file: Path) -> ModuleType:
     if mistake:
         raise PipelineError([mistake])
     put_on_path(file.parent)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = new_module(name, file)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        run_source(module, file)
     except Exception as error:
         del sys.modules[name]
         raise PipelineError([raised_in(file, error, str(file))]) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from attrs import frozen, validators
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean
 from dsl.graph import Graph, compile_pipeline
 from dsl.op import OpSpec
-from dsl.op_table import all_ops, load_op, put_on_path, raised_in, unknown_op, user_ops
+from dsl.op_table import all_ops, load_op, new_module, put_on_path, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, override_nodes
 from dsl.pipeline import Pipeline
 from dsl.positions import KeyPath, key_positions
@@ -221,11 +220,9 @@ def _run_python(file: Path) -> Pipeline:
     """What `pipeline()` of the file returns; an error in it is shown with its line in the file."""
     place = absolute_path(file, Path.cwd())
     put_on_path(place.parent)
-    spec = importlib.util.spec_from_file_location(f"pipeline_file_{place.stem}", place)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = new_module(f"pipeline_file_{place.stem}", place)
     try:
-        spec.loader.exec_module(module)
+        run_source(module, place)
         make = getattr(module, "pipeline", None)
         pipeline = make() if callable(make) else None
     except Exception as error:

@@ -313,6 +313,12 @@ def test_a_python_pipeline_is_the_twin_of_a_toml_one(tmp_path: Path) -> None:
     assert read_graph(write(tmp_path, PYTHON, "p.py")) == read_graph(write(tmp_path, toml))
 
 
+def test_a_python_pipeline_that_was_just_edited_is_read_anew(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        text = PYTHON.replace("seed=7", f"seed={seed}").replace("data.jsonl", "builtin")
+        assert read_graph(write(tmp_path, text, "p.py")).seed == seed
+
+
 def test_overrides_apply_to_a_python_pipeline(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").touch()
     file = write(tmp_path, PYTHON, "p.py")
