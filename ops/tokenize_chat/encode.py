@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from jinja2 import TemplateError
 from torch import Tensor
 
 from dsl.errors import DataError
@@ -18,6 +19,7 @@ from ops.vision.processor import Processor
 
 SPECIAL_IN_TEXT = "special token in the text"
 NO_TOKEN_BOUNDARY = "answer begins inside a token"
+REFUSED_BY_TEMPLATE = "refused by the chat template"
 
 
 class Unusable(Exception):
@@ -95,9 +97,12 @@ def _render(processor: Processor, messages: list[dict[str, Any]], add_generation
     """The chat template's text; text-only processors get plain strings, as their templates expect."""
     if processor.image_processor is None:
         messages = [{**message, "content": "".join(_texts([message]))} for message in messages]
-    return processor.tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=add_generation_prompt
-    )
+    try:
+        return processor.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except TemplateError as error:  # e.g. a template that knows no system role, or wants the roles to alternate
+        raise Unusable(REFUSED_BY_TEMPLATE) from error
 
 
 def _expand(processor: Processor, text: str, image_tokens: int) -> str:

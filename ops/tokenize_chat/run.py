@@ -29,8 +29,8 @@ TOO_FEW_LOSS_TOKENS = "fewer than min_loss_tokens"
 def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     """Write the token shards, tokens.json, samples.jsonl, the processor's files and summary.json.
 
-    Drop reasons: "special token in the text", "answer begins inside a token", "image refused by the processor",
-    "longer than max_length" (never cut), "fewer than min_loss_tokens".
+    Drop reasons: "special token in the text", "refused by the chat template", "answer begins inside a token",
+    "image refused by the processor", "longer than max_length" (never cut), "fewer than min_loss_tokens".
     Raises DataError for a processor that does not fit the samples, for more drops than max_dropped, and for a train
     split that is empty after filtering.
     """

@@ -196,6 +196,12 @@ def test_an_answer_whose_first_characters_merge_with_the_prompt_cannot_be_used(t
         encode(load_processor(str(tmp_path)), [*blank_lines, answer], 0, "s7")
 
 
+def test_a_sample_that_the_template_refuses_cannot_be_used(checkpoint):
+    no_system = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    with pytest.raises(Unusable, match="refused by the chat template"):
+        encode_with(checkpoint, no_system + CHAT_TEMPLATE, [{**MESSAGES[0], "role": "system"}, *MESSAGES])
+
+
 def test_the_builtin_tokenizer_has_the_special_tokens_of_a_qwen_vlm(builtin):
     tokenizer = AutoTokenizer.from_pretrained(builtin)
     assert tokenizer.convert_ids_to_tokens(range(8)) == [
