@@ -84,7 +84,7 @@ def is_builtin(value: object) -> bool:
 
 @frozen
 class Edge:
-    """An input of an op: the field, the artifact type it accepts, and how many."""
+    """An input of an op: the field, the artifact type it accepts, and how many; optional: none will do."""
 
     name: str
     type: type[Artifact]
@@ -137,7 +137,7 @@ def op(
         fields: dict[str, ConfigField] = {}
         for attribute in attrs.fields(cls):  # type: ignore[arg-type]
             annotation = hints[attribute.name]
-            edge = _edge(attribute.name, annotation)
+            edge = _edge(attribute, annotation)
             if edge is not None:
                 edges[attribute.name] = edge
                 continue
@@ -263,13 +263,14 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
     )
 
 
-def _edge(name: str, annotation: Any) -> Edge | None:
+def _edge(attribute: Any, annotation: Any) -> Edge | None:
+    name = attribute.name
     origin = typing.get_origin(annotation)
     arguments = typing.get_args(annotation)
     if _is_artifact(annotation):
         return Edge(name, annotation, optional=False, many=False)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis and _is_artifact(arguments[0]):
-        return Edge(name, arguments[0], optional=False, many=True)
+        return Edge(name, arguments[0], optional=attribute.default is not attrs.NOTHING, many=True)
     if origin in (typing.Union, types.UnionType):
         members = [member for member in arguments if member is not type(None)]
         if len(members) == 1 and len(arguments) == 2 and _is_artifact(members[0]):
@@ -309,7 +310,8 @@ def _check_types_when_made(cls: type, spec: OpSpec) -> None:
 def edge_mistake(value: object, edge: Edge) -> str | None:
     """Why `value` cannot stand on this edge before the stage runs, or None where it can."""
     if edge.many:
-        if isinstance(value, tuple) and value and all(isinstance(member, Ref) for member in value):
+        is_references = isinstance(value, tuple) and all(isinstance(member, Ref) for member in value)
+        if is_references and (value or edge.optional):
             return None
         return f'expected a list of references to {edge.type.__name__} ("@node"), got {_shown(value)}'
     if isinstance(value, Ref) or (value is None and edge.optional):

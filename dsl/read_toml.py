@@ -102,6 +102,8 @@ def _parse(file: Path) -> tuple[dict[str, Any], Tables]:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise PipelineError([Mistake("the file is not UTF-8", position=Position(str(file), line, 1))]) from error
+    except RecursionError as error:
+        raise PipelineError([Mistake(f"not TOML: {error}", position=Position(str(file)))]) from error
     except tomli.TOMLDecodeError as error:
         position = Position(str(file), error.lineno, error.colno)
         raise PipelineError([Mistake(f"not TOML: {error.msg}", position=position)]) from error

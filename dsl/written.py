@@ -146,8 +146,9 @@ def _refused_by_validators(values: Mapping[str, Any], cls: type) -> dict[str, st
     """What each field's validator has against its value. A validator sees the other fields as far as they are known."""
     stand_in: Any = object.__new__(cls)
     for attribute in attrs.fields(cls):
-        if attribute.name in values or not isinstance(attribute.default, (type(attrs.NOTHING), attrs.Factory)):  # type: ignore[arg-type]
-            object.__setattr__(stand_in, attribute.name, values.get(attribute.name, attribute.default))
+        value = values.get(attribute.name, attribute.default)
+        if value is not attrs.NOTHING and not isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+            object.__setattr__(stand_in, attribute.name, value)
     refused = {}
     for attribute in attrs.fields(cls):
         if attribute.name in values and attribute.validator is not None:

@@ -12,6 +12,7 @@ from dsl.errors import PipelineError
 from dsl.fingerprint import key_config
 from dsl.graph import Graph, compile_pipeline, graph_from_json, graph_to_json
 from dsl.op import Ref, field, op
+from dsl.overrides import apply_overrides
 from dsl.pipeline import Launch, Pipeline
 from ops.artifacts import ImageSamples, Samples
 from ops.ingest.op import Ingest
@@ -193,6 +194,21 @@ def test_a_recorded_graph_is_equal_when_it_is_read_again(tmp_path: Path) -> None
     assert again == graph
     assert list(again.nodes) == list(graph.nodes)
     assert graph_to_json(graph)["nodes"][1]["config"]["samples"] == {"ref": "ingest"}
+
+
+def test_an_edge_that_is_not_given_survives_an_override() -> None:
+    @op(version=1, run="nowhere:seeded")
+    @frozen(kw_only=True)
+    class Seeded:
+        """Its seed makes the pipeline copy the config."""
+
+        seed: int | None = None
+        others: tuple[Samples, ...] = ()
+        output = Samples
+
+    pipeline = Pipeline("p", seed=3)
+    pipeline.node("seeded", Seeded())
+    assert apply_overrides(pipeline, ["seeded.seed=4"]).nodes["seeded"].config == Seeded(seed=4)
 
 
 def test_a_record_that_does_not_fit_is_refused() -> None:

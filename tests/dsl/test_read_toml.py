@@ -48,6 +48,22 @@ class Measure:
     model: str = field(default="owner/name", external=True, model_id=True)
     output = TokenShards
 
+def _above_low(instance, attribute, value):
+    if value <= instance.low:
+        raise ValueError(f"must be above low = {instance.low}, got {value}")
+
+@op(version=1, run="toy_ops:span")
+@frozen(kw_only=True)
+class Span:
+    high: int = field(validator=_above_low)
+    low: int
+    step: int = 1
+    output = Samples
+
+    def __attrs_post_init__(self):
+        if self.high - self.low < self.step:
+            raise ValueError("low to high is less than a step")
+
 @op(version=1, run="toy_ops:merge")
 @frozen(kw_only=True)
 class Merge:
@@ -213,6 +229,14 @@ def test_a_wrong_edge_is_reported(tmp_path: Path, lines: list[str], expected: st
     assert node_mistakes(tmp_path, "merge", *lines) == [expected]
 
 
+def test_a_validator_may_look_at_other_fields_and_the_config_as_a_whole_is_validated_last(tmp_path: Path) -> None:
+    assert node_mistakes(tmp_path, "span", "high = 3", "low = 3") == ["8:1: node.n.high: must be above low = 3, got 3"]
+    assert node_mistakes(tmp_path, "span", "high = 3", "low = 'x'") == ['9:1: node.n.low: expected int, got "x"']
+    assert node_mistakes(tmp_path, "span", "high = 4", "low = 3", "step = 2") == [
+        "6:7: node.n: span: low to high is less than a step"
+    ]
+
+
 def test_a_missing_required_key_is_reported_at_the_node(tmp_path: Path) -> None:
     assert mistakes(tmp_path, HEAD + "[node.a]\nop = 'ingest'\n[node.b]\nsamples = '@a'\n") == [
         'p.toml:3:7: node.a: the required key "source" is missing (str)',
@@ -256,6 +280,10 @@ def test_a_node_that_is_no_table_or_has_a_malformed_id_is_reported(tmp_path: Pat
     [
         ("[pipeline]\nname = \n", "p.toml:2:8: not TOML: Invalid value"),
         (HEAD + "[node.a]\nop = 'x'\n[node.a]\n", "p.toml:5:8: not TOML: Cannot declare ('node', 'a') twice"),
+        (
+            HEAD + f"x = {'[' * 2000}",
+            "p.toml: not TOML: TOML inline arrays/tables are nested more than the allowed 400 levels",
+        ),
     ],
 )
 def test_what_stops_the_parser_is_reported_alone(tmp_path: Path, text: str, expected: str) -> None:
