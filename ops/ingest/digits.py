@@ -231,7 +231,7 @@ def _centre_facts(ink: np.ndarray, total: int) -> dict[str, object]:
         "row_centre": f"{row_tenths // 10}.{row_tenths % 10}",
         "column_centre": f"{column_tenths // 10}.{column_tenths % 10}",
         "level": _class(row_tenths, (44, 46), ("top-heavy", "central", "bottom-heavy")),
-        "side": _class(column_tenths, (44, 46), ("left-heavy", "balanced", "right-heavy")),
+        "side": _class(column_tenths, (44, 46), ("left-heavy", "centred", "right-heavy")),
     }
 
 

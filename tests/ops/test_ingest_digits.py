@@ -102,7 +102,7 @@ def slow_facts(cells: list[list[int]], digit: int) -> dict[str, str]:
         "level": ["top-heavy", "central", "bottom-heavy"][
             (nearest(10 * row_centre) >= 44) + (nearest(10 * row_centre) > 46)
         ],
-        "side": ["left-heavy", "balanced", "right-heavy"][
+        "side": ["left-heavy", "centred", "right-heavy"][
             (nearest(10 * column_centre) >= 44) + (nearest(10 * column_centre) > 46)
         ],
     }
