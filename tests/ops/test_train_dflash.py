@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.capture_targets.shards import FeatureReader, write_feature_shard
-from ops.files import read_json
+from ops.dflash.anchors import draw_anchors
+from ops.files import read_json, read_jsonl
 from ops.train_dflash.batches import deal, micro_batches
 from ops.train_dflash.optimizer import learning_rate, make_optimizer
 from ops.train_dflash.run import train_dflash
@@ -69,6 +70,20 @@ def test_what_is_logged_and_written(tmp_path, inputs):
     assert training["tokens"] == 2 * sum(FeatureReader(inputs["features"], "train").lengths)
     dtypes = {tensor.dtype for tensor in load_file(stage.out_dir / "model.safetensors").values()}
     assert dtypes == {torch.float32}
+
+
+def test_anchors_are_drawn_anew_in_every_epoch_for_the_samples_of_the_plan(tmp_path, inputs, monkeypatch):
+    drawn = []
+
+    def spy(mask, num_anchors, *, seed, epoch, sample):
+        drawn.append((seed, epoch, sample))
+        return draw_anchors(mask, num_anchors, seed=seed, epoch=epoch, sample=sample)
+
+    monkeypatch.setattr("ops.train_dflash.batches.draw_anchors", spy)
+    train(tmp_path, inputs, seed=4)
+    steps = read_jsonl(inputs["batches"].path / "steps.jsonl")
+    planned = [(4, step["epoch"], sample) for step in steps for sample in step["samples"]]
+    assert drawn == planned + [(0, -1, sample) for sample in range(4)]
 
 
 @pytest.fixture(scope="module")
