@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 EVERY_S = 2.0
+GIVE_UP_POLL_S = 0.2
 # MLflow calls nobody, says nothing of migrations, and gives an absent server up soon.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -30,10 +32,13 @@ class Follower:
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def finish(self) -> str | None:
+    def finish(self, give_up: Callable[[], bool]) -> str | None:
         """Send the rest. Returns a warning where MLflow could not be reached; the record keeps what is missing."""
         self._finished.set()
-        self._thread.join()
+        while self._thread.is_alive():
+            if give_up():
+                return "MLflow did not get all of the run; send the rest with `dflow sync`"
+            self._thread.join(GIVE_UP_POLL_S)
         return self._warning
 
     def _follow(self) -> None:

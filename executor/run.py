@@ -103,7 +103,7 @@ class Runner:
         self._record.state.results_run = self._results_run()
         self._record.save()
         if self._follower is not None:
-            warning = self._follower.finish()
+            warning = self._follower.finish(lambda: self.stop.count > 1)
             if warning:
                 self._display.warn(warning)
         self._record.unlock()

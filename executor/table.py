@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -131,7 +131,10 @@ class LiveDisplay(Display):
         done, total = self._progress.get(node_id, (0, 0))
         bar = ProgressBar(total=total or None, completed=done, width=32, pulse=not total)
         latest = self._metrics.get(node_id, {})
-        return Group(bar, Text(_listed(latest).removeprefix(": "), style="dim"))
+        both = Table.grid()
+        both.add_row(bar)
+        both.add_row(Text(_listed(latest).removeprefix(": "), style="dim"))
+        return both
 
 
 def make_display(state: RunState) -> Display:

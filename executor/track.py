@@ -66,9 +66,18 @@ class Sender:
             return f"MLflow cannot be reached ({reason}); nothing is lost: send it later with `dflow sync {record.run}`"
         return None
 
+    def client(self, uri: str | None) -> MlflowClient:
+        """A client; a database is made or migrated under a lock, since two processes at once would fail."""
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        with (self._store / "mlflow.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            client = MlflowClient(tracking_uri=uri or f"sqlite:///{self._store / 'mlflow.db'}")
+            client.search_experiments(max_results=1)
+        return client
+
     def _send(self, record: Record, is_running: bool) -> None:
         graph = self._graph = self._graph or record.graph()
-        client = self._client = self._client or _connect(self._store, record.state.tracking_uri)
+        client = self._client = self._client or self.client(record.state.tracking_uri)
         self._read_events()
         if self._sent["parent"] is None:
             self._create_parent(client, record, graph)
@@ -183,18 +192,6 @@ class Sender:
 
     def _save(self) -> None:
         write_json(self._folder / "mlflow.json", self._sent)
-
-
-def _connect(store: Path, uri: str | None) -> MlflowClient:
-    """A client; the store's own database is made or migrated under a lock, since two at once would fail."""
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    if uri is not None:
-        return MlflowClient(tracking_uri=uri)
-    with (store / "mlflow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        client = MlflowClient(tracking_uri=f"sqlite:///{store / 'mlflow.db'}")
-        client.search_experiments(max_results=1)
-    return client
 
 
 def _experiment(client: MlflowClient, store: Path, name: str, uri: str | None) -> str:

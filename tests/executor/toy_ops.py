@@ -81,6 +81,12 @@ def join(config, stage):
     joined = glue(texts, config.between)
     (stage.out_dir / "text.txt").write_text(joined)
     stage.log({"join/length": len(joined), "join/weight": config.weight}, step=1)
+    stage.figure("plot", Plot())
+
+
+class Plot:
+    def savefig(self, path):
+        Path(path).write_bytes(b"a picture")
 
 
 def glue(texts, between):
@@ -198,7 +204,7 @@ class NoFollower:
     def __init__(self, store, record):
         pass
 
-    def finish(self):
+    def finish(self, give_up):
         return None
 
 executor.run.Follower = NoFollower

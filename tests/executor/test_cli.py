@@ -1,0 +1,164 @@
+"""The command: what it shows, what it refuses, and what it does not import."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from toy_ops import PIPELINE, PROJECT, Toy
+
+from executor import cli
+from executor.record import NodeState, RunState
+from executor.table import LiveDisplay
+
+# The modules that a command loaded are counted after it ended.
+COUNTED = "import sys, executor.cli\ntry: sys.exit(executor.cli.main())\nfinally: print('LOADED', *sys.modules)"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    made = Toy(tmp_path_factory.mktemp("cli"))
+    assert made.dflow("run", str(made.file)).returncode == 0
+    return made
+
+
+def loaded(toy, *arguments):
+    result = subprocess.run(
+        [sys.executable, "-c", COUNTED, *arguments],
+        cwd=toy.folder,
+        env={"PYTHONPATH": str(PROJECT), "DFLOW_STORE": str(toy.store)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.partition("LOADED")[2].split())
+
+
+@pytest.mark.parametrize("command", ["help", "plan", "run", "status", "ops"])
+def test_a_command_that_computes_nothing_loads_neither_torch_nor_mlflow(toy, command):
+    arguments = {"help": ["--help"], "plan": ["plan", str(toy.file)], "run": ["run", str(toy.file)]}
+    modules = loaded(toy, *arguments.get(command, [command]))
+    assert "executor.cli" in modules
+    assert modules & {"torch", "mlflow", "transformers", "executor.track"} == set()
+
+
+def rows(toy, *arguments):
+    result = toy.dflow(*arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return {row["id"]: row for row in json.loads(result.stdout)["nodes"]}
+
+
+def test_a_plan_row_has_these_fields(toy):
+    found = rows(toy, "plan", str(toy.file), "-s", "c.between=+")
+    digest = toy.state()["nodes"]["a"]["digest"]
+    key = toy.state()["nodes"]["a"]["key"]
+    assert found["a"] == {
+        "id": "a", "op": "make", "key": key, "digest": digest, "state": "done", "cache": "hit", "reason": "",
+        "seconds": None, "mlflow_run_id": None,
+    }  # fmt: skip
+    assert {name: (row["state"], row["cache"], row["reason"]) for name, row in found.items() if name in "cd"} == {
+        "c": ("pending", "miss", 'config changed: c.between from "-" to "+"'),
+        "d": ("pending", "maybe", "input may change: c"),
+    }
+
+
+def test_a_status_row_has_these_fields(toy):
+    found = rows(toy, "status")
+    node = toy.state()["nodes"]["d"]
+    assert found["d"] == {
+        "id": "d", "op": "steps", "key": node["key"], "digest": node["digest"], "state": "done", "cache": node["cache"],
+        "reason": node["reason"], "seconds": node["seconds"], "mlflow_run_id": None, "metrics": {"steps/loss": 0.2},
+    }  # fmt: skip
+
+
+def test_a_plan_writes_nothing(tmp_path):
+    toy = Toy(tmp_path)
+    result = toy.dflow("plan", str(toy.file))
+    assert (result.returncode, toy.store.exists()) == (0, False)
+    assert [line.split()[:4] for line in result.stdout.splitlines()[1:]] == [
+        ["a", "make", "runs", "new"], ["b", "upper", "runs", "new"],
+        ["c", "join", "runs", "new"], ["d", "steps", "runs", "new"],
+    ]  # fmt: skip
+
+
+def test_explain_says_why_a_node_would_run(toy):
+    result = toy.dflow("explain", str(toy.file), "c", "-s", "c.weight=2.0")
+    assert result.stdout == "c runs:\n  config changed: c.weight from 1.0 to 2.0\n"
+    assert toy.dflow("explain", str(toy.file), "a").stdout.startswith("a: cached as ")
+    result = toy.dflow("explain", str(toy.file), "e")
+    assert (result.returncode, result.stderr) == (2, 'there is no node "e" (nodes: a, b, c, d)\n')
+
+
+def test_mistakes_in_a_pipeline_are_shown_without_a_traceback(tmp_path):
+    toy = Toy(tmp_path, PIPELINE.replace('"upper"', '"uper"').replace('text = "hello"', "text = 1"))
+    result = toy.dflow("run", str(toy.file))
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_other_errors_are_shown_without_a_traceback(tmp_path):
+    toy = Toy(tmp_path)
+    toy.store.mkdir()
+    (toy.store / "format").write_text("9")
+    result = toy.dflow("run", str(toy.file))
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"dflow: {toy.store}: the store has layout 9, this dflow knows up to 1; use a newer dflow or another --store\n",
+    )
+
+
+def test_an_unknown_command_is_a_mistake_in_usage(toy):
+    assert toy.dflow("fly").returncode == 2
+
+
+def test_from_an_unknown_node_is_a_mistake(toy):
+    result = toy.dflow("resume", "--from", "x")
+    assert result.returncode == 2
+    assert "has no node \"x\" (nodes: a, b, c, d)" in result.stderr  # fmt: skip
+
+
+def test_ops_lists_all_and_describes_one(capsys):
+    assert cli.main(["ops", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["ops"]
+    assert [row["name"] for row in listed][:3] == ["ingest", "inject_images", "tokenize_chat"]
+    assert cli.main(["ops", "shard_sequence"]) == 0
+    shown = capsys.readouterr().out
+    assert "  features: TargetFeatures\n" in shown
+    assert "  tokens_per_step: int (default 16384)\n      padded tokens in one global step" in shown
+
+
+def test_a_foreign_package_called_ops_is_named(tmp_path):
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops" / "__init__.py").write_text("OPS = {}")
+    program = (
+        f"import sys; sys.path.append({str(PROJECT)!r}); import executor.cli; sys.exit(executor.cli.main(['ops']))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert f'the package "ops" that Python finds is {tmp_path}/ops/__init__.py, not that of dflow' in result.stderr
+
+
+def test_the_ui_needs_a_database(toy):
+    result = toy.dflow("ui")
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"dflow: {toy.store} holds no mlflow.db: nothing was tracked there yet\n",
+    )
+
+
+def test_the_live_table_shows_states_progress_and_failures(tmp_path):
+    out = StringIO()
+    nodes = {"a": NodeState(state="done", cache="hit", digest="0123456789abcdef"), "b": NodeState(state="running")}
+    state = RunState(run="r1", pipeline="toy", experiment="toy", tracking_uri=None, nodes=nodes)
+    with LiveDisplay(state, Console(file=out, force_terminal=True, width=120)) as display:
+        display.show([{"kind": "progress", "node": "b", "done": 3, "total": 4}])
+        display.show([{"kind": "metric", "node": "b", "step": 1, "metrics": {"train/loss": 0.25}}])
+        display.failure("b", "DataError: x", ["last line"], tmp_path / "b.log")
+    shown = out.getvalue()
+    for expected in ("toy, run r1", "0123456789ab", "train/loss 0.25", "b failed: DataError: x", "    last line"):
+        assert expected in shown
