@@ -69,11 +69,11 @@ class TargetModel(Artifact):
 
 @frozen
 class TargetFeatures(Artifact):
-    """Hidden states of the chosen target layers, one feature shard per token shard, same rows.
+    """Hidden states of the chosen target layers, for the samples of each captured split in the order of the tokens.
 
     features.json               {"format": 1, "target": digest, "tokens": digest, "target_layer_ids", "dtype",
-                                "hidden_size", "num_target_layers", "positions": "sequential", "backend", "mask_token_id",
-                                "shards": [{"file", "split", "samples", "tokens"}]}
+                                "hidden_size", "num_target_layers", "positions": "sequential", "backend",
+                                "mask_token_id", "shards": [{"file", "split", "samples", "tokens"}]}
     train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;
                                 input_ids int32 [T]; loss_mask uint8 [T]; token_offsets int64 [N + 1]
     """

@@ -19,15 +19,20 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
 
 
+def json_line(value: object) -> str:
+    """One line of a JSONL file, with its newline."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n"
+
+
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
     """One compact object with sorted keys a line."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for row in rows:
-            file.write(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n")
+        file.writelines(json_line(row) for row in rows)
 
 
 def read_jsonl(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
+    """The objects of a JSONL file; only a newline ends a line, not the other separators that Unicode knows."""
+    with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             yield json.loads(line)
 

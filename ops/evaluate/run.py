@@ -20,7 +20,7 @@ from ops.dflash.decode import Decoded, decode_plain, decode_speculative
 from ops.dflash.load import load_draft, random_draft
 from ops.dflash.model import DraftModel
 from ops.evaluate.op import Evaluate
-from ops.evaluate.statistics import Tau, acceptance_by_slot, acceptance_length
+from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
 from ops.files import write_json, write_jsonl
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader, TokenSample
@@ -142,8 +142,8 @@ def lossless_message(errors: Sequence[Difference], prompts: int) -> str:
         for error in errors[:10]
     )
     return (
-        f"speculative decoding changed {len(errors)} of {prompts} answers beyond a tie; the draft and the target do not "
-        f"fit together, or tie_margin is too small for this dtype:\n{shown}"
+        f"speculative decoding changed {len(errors)} of {prompts} answers beyond a tie; the draft and the target do "
+        f"not fit together, or tie_margin is too small for this dtype:\n{shown}"
     )
 
 

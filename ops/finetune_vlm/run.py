@@ -25,6 +25,7 @@ from ops.ingest.digits import digit_named
 from ops.load_target.model import Target, describe_target
 from ops.load_target.run import find_checkpoint
 from ops.load_target.save import PROCESSOR, copy_files, write_target_json
+from ops.optimizer import learning_rate, make_optimizer
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 # The digit is named in the first words of an answer.
@@ -73,13 +74,13 @@ def start_target(config: FinetuneVlm, reader: TokenReader, processor: Path, devi
 def train(config: FinetuneVlm, stage: Stage, target: Target, reader: TokenReader) -> None:
     """Run the steps that are not done yet."""
     model = target.model.train()
-    optimizer = make_optimizer(model, config.lr, config.weight_decay)
+    optimizer = make_optimizer(model, config.weight_decay, betas=(0.9, 0.95))
     progress_file = stage.work_dir / "progress.safetensors"
     done = load_progress(progress_file, model, optimizer)
     for step in range(done + 1, config.steps + 1):
         samples = [reader.sample(index) for index in batch_indices(config, len(reader), step)]
         for group in optimizer.param_groups:
-            group["lr"] = config.lr * warmup_cosine(step, config.steps, config.warmup_ratio)
+            group["lr"] = learning_rate(step - 1, config.steps, config.lr, config.warmup_ratio)
         loss, gradient_norm = training_step(target, samples, optimizer, config.grad_clip)
         if not math.isfinite(loss):
             raise DataError(
@@ -99,33 +100,19 @@ def train(config: FinetuneVlm, stage: Stage, target: Target, reader: TokenReader
 def training_step(
     target: Target, samples: Sequence[TokenSample], optimizer: torch.optim.AdamW, grad_clip: float
 ) -> tuple[float, float]:
-    """One optimizer step; loss per answer token and gradient norm before clipping. No step where either is not finite."""
+    """One optimizer step; loss per answer token, and gradient norm before clipping.
+
+    The weights stay as they are where the gradient is not finite; the loss is nan then.
+    """
     loss_sum, count = answer_loss(target, samples)
     loss = loss_sum / count
     loss.backward()
     norm = nn.utils.clip_grad_norm_(target.model.parameters(), grad_clip)
-    if torch.isfinite(loss) and torch.isfinite(norm):
+    finite = bool(torch.isfinite(loss) and torch.isfinite(norm))
+    if finite:
         optimizer.step()
     optimizer.zero_grad()
-    return float(loss.detach()) if torch.isfinite(norm) else math.nan, float(norm)
-
-
-def make_optimizer(model: nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW with decay on matrices only."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
-
-
-def warmup_cosine(step: int, total: int, warmup_ratio: float) -> float:
-    """Factor of the learning rate in step 1 .. total: linear up, then half a cosine down to 0."""
-    warmup = max(1, round(total * warmup_ratio))
-    if step <= warmup:
-        return step / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    return float(loss.detach()) if finite else math.nan, float(norm)
 
 
 def batch_indices(config: FinetuneVlm, samples: int, step: int) -> list[int]:

@@ -10,12 +10,12 @@ import attrs
 
 from dsl.errors import DataError
 from dsl.stage import Stage
+from ops.files import json_line
 from ops.ingest.digits import digit_samples
 from ops.ingest.jsonl import read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.sample import DroppedSample, RawSample
-from ops.json_files import json_line
 from ops.tally import NOT_TAKEN, SPLITS, Tally
 from ops.vision.packs import PackWriter
 

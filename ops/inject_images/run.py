@@ -9,8 +9,8 @@ from typing import Any
 
 from dsl.stage import Stage
 from ops.artifacts import Samples
+from ops.files import json_line, read_jsonl
 from ops.inject_images.op import InjectImages
-from ops.json_files import json_line, read_json_lines
 from ops.tally import Tally
 from ops.vision.images import reason_to_drop
 from ops.vision.packs import read_packed
@@ -27,7 +27,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
     """
     samples: Samples = stage.inputs["samples"]
     tally = Tally("inject")
-    rows = list(read_json_lines(samples.path / "samples.jsonl"))
+    rows = list(read_jsonl(samples.path / "samples.jsonl"))
     checked: dict[str, str] = {}  # sha256 -> reason: an image of many samples is decoded once
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, row in enumerate(rows, start=1):

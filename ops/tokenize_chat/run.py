@@ -11,7 +11,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples
-from ops.json_files import json_line, read_json_lines, write_json
+from ops.files import json_line, read_jsonl, write_json
 from ops.tally import SPLITS, Tally
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import Unusable, encode
@@ -35,7 +35,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     split that is empty after filtering.
     """
     samples: ImageSamples = stage.inputs["samples"]
-    rows = list(read_json_lines(samples.path / "samples.jsonl"))
+    rows = list(read_jsonl(samples.path / "samples.jsonl"))
     processor = prepare_processor(config, rows, stage.out_dir / "processor")
     tally = Tally("tokenize")
     records: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ops.artifacts import TokenShards
-from ops.json_files import read_json_lines
+from ops.files import read_jsonl
 
 OFFSETS = {
     "input_ids": "token_offsets",
@@ -57,7 +57,7 @@ class TokenReader:
 
     def __attrs_post_init__(self) -> None:
         self.info = json.loads((self.tokens.path / "tokens.json").read_text(encoding="utf-8"))
-        rows = read_json_lines(self.tokens.path / "samples.jsonl")
+        rows = read_jsonl(self.tokens.path / "samples.jsonl")
         self.records = [row for row in rows if self.split in (None, row["split"])]
 
     def __len__(self) -> int:

@@ -22,13 +22,13 @@ from ops.dflash.anchors import block_weights
 from ops.dflash.config import to_serving
 from ops.dflash.model import DraftModel
 from ops.files import write_json
+from ops.optimizer import learning_rate, make_optimizer
 from ops.train_dflash import ranks
 from ops.train_dflash.batches import BlockMaker
 from ops.train_dflash.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from ops.train_dflash.figures import accuracy_figure, loss_figure
 from ops.train_dflash.inputs import Inputs, open_inputs
 from ops.train_dflash.op import TrainDflash
-from ops.train_dflash.optimizer import learning_rate, make_optimizer
 from ops.train_dflash.step import Forward
 from ops.train_dflash.tally import ANCHORS, LOSS, SKIPPED, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
 

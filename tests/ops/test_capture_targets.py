@@ -107,7 +107,7 @@ def test_a_stopped_capture_keeps_its_finished_shards_and_ends_with_the_same_byte
         capture_targets(config(), stage)
     finished = sorted(stage.work_dir.glob("*.safetensors"))
     times = [file.stat().st_mtime_ns for file in finished]
-    assert 2 == len(finished)
+    assert len(finished) == 2
     again = FakeStage(tmp_path, {"tokens": tokens, "target": target})
     capture_targets(config(), again)
     assert times == [file.stat().st_mtime_ns for file in finished]
@@ -178,7 +178,7 @@ def test_more_features_than_the_disk_holds_are_refused_before_the_first_one(toke
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(DataError, match="free some, use another store"):
         run(tmp_path, tokens, target)
-    assert [] == list((tmp_path / "work").iterdir())
+    assert list((tmp_path / "work").iterdir()) == []
 
 
 def test_batches_stay_within_the_budget_and_hold_every_sample_once():
@@ -192,4 +192,3 @@ def test_bfloat16_features_are_stored_as_such(tokens, target, tmp_path):
     out = run(tmp_path, tokens, target, dtype="bfloat16", target_layer_ids=(2,)).out_dir
     stored = load_file(out / "train-00000.safetensors")["features"]
     assert (torch.bfloat16, 128) == (stored.dtype, stored.shape[1])
-

@@ -150,8 +150,8 @@ def test_a_draft_that_knows_the_answer_has_whole_blocks_accepted(loaded, prompts
     monkeypatch.setattr(decode, "propose", knows)
     decoded = decode_speculative(loaded, draft, sample, 24)
     assert tuple(answer[:25]) == decoded.tokens
-    assert (BLOCK - 1,) * 4 == decoded.accepted
-    assert 6.0 == acceptance_length([decoded], 10, 0).tau
+    assert decoded.accepted == (BLOCK - 1,) * 4
+    assert acceptance_length([decoded], 10, 0).tau == 6.0
 
 
 def test_a_text_prompt_after_an_image_prompt_is_decoded_as_if_it_came_first(loaded, prompts, target):
@@ -166,17 +166,17 @@ def test_a_text_prompt_after_an_image_prompt_is_decoded_as_if_it_came_first(load
 
 def test_tokens_behind_eos_are_not_generated_tokens():
     answer = Decoded(tokens=(5, 6, 7, 2), accepted=(1, 4))
-    assert 3 == answer.generated
-    assert 7 == answer.generated_unclipped
+    assert answer.generated == 3
+    assert answer.generated_unclipped == 7
     measured = acceptance_length([answer], 10, 0)
-    assert (1.5, 3.5) == (measured.tau, measured.unclipped)
+    assert (measured.tau, measured.unclipped) == (1.5, 3.5)
 
 
 def test_an_answer_that_is_only_eos_takes_no_step():
     alone = Decoded(tokens=(2,))
     assert math.isnan(acceptance_length([alone], 10, 0).tau)
     with_other = acceptance_length([alone, Decoded(tokens=(5, 6, 2), accepted=(1,))], 100, 0)
-    assert (2.0, 2.0, 2.0) == (with_other.tau, with_other.low, with_other.high)
+    assert (with_other.tau, with_other.low, with_other.high) == (2.0, 2.0, 2.0)
 
 
 def test_tau_is_tokens_over_steps_and_its_interval_resamples_prompts():
@@ -198,29 +198,29 @@ def test_tau_is_tokens_over_steps_and_its_interval_resamples_prompts():
 
 
 def test_a_prefix_matches_up_to_the_first_difference():
-    assert 2 == matching_prefix([4, 5, 6], [4, 5, 9, 1])
-    assert 0 == matching_prefix([4], [9, 4])
-    assert 3 == matching_prefix([4, 5, 6], [4, 5, 6, 1])
-    assert [1, 2] == until_eos([1, 2, 3, 2], frozenset({2}))
+    assert matching_prefix([4, 5, 6], [4, 5, 9, 1]) == 2
+    assert matching_prefix([4], [9, 4]) == 0
+    assert matching_prefix([4, 5, 6], [4, 5, 6, 1]) == 3
+    assert until_eos([1, 2, 3, 2], frozenset({2})) == [1, 2]
 
 
 def test_a_slot_counts_as_accepted_when_the_prefix_reached_it():
     answers = [Decoded((1,) * 5, accepted=(0, 2)), Decoded((1,) * 5, accepted=(3, 1))]
-    assert [0.75, 0.5, 0.25] == acceptance_by_slot(answers, 4)
+    assert acceptance_by_slot(answers, 4) == [0.75, 0.5, 0.25]
 
 
 def test_the_report_holds_tau_by_category_and_the_random_draft(tmp_path, draft, target, tokens):
     stage = run(tmp_path, draft, target, tokens)
     report = json.loads((stage.out_dir / "report.json").read_text())
     rows = list(read_jsonl(stage.out_dir / "prompts.jsonl"))
-    assert ["image", "image", "text", "text"] == sorted(row["category"] for row in rows)
+    assert sorted(row["category"] for row in rows) == ["image", "image", "text", "text"]
     steps = sum(len(row["accepted"]) for row in rows)
     generated = sum(len(row["tokens"]) - 1 for row in rows)
     assert generated / steps == pytest.approx(report["tau"]["all"]["tau"])
     assert {"all", "image", "text"} == set(report["tau"]) == set(report["tau_random"])
-    assert {"errors": 0, "ties": 0} == report["lossless"]
+    assert report["lossless"] == {"errors": 0, "ties": 0}
     assert [report["tau"]["image"]["tau"]] == stage.metric("eval/tau_image")
-    assert ["acceptance_by_slot"] == list(stage.figures)
+    assert list(stage.figures) == ["acceptance_by_slot"]
     measured = json.loads((stage.out_dir / "measurements.json").read_text())
     assert measured["plain_seconds"] / measured["speculative_seconds"] == pytest.approx(measured["speedup"])
     again = run(tmp_path / "again", draft, target, tokens)
@@ -244,7 +244,7 @@ def test_a_changed_answer_is_an_error_unless_the_margin_says_tie(
             run(tmp_path, draft, target, tokens, tie_margin=margin, random_draft=False)
     else:
         stage = run(tmp_path, draft, target, tokens, tie_margin=margin, random_draft=False)
-        assert [4] == stage.metric("eval/ties")
+        assert stage.metric("eval/ties") == [4]
 
 
 def test_a_draft_with_a_missing_tensor_is_refused(draft, draft_config, tmp_path):

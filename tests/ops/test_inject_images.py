@@ -14,9 +14,9 @@ from PIL import Image
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import Samples
+from ops.files import json_line
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
-from ops.json_files import json_line
 from ops.vision.images import decode, reason_to_drop
 from ops.vision.packs import PackWriter
 

@@ -48,7 +48,7 @@ def test_code_and_pickles_in_a_checkpoint_stay_behind(checkpoint, tmp_path):
     (checkpoint / "modeling_custom.py").write_text("raise SystemExit")
     (checkpoint / "pytorch_model.bin").write_bytes(b"pickle")
     loaded = load(checkpoint, tmp_path)
-    assert [] == [file.name for file in (loaded.path / "model").iterdir() if file.suffix in (".py", ".bin")]
+    assert [file.name for file in (loaded.path / "model").iterdir() if file.suffix in (".py", ".bin")] == []
 
 
 def test_a_text_only_qwen3_is_a_target_with_an_untied_head(target, tmp_path):
@@ -68,7 +68,7 @@ def test_a_text_only_qwen3_is_a_target_with_an_untied_head(target, tmp_path):
     copy_files(target.path / "model", tmp_path / "qwen3", ("tokenizer*", "chat_template*"))
     loaded = load(tmp_path / "qwen3", tmp_path, mask_token_id=7)
     info = target_info(loaded)
-    assert ("qwen3", False, "model.embed_tokens.weight", "lm_head.weight", False, 7, [2]) == (
+    assert (
         info["model_type"],
         info["vision"],
         info["embed_key"],
@@ -76,11 +76,11 @@ def test_a_text_only_qwen3_is_a_target_with_an_untied_head(target, tmp_path):
         info["tied"],
         info["mask_token_id"],
         info["eos_token_ids"],
-    )
+    ) == ("qwen3", False, "model.embed_tokens.weight", "lm_head.weight", False, 7, [2])
     embed, head = frozen_ends(loaded)
     assert torch.equal(model.model.embed_tokens.weight, embed)
     assert torch.equal(model.lm_head.weight, head)
-    assert 4 == len(Target.load(loaded).decoder_layers)
+    assert len(Target.load(loaded).decoder_layers) == 4
 
 
 def test_a_directory_without_config_is_refused(tmp_path):

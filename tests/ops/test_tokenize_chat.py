@@ -19,11 +19,11 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples, TokenShards
+from ops.files import json_line, read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
-from ops.json_files import json_line, read_json_lines
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.tokenize_chat.shards import TokenReader
@@ -130,7 +130,7 @@ def tokenizer(processor_dir):
 
 def test_tokens_and_pixels_equal_those_of_the_real_qwen3_vl_processor(images, tokens, processor_dir):
     real = real_processor(processor_dir)
-    rows = {row["id"]: row for row in read_json_lines(images.path / "samples.jsonl")}
+    rows = {row["id"]: row for row in read_jsonl(images.path / "samples.jsonl")}
     reader = TokenReader(tokens)
     assert {record["category"] for record in reader.records} == {"image", "text"}
     for index in range(len(reader)):
@@ -204,7 +204,7 @@ def test_masked_tokens_decode_to_the_answers_whatever_the_text(tmp_path_factory,
 
 def test_every_tensor_is_in_every_shard_with_offsets_that_fit(tokens):
     info = json.loads((tokens.path / "tokens.json").read_text())
-    records = list(read_json_lines(tokens.path / "samples.jsonl"))
+    records = list(read_jsonl(tokens.path / "samples.jsonl"))
     assert [shard["file"] for shard in info["shards"]][:2] == ["train-00000.safetensors", "train-00001.safetensors"]
     assert sum(shard["samples"] for shard in info["shards"]) == len(records) == 80
     for shard in info["shards"]:

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 
-def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.AdamW:
+def make_optimizer(
+    model: nn.Module, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.AdamW:
     """AdamW over all parameters of a model; norms and biases are not decayed."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas)
 
 
 def learning_rate(step: int, total: int, peak: float, warmup_ratio: float) -> float:
