@@ -24,6 +24,7 @@ IMAGE_PROCESSORS = {
     "Qwen2VLImageProcessorPil": Qwen2VLImageProcessorPil,
 }
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 IMAGE_TOKEN = "<|image_pad|>"
 MASK_TOKENS = ("<|mask|>", "<|MASK|>")
 FAMILY_MASK_TOKEN_IDS = (("qwen3_5", 248070), ("qwen3", 151669))  # prefixes of model_type, the longer first
@@ -77,6 +78,11 @@ def load_processor(source: str, min_pixels: int | None = None, max_pixels: int |
     Raises DataError where the tokenizer cannot be loaded, gives no character offsets or has no chat template, EOS or
     padding token, and for an image processor of an unknown kind.
     """
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+        # transformers would make an empty tokenizer of the model's family without a word.
+        raise DataError(
+            f"processor {source}: no tokenizer can be loaded from there: none of {', '.join(TOKENIZER_FILES)}"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
