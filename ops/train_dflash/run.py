@@ -30,7 +30,7 @@ from ops.train_dflash.figures import accuracy_figure, loss_figure
 from ops.train_dflash.inputs import Inputs, open_inputs
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.step import Forward
-from ops.train_dflash.tally import ANCHORS, LOSS, SKIPPED, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
+from ops.train_dflash.tally import ANCHORLESS, ANCHORS, LOSS, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
 
 FINAL_STEPS = 50
 RATE, NORM, TALLY = 0, 1, 2
@@ -155,7 +155,7 @@ class _Training:
             "val_metrics": None if val is None else metrics(val, "val"),
             "anchors": int(history[:, TALLY + ANCHORS].sum()),
             "tokens": int(history[:, TALLY + TOKENS].sum()),
-            "skipped_micro_batches": int(history[:, TALLY + SKIPPED].sum()),
+            "samples_without_anchor": int(history[:, TALLY + ANCHORLESS].sum()),
             "skipped_steps": int((history[:, TALLY + WEIGHT] == 0).sum()),
         }
         write_json(out_dir / "training.json", result)
@@ -175,7 +175,7 @@ class _Training:
             "train/lr": float(rows[-1][RATE]),
             "train/grad_norm": float(rows[-1][NORM]),
             "train/anchors": float(tally[ANCHORS]),
-            "train/skipped_micro_batches": float(tally[SKIPPED]),
+            "train/samples_without_anchor": float(tally[ANCHORLESS]),
             "train/tokens_per_second": tokens / (now - since),
         }
         slots = enumerate(slot_accuracy(tally), start=1)

@@ -21,7 +21,7 @@ from ops.dflash.model import DraftModel
 from ops.shard_sequence.run import padded_length
 from ops.train_dflash import ranks
 from ops.train_dflash.batches import BlockMaker, Blocks, deal, micro_batches
-from ops.train_dflash.tally import ANCHORS, LOSS, SKIPPED, TOKENS, WEIGHT, count_slots, new_tally
+from ops.train_dflash.tally import ANCHORLESS, ANCHORS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
 
 VAL_SEED, VAL_EPOCH = 0, -1
 
@@ -77,11 +77,11 @@ class Forward:
         return deal(samples, costs, self.world_size)[self.rank], costs
 
     def _batch(self, items: Sequence[Blocks], tally: Tensor) -> Tensor | None:
-        """sum(w*CE) of a micro-batch, counted in the tally; None where no slot of it has a weight."""
+        """sum(w*CE) of a micro-batch, counted in the tally; None where no sample of it has an anchor."""
         tally[TOKENS] += sum(len(item.features_SF) for item in items)
+        tally[ANCHORLESS] += sum(len(item.anchors_A) == 0 for item in items)
         items = [item for item in items if len(item.anchors_A)]
         if not items:
-            tally[SKIPPED] += 1
             return None
         device = self.embed_VM.device
         tokens_NK = torch.cat([item.tokens_AK for item in items]).to(device)

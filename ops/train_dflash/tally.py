@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LOSS, WEIGHT, TOKENS, ANCHORS, SKIPPED, HEAD = 0, 1, 2, 3, 4, 5
+LOSS, WEIGHT, TOKENS, ANCHORS, ANCHORLESS, HEAD = 0, 1, 2, 3, 4, 5
 
 
 def new_tally(block_size: int) -> Tensor:
-    """Zeros: sum(w*CE), sum(w), context tokens, anchors, skipped micro-batches, correct and seen of slots 1..K-1."""
+    """Zeros: sum(w*CE), sum(w), context tokens, anchors, samples without one, correct and seen of slots 1..K-1."""
     return torch.zeros(HEAD + 2 * (block_size - 1), dtype=torch.float64)
 
 

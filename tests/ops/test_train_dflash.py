@@ -54,7 +54,7 @@ def test_what_is_logged_and_written(tmp_path, inputs):
         "train/lr",
         "train/grad_norm",
         "train/anchors",
-        "train/skipped_micro_batches",
+        "train/samples_without_anchor",
         "train/tokens_per_second",
         "train/accuracy_slot_01",
         "train/accuracy_slot_02",
@@ -189,7 +189,7 @@ def test_samples_without_an_anchor_are_skipped_and_counted(tmp_path):
     stage = train(tmp_path / "train", inputs, micro_batch_tokens=8)
     training = read_json(stage.out_dir / "training.json")
     lengths = FeatureReader(inputs["features"], "train").lengths
-    assert training["skipped_micro_batches"] == 2 * sum(length < 17 for length in lengths)
+    assert training["samples_without_anchor"] == 2 * sum(length < 17 for length in lengths)
 
 
 def test_a_set_without_any_anchor_trains_nothing_and_says_so(tmp_path):
