@@ -119,6 +119,7 @@ class OpSpec:
     run: str
     key_libraries: tuple[str, ...]
     resumable: bool
+    single_process: bool
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]
@@ -127,9 +128,18 @@ class OpSpec:
 
 
 def op(
-    *, version: int, run: str, key_libraries: tuple[str, ...] = (), resumable: bool = False
+    *,
+    version: int,
+    run: str,
+    key_libraries: tuple[str, ...] = (),
+    resumable: bool = False,
+    single_process: bool = False,
 ) -> Callable[[type[T]], type[T]]:
-    """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case."""
+    """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
+
+    resumable: a killed stage goes on from its work_dir. single_process: the run function does not share its work
+    between ranks, so a launch under torchrun is refused when the pipeline is compiled.
+    """
 
     def declare(cls: type[T]) -> type[T]:
         hints = typing.get_type_hints(cls)
@@ -151,6 +161,7 @@ def op(
             run=run,
             key_libraries=key_libraries,
             resumable=resumable,
+            single_process=single_process,
             config_class=cls,
             output=output,
             edges=edges,

@@ -24,6 +24,7 @@ def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path) -> list[Mistak
         if node.op is not None:
             mistakes += _edge_mistakes(node, node.op, nodes)
             mistakes += _external_mistakes(node, node.op, root)
+            mistakes += _launch_mistakes(node, node.op)
     return [*mistakes, *_cycle_mistakes(nodes)]
 
 
@@ -109,6 +110,11 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
         elif not path.exists() and not _may_be_model_id(str(value), field):
             hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
             yield node.mistake(field.name, f"there is no file or folder {path}", hint)
+
+
+def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
+    if op.single_process and node.launch.get("kind") == "torchrun":
+        yield node.mistake("launch.kind", f'the op "{op.name}" runs in one process', 'leave launch out, or "process"')
 
 
 def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:

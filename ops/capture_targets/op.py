@@ -27,6 +27,7 @@ def ascending_layers(_instance: object, _attribute: object, layer_ids: tuple[int
     run="ops.capture_targets.run:capture_targets",
     key_libraries=("torch", "transformers"),
     resumable=True,
+    single_process=True,
 )
 @frozen(kw_only=True)
 class CaptureTargets:

@@ -10,7 +10,7 @@ from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
 
 
-@op(version=1, run="ops.evaluate.run:evaluate", key_libraries=("torch", "transformers"))
+@op(version=1, run="ops.evaluate.run:evaluate", key_libraries=("torch", "transformers"), single_process=True)
 @frozen(kw_only=True)
 class Evaluate:
     """Decode held-out prompts with the draft and the target; measure tau and check that nothing is lost."""

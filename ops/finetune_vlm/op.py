@@ -13,6 +13,7 @@ from ops.artifacts import TargetModel, TokenShards
     run="ops.finetune_vlm.run:finetune_vlm",
     key_libraries=("torch", "transformers"),
     resumable=True,
+    single_process=True,
 )
 @frozen(kw_only=True)
 class FinetuneVlm:

@@ -13,7 +13,7 @@ from ops.artifacts import Samples
 from ops.ingest.jsonl import named_images
 
 
-@op(version=1, run="ops.ingest.run:ingest", key_libraries=("pillow",))
+@op(version=1, run="ops.ingest.run:ingest", key_libraries=("pillow",), single_process=True)
 @frozen(kw_only=True)
 class Ingest:
     """Read conversations and their images, and give every sample a split."""

@@ -8,7 +8,7 @@ from dsl.op import field, op
 from ops.artifacts import ImageSamples, Samples
 
 
-@op(version=1, run="ops.inject_images.run:inject_images", key_libraries=("pillow",))
+@op(version=1, run="ops.inject_images.run:inject_images", key_libraries=("pillow",), single_process=True)
 @frozen(kw_only=True)
 class InjectImages:
     """Put each sample's image into its first user turn, after checking that it can be decoded."""

@@ -8,7 +8,7 @@ from dsl.op import field, op
 from ops.artifacts import TargetModel
 
 
-@op(version=1, run="ops.load_target.run:load_target", key_libraries=("transformers",))
+@op(version=1, run="ops.load_target.run:load_target", key_libraries=("transformers",), single_process=True)
 @frozen(kw_only=True)
 class LoadTarget:
     """Take a Hugging Face checkpoint as the target; its files are copied into the store."""

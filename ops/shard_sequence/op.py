@@ -8,7 +8,7 @@ from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, TargetFeatures
 
 
-@op(version=1, run="ops.shard_sequence.run:shard_sequence")
+@op(version=1, run="ops.shard_sequence.run:shard_sequence", single_process=True)
 @frozen(kw_only=True)
 class ShardSequence:
     """Plan the global steps of training: which samples each takes, in an order that depends on the seed alone."""

@@ -12,6 +12,7 @@ from ops.artifacts import ImageSamples, TokenShards
     version=1,
     run="ops.tokenize_chat.run:tokenize_chat",
     key_libraries=("transformers", "tokenizers", "pillow"),
+    single_process=True,
 )
 @frozen(kw_only=True)
 class TokenizeChat:

@@ -76,8 +76,8 @@ def test_an_edge_can_be_moved(tmp_path: Path) -> None:
 
 
 def test_the_launch_can_be_changed_by_field_and_as_a_whole(tmp_path: Path) -> None:
-    graph = changed(tmp_path, "target.launch.kind=torchrun", "target.launch.nproc=2", "ingest.launch={ threads = 3 }")
-    assert graph.nodes["target"].launch == Launch(kind="torchrun", nproc=2)
+    graph = changed(tmp_path, "target.launch.device=cpu", "target.launch.threads=2", "ingest.launch={ threads = 3 }")
+    assert graph.nodes["target"].launch == Launch(device="cpu", threads=2)
     assert graph.nodes["ingest"].launch == Launch(threads=3)
 
 
