@@ -7,13 +7,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.overrides import override_graph
 from executor.content import ExternalDigests
-from executor.keys import graph_parts
+from executor.keys import graph_parts, node_parts
 from executor.plan import Decision, Planner, Previous
 from executor.record import NodeState, Record, find_record, newest_records
 from executor.store import Store
@@ -38,6 +39,12 @@ def make_planner(store: Store, graph: Graph) -> Planner:
     """A planner for the graph as it stands now. Raises DataError where an external input cannot be read."""
     parts = graph_parts(graph, ExternalDigests(store.external_memo))
     return Planner(graph=graph, parts=parts, store=store, previous=previous_nodes(store.records, graph))
+
+
+def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:
+    """The planner with one node's parts as they are now: code and data may change while the nodes above it run."""
+    fresh = node_parts(planner.graph, node_id, ExternalDigests(store.external_memo))
+    return attrs.evolve(planner, parts={**planner.parts, node_id: fresh})
 
 
 def new_run(store: Store, graph: Graph) -> Session:
@@ -66,7 +73,7 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
     forced = frozenset(record.state.forced)
     planner = make_planner(store, graph)
     pinned = {**record.state.pinned, **done}
-    return _session(store, record, _with(planner, pinned, forced), record.plan())
+    return _session(store, record, attrs.evolve(planner, pinned=pinned, forced=forced), record.plan())
 
 
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
@@ -107,7 +114,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
             metrics=state.metrics,
             source_run=state.source_run or source.run,
         )
-    planner = _with(make_planner(store, graph), pinned, anew)
+    planner = attrs.evolve(make_planner(store, graph), pinned=pinned, forced=anew)
     planner.plan()  # before there is a record: says which artifact is gone
     record = Record.create(store.records, graph, pinned=pinned, forced=sorted(anew))
     record.state.nodes.update(states)
@@ -141,7 +148,7 @@ def _session(store: Store, record: Record, planner: Planner, earlier: Mapping[st
         node = record.state.nodes[node_id]
         if node.state != "done":
             node.key, node.reason = decision.key, decision.reason
-    rows = {node_id: _row(planner, node_id, decision) for node_id, decision in decisions.items()}
+    rows = {node_id: plan_row(planner, node_id, decision) for node_id, decision in decisions.items()}
     kept = {node_id: row for node_id, row in (earlier or {}).items() if node_id in planner.pinned}
     record.save_plan({**rows, **kept})
     record.state.status = "running"
@@ -150,7 +157,8 @@ def _session(store: Store, record: Record, planner: Planner, earlier: Mapping[st
     return Session(store, record, planner)
 
 
-def _row(planner: Planner, node_id: str, decision: Decision) -> dict[str, object]:
+def plan_row(planner: Planner, node_id: str, decision: Decision) -> dict[str, Any]:
+    """What plan.json says of a node."""
     return {
         "cache": decision.cache,
         "reason": decision.reason,
@@ -158,14 +166,3 @@ def _row(planner: Planner, node_id: str, decision: Decision) -> dict[str, object
         "parents": list(planner.graph.nodes[node_id].parents),
         "parts": planner.parts[node_id].to_json(),
     }
-
-
-def _with(planner: Planner, pinned: dict[str, str], forced: frozenset[str]) -> Planner:
-    return Planner(
-        graph=planner.graph,
-        parts=planner.parts,
-        store=planner.store,
-        previous=planner.previous,
-        pinned=pinned,
-        forced=forced,
-    )

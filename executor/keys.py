@@ -77,21 +77,21 @@ class KeyParts:
 
 def graph_parts(graph: Graph, externals: ExternalDigests) -> dict[str, KeyParts]:
     """The key parts of every node. Raises DataError where an external file cannot be read."""
+    return {node_id: node_parts(graph, node_id, externals) for node_id in graph.nodes}
+
+
+def node_parts(graph: Graph, node_id: str, externals: ExternalDigests) -> KeyParts:
+    """The key parts of one node, from the files of code and data as they are now."""
+    node = graph.nodes[node_id]
     roots = [PROJECT, *dict.fromkeys(path.parent for path in graph.op_files)]
-    code: dict[str, dict[str, str]] = {}
-    parts = {}
-    for node in graph.nodes.values():
-        if node.op.run not in code:
-            code[node.op.run] = code_fingerprints(node.op.run, roots)
-        parts[node.id] = KeyParts(
-            op=node.op.name,
-            version=node.op.version,
-            code=code[node.op.run],
-            config=key_config(node),
-            external=_external(node, externals),
-            libraries={name: _library_version(name) for name in node.op.key_libraries},
-        )
-    return parts
+    return KeyParts(
+        op=node.op.name,
+        version=node.op.version,
+        code=code_fingerprints(node.op.run, roots),
+        config=key_config(node),
+        external=_external(node, externals),
+        libraries={name: _library_version(name) for name in node.op.key_libraries},
+    )
 
 
 def node_inputs(node: GraphNode, digest_of: Callable[[str], Any]) -> dict[str, Any]:

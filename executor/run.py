@@ -15,12 +15,13 @@ import attrs
 
 from dsl.errors import StageError, StoreError
 from dsl.graph import GraphNode
-from executor.begin import Session
+from executor.begin import Session, plan_row, refreshed
 from executor.follow import Follower
 from executor.jsonlines import LineReader, append_line, read_lines, write_json
 from executor.keys import node_inputs
 from executor.launch import Outcome, StageProcess, threads_of
 from executor.lease import Lease
+from executor.plan import Decision
 from executor.record import NodeState, Record, Status, final_metrics
 from executor.table import Display
 
@@ -30,7 +31,7 @@ GRACE_NOT_RESUMABLE_S = 3.0
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM: how often and by which signal this run was asked to stop."""
+    """Ctrl-C, SIGTERM and a closed terminal: how often and by which signal this run was asked to stop."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -41,7 +42,7 @@ class StopSignal:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = [signal.signal(number, self._note) for number in numbers]
         try:
             yield
@@ -121,6 +122,7 @@ class Runner:
             self._digests[node_id] = decision.digest
             self._display.changed(node_id)
             return True
+        decision = self._refreshed(node_id)
         assert decision.key is not None
         state = self._state(node_id)
         state.key, state.reason = decision.key, decision.reason
@@ -135,6 +137,16 @@ class Runner:
                 self._display.changed(node_id)
                 return True
             return self._execute(self._graph.nodes[node_id], decision.key, lease)
+
+    def _refreshed(self, node_id: str) -> Decision:
+        """The decision for a node that will run, by its code and data as its stage will find them."""
+        planner = refreshed(self._store, self._planner, node_id)
+        decision = planner.decide(node_id, self._digests)
+        if planner.parts[node_id] != self._planner.parts[node_id]:
+            self._planner = planner
+            self._record.save_plan({**self._record.plan(), node_id: plan_row(planner, node_id, decision)})
+            self._display.note(f"{node_id}: its code or data changed since the run began; the newest is taken")
+        return decision
 
     def _take(self, node_id: str, key: str | None, digest: str) -> None:
         """A hit: the node is done, with the metrics of the run that made the artifact."""
@@ -174,7 +186,7 @@ class Runner:
         if outcome.status == "done":
             try:
                 self._commit(node, key, lease, outcome)
-            except (StageError, StoreError) as error:
+            except (StageError, StoreError, OSError) as error:
                 outcome = Outcome("failed", error=f"{type(error).__name__}: {error}")
         self._close(node.id, outcome)
         return outcome.status == "done"

@@ -94,7 +94,7 @@ class LiveDisplay(Display):
 
     def __init__(self, state: RunState, console: Console) -> None:
         super().__init__(state, console)
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
+        self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._draw)
         self._errors = console
         self._failures: list[str] = []
 

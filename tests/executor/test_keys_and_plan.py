@@ -6,10 +6,12 @@ from pathlib import Path
 import attrs
 import pytest
 from attrs import frozen
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsl.errors import StoreError
 from dsl.graph import compile_pipeline
-from dsl.op import Artifact, field, op
+from dsl.op import Artifact, Ref, field, op
 from dsl.pipeline import Pipeline
 from executor.content import ExternalDigests
 from executor.keys import KeyParts, changes, graph_parts, node_inputs
@@ -230,6 +232,31 @@ def test_pinned_nodes_are_taken_as_they_are_and_forced_ones_run():
     )
     assert decisions["b"] == Decision("hit", "", None, "b0")
     assert seen(decisions) == {"a": ("hit", ""), "b": ("hit", ""), "c": ("miss", "forced"), "d": ("miss", "forced")}
+
+
+@given(
+    edges=st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=8),
+    changed=st.sets(st.integers(0, 7)),
+)
+def test_exactly_what_changed_runs_and_only_what_is_below_may_run(edges, changed):
+    ids = [f"n{place}" for place in range(len(edges))]
+    p = Pipeline("random", root=Path("/"))
+    above = {}
+    for place, producers in enumerate(edges):
+        parents = sorted({ids[producer] for producer in producers if producer < place})
+        lr = float(place)  # no two nodes have the same key
+        p.node(ids[place], Merge(texts=tuple(map(Ref, parents)), lr=lr) if parents else Source(lr=lr))
+        above[ids[place]] = {ancestor for parent in parents for ancestor in {parent, *above[parent]}}
+    graph = compile_pipeline(p)
+    store, previous = ran_before(graph)
+    parts = parts_of(graph)
+    anew = {ids[place] for place in changed if place < len(ids)}
+    for node in anew:
+        parts[node] = attrs.evolve(parts[node], code={"m:f": "2"})
+    decisions = Planner(graph=graph, parts=parts, store=store, previous=previous).plan()
+    for node in ids:
+        below = "maybe" if above[node] & anew else "hit"
+        assert decisions[node].cache == ("miss" if node in anew else below)
 
 
 def test_a_pinned_artifact_that_is_gone_is_an_error():

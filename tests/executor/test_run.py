@@ -186,6 +186,25 @@ def test_two_runs_at_once_on_one_store_do_every_node_once(tmp_path):
     assert list((toy.store / "work").iterdir()) == []
 
 
+def test_code_that_changes_while_the_run_goes_on_gets_the_key_of_what_really_ran(tmp_path):
+    toy = Toy(tmp_path)
+    process = toy.start("run", str(toy.file), "-s", "a.seconds=1.0")
+    wait_for(lambda: (tmp_path / "calls.txt").exists())
+    source = (tmp_path / "toy.py").read_text()
+    (tmp_path / "toy.py").write_text(source.replace("between.join(texts)", "between.join(reversed(texts))"))
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "c: its code or data changed since the run began; the newest is taken" in out
+    assert toy.text("c") == "HELLO-hello"
+    toy.calls()
+    toy.dflow("run", str(toy.file))
+    assert toy.calls() == []
+    (tmp_path / "toy.py").write_text(source)
+    result = toy.dflow("run", str(toy.file))
+    assert "c: started: code changed: toy:glue\n" in result.stdout
+    assert toy.text("c") == "hello-HELLO"
+
+
 def test_work_that_older_code_began_is_adopted_on_request(tmp_path):
     toy = Toy(tmp_path)
     toy.dflow("run", str(toy.file), "-s", "d.fail_at=4", "-s", "d.error=bug")
