@@ -22,12 +22,13 @@ from executor.keys import node_inputs
 from executor.launch import Outcome, StageProcess, threads_of
 from executor.lease import Lease
 from executor.plan import Decision
-from executor.record import NodeState, Record, Status, final_metrics
+from executor.record import NodeState, Record, State, Status, final_metrics
 from executor.table import Display
 
 STAGE_POLL_S = 0.1
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0
+STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "failed": "failed"}
 
 
 class StopSignal:
@@ -117,10 +118,7 @@ class Runner:
         decision = self._planner.decide(node_id, self._digests)
         if decision.cache == "hit":
             assert decision.digest is not None
-            if self._state(node_id).state != "done":
-                self._take(node_id, decision.key, decision.digest)
-            self._digests[node_id] = decision.digest
-            self._display.changed(node_id)
+            self._take(node_id, decision.key, decision.digest)
             return True
         decision = self._refreshed(node_id)
         assert decision.key is not None
@@ -129,12 +127,10 @@ class Runner:
         with self._store.lease(decision.key, self._record.run) as lease:
             if not lease.acquire(lambda holder: self._display.note(f"{node_id}: waiting, {holder}"), self.stop.is_set):
                 return False
-            made_meanwhile = self._store.newest(decision.key)
-            if node_id not in self._planner.forced and made_meanwhile is not None and self._store.has(made_meanwhile):
+            made_meanwhile = self._made_meanwhile(node_id, decision.key)
+            if made_meanwhile is not None:
                 lease.remove()
                 self._take(node_id, decision.key, made_meanwhile)
-                self._digests[node_id] = made_meanwhile
-                self._display.changed(node_id)
                 return True
             return self._execute(self._graph.nodes[node_id], decision.key, lease)
 
@@ -148,8 +144,23 @@ class Runner:
             self._display.note(f"{node_id}: its code or data changed since the run began; the newest is taken")
         return decision
 
+    def _made_meanwhile(self, node_id: str, key: str) -> str | None:
+        """What another run committed while this one waited, or this one just before it was killed."""
+        lines = self._store.index(key)
+        if not lines or not self._store.has(lines[-1].digest):
+            return None
+        counts = node_id not in self._planner.forced or lines[-1].run == self._record.run
+        return lines[-1].digest if counts else None
+
     def _take(self, node_id: str, key: str | None, digest: str) -> None:
-        """A hit: the node is done, with the metrics of the run that made the artifact."""
+        """The artifact is there: the node is done, with the metrics of the run that made it."""
+        self._digests[node_id] = digest
+        if self._state(node_id).state != "done":
+            self._copy_result(node_id, key, digest)
+            self._record.save()
+        self._display.changed(node_id)
+
+    def _copy_result(self, node_id: str, key: str | None, digest: str) -> None:
         state = self._state(node_id)
         state.state, state.cache, state.key, state.digest, state.reason = "done", "hit", key, digest, ""
         lines = [line for line in self._store.index(key or "") if line.digest == digest]
@@ -159,7 +170,6 @@ class Runner:
         if (source / "state.json").exists():
             made = [node for node in Record.load(source).state.nodes.values() if node.key == key and node.metrics]
             state.metrics = made[0].metrics if made else state.metrics
-        self._record.save()
 
     def _execute(self, node: GraphNode, key: str, lease: Lease) -> bool:
         state = self._state(node.id)
@@ -262,7 +272,7 @@ class Runner:
     def _close(self, node_id: str, outcome: Outcome) -> None:
         """Put down how the node ended, and show a failure with the end of its log."""
         state = self._state(node_id)
-        state.state = {"done": "done", "stopped": "pending", "failed": "failed"}[outcome.status]  # type: ignore[assignment]
+        state.state = STATE_AFTER[outcome.status]
         state.error = outcome.error or None
         self._record.save()
         self._record.event(node_id, "state", state=state.state, digest=state.digest, error=state.error)

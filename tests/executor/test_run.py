@@ -160,7 +160,7 @@ def test_another_digest_for_the_same_key_is_reported(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_saves_its_progress(tmp_path, number, code):
     toy = Toy(tmp_path)
-    process = toy.start("run", str(toy.file), "-s", "d.steps=40", "-s", "d.seconds=0.1")
+    process = toy.start("run", str(toy.file), "-s", "d.steps=15", "-s", "d.seconds=0.1")
     wait_for(lambda: len(toy.steps()) >= 3)
     process.send_signal(number)
     _, errors = process.communicate(timeout=10)
@@ -168,12 +168,12 @@ def test_a_stopped_run_saves_its_progress(tmp_path, number, code):
     assert f"run {toy.state()['run']} was stopped; go on with: dflow resume {toy.state()['run']}" in errors
     assert toy.caches()["d"][0] == "pending"
     saved = len(toy.steps())
-    assert 3 <= saved < 40
+    assert 3 <= saved < 15
     assert toy.dflow("resume").returncode == 0
     steps = [int(step) for step in (tmp_path / "done.txt").read_text().split()]
     assert steps[:saved] == list(range(saved))
-    assert sorted(set(steps)) == list(range(40))
-    assert len(steps) <= 41
+    assert sorted(set(steps)) == list(range(15))
+    assert len(steps) <= 16
 
 
 def test_two_runs_at_once_on_one_store_do_every_node_once(tmp_path):

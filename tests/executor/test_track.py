@@ -1,9 +1,11 @@
 """What MLflow holds of a run, and what happens when it cannot be reached."""
 
 import json
+import subprocess
+import sys
 
 import pytest
-from toy_ops import PIPELINE, Toy
+from toy_ops import ONE_NODE, PROJECT, Toy
 
 from executor.jsonlines import append_line, read_json, write_json
 from executor.track import FILE_LIMIT, Sender
@@ -175,10 +177,20 @@ def test_points_that_a_resumed_attempt_made_again_are_there_once(tracked):
     assert tracked.client.get_run(again).info.status == "FINISHED"
 
 
+def test_first_clients_at_once_make_the_database_one_after_the_other(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from executor.track import Sender\n"
+        "print(len(Sender(Path(sys.argv[1]), Path(sys.argv[1])).client(None).search_experiments()))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    processes = [subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in processes] == ["1\n"] * 3
+
+
 def test_an_absent_mlflow_is_a_warning_and_the_rest_is_sent_later(tmp_path):
     missing = tmp_path / "away"
     missing.write_text("no folder")
-    pipeline = PIPELINE + f'\n[mlflow]\ntracking_uri = "sqlite:///{missing}/mlflow.db"\n'
+    pipeline = ONE_NODE + f'\n[mlflow]\ntracking_uri = "sqlite:///{missing}/mlflow.db"\n'
     toy = Toy(tmp_path, pipeline, tracked=True)
     result = toy.dflow("run", str(toy.file))
     assert result.returncode == 0
@@ -193,13 +205,13 @@ def test_an_absent_mlflow_is_a_warning_and_the_rest_is_sent_later(tmp_path):
     )  # fmt: skip
     client = Sender(toy.store, record).client(f"sqlite:///{missing}/mlflow.db")
     children = read_json(record / "mlflow.json")["nodes"]
-    assert client.get_run(children["d"]["run_id"]).data.metrics == {"steps/loss": 0.2}
+    assert client.get_run(children["a"]["run_id"]).data.metrics == {"make/length": 5.0}
 
 
 def test_a_server_that_does_not_answer_is_a_warning(tmp_path):
-    pipeline = PIPELINE + '\n[mlflow]\ntracking_uri = "http://127.0.0.1:9"\n'
+    pipeline = ONE_NODE + '\n[mlflow]\ntracking_uri = "http://127.0.0.1:9"\n'
     toy = Toy(tmp_path, pipeline, tracked=True)
     result = toy.dflow("run", str(toy.file))
     assert result.returncode == 0
     assert "warning: MLflow cannot be reached" in result.stderr
-    assert toy.caches()["d"] == ("done", "miss")
+    assert toy.caches()["a"] == ("done", "miss")

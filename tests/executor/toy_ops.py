@@ -184,6 +184,16 @@ op = "steps"
 text = "@c"
 """
 
+ONE_NODE = """
+[pipeline]
+name = "toy"
+ops = ["toy.py"]
+
+[node.a]
+op = "make"
+text = "hello"
+"""
+
 TWO_RANKS = """
 [pipeline]
 name = "two-ranks"
