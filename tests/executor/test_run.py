@@ -54,6 +54,23 @@ def test_the_content_of_an_external_file_decides(done):
     assert done.calls() == []
 
 
+def test_the_manifest_says_what_the_artifact_was_made_of(done):
+    done.dflow("run", str(done.file))
+    nodes = done.state()["nodes"]
+    manifest = json.loads((done.store / "objects" / nodes["c"]["digest"] / "manifest.json").read_text())
+    assert sorted(manifest) == [
+        "config", "digest", "ended", "files", "format", "inputs", "key", "key_parts", "launch", "metrics", "node", "op",
+        "run", "started", "token",
+    ]  # fmt: skip
+    assert manifest["inputs"] == {"texts": [nodes["a"]["digest"], nodes["b"]["digest"]], "extra": None}
+    assert manifest["config"] == {"between": "-", "weight": 1.0}
+    assert manifest["launch"] == {
+        "kind": "process", "nproc": 1, "threads": len(os.sched_getaffinity(0)), "device": "cpu"
+    }  # fmt: skip
+    assert manifest["metrics"] == {"join/length": 11.0, "join/weight": 1.0}
+    assert sorted(manifest["key_parts"]) == ["code", "config", "external", "libraries", "op", "version"]
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [

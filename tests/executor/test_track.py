@@ -183,8 +183,8 @@ def test_first_clients_at_once_make_the_database_one_after_the_other(tmp_path):
         "print(len(Sender(Path(sys.argv[1]), Path(sys.argv[1])).client(None).search_experiments()))"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
-    processes = [subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate(timeout=120)[0] for process in processes] == ["1\n"] * 3
+    processes = [subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=120)[0] for process in processes] == ["1\n"] * 2
 
 
 def test_an_absent_mlflow_is_a_warning_and_the_rest_is_sent_later(tmp_path):

@@ -1,0 +1,86 @@
+"""The stage as an op sees it, and how a stage's processes are set up."""
+
+import os
+import threading
+
+import pytest
+
+from dsl.pipeline import Launch
+from executor import worker
+from executor.jsonlines import read_lines
+from executor.launch import _environment, threads_of
+from executor.worker import Job, WorkerStage
+
+
+@pytest.fixture
+def make_stage(tmp_path):
+    def make(rank=0, attempt=1):
+        job = Job(
+            graph="", node="n", artifacts={}, folder="", out_dir="", work_dir="", life_line="", results="",
+            events=str(tmp_path / "events.jsonl"), figures=str(tmp_path / "figures"), attempt=attempt, device="auto",
+        )  # fmt: skip
+        return WorkerStage({}, tmp_path, tmp_path, rank, 2, "cpu", job, threading.Event())
+
+    return make
+
+
+def events(tmp_path):
+    return [
+        {name: value for name, value in event.items() if name not in ("time", "node", "attempt")}
+        for event in read_lines(tmp_path / "events.jsonl")
+    ]
+
+
+def test_metrics_of_a_first_attempt_cut_nothing(make_stage, tmp_path):
+    make_stage().log({"train/loss": 1}, step=7)
+    assert events(tmp_path) == [{"kind": "metric", "step": 7, "metrics": {"train/loss": 1.0}}]
+
+
+def test_the_first_metrics_of_a_later_attempt_cut_those_before(make_stage, tmp_path):
+    stage = make_stage(attempt=2)
+    stage.log({"train/loss": 1.0}, step=7)
+    stage.log({"train/loss": 0.5}, step=8)
+    assert [(event["kind"], event["step"]) for event in events(tmp_path)] == [("cut", 7), ("metric", 7), ("metric", 8)]
+
+
+def test_only_rank_0_reports(make_stage, tmp_path):
+    stage = make_stage(rank=1)
+    stage.log({"train/loss": 1.0}, step=7)
+    stage.progress(1, 1)
+    stage.figure("plot", None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_is_written_a_few_times_a_second_and_at_the_end(make_stage, tmp_path, monkeypatch):
+    clock = iter([100.0, 100.0, 100.1, 100.25, 100.25, 100.3])
+    monkeypatch.setattr(worker.time, "time", lambda: next(clock))
+    stage = make_stage()
+    for done in (1, 2, 3):  # at 100.0 (asked and written), 100.1 (asked), 100.25 (asked and written)
+        stage.progress(done, 4)
+    stage.progress(4, 4)
+    assert [event["done"] for event in events(tmp_path)] == [1, 3, 4]
+
+
+def test_a_figure_is_a_picture_in_the_record(make_stage, tmp_path):
+    class Figure:
+        def savefig(self, path):
+            path.write_bytes(b"picture")
+
+    make_stage().figure("by/slot", Figure())
+    assert (tmp_path / "figures" / "by" / "slot.png").read_bytes() == b"picture"
+    assert events(tmp_path) == [{"kind": "figure", "name": "by/slot", "path": str(tmp_path / "figures/by/slot.png")}]
+
+
+def test_threads_are_the_cores_divided_by_the_ranks_unless_given():
+    cores = len(os.sched_getaffinity(0))
+    assert threads_of(Launch()) == cores
+    assert threads_of(Launch(kind="torchrun", nproc=4 * cores)) == 1
+    assert threads_of(Launch(threads=3)) == 3
+
+
+def test_the_environment_of_a_stage_is_pinned(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    environment = _environment(2)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
+    assert [environment[name] for name in names] == ["2", "2", "0", "false", "1"]
