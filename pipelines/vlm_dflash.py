@@ -19,9 +19,9 @@ def pipeline() -> Pipeline:
     samples = p.node("ingest", Ingest(source="builtin:digits"))
     images = p.node("inject", InjectImages(samples=samples))
     tokens = p.node("tokenize", TokenizeChat(samples=images, processor="builtin"))
-    target = p.node("target", FinetuneVlm(tokens=tokens, steps=450))
+    target = p.node("target", FinetuneVlm(tokens=tokens, steps=900, batch_size=16))
     features = p.node("capture", CaptureTargets(tokens=tokens, target=target, num_layers=5))
-    batches = p.node("shard", ShardSequence(features=features, tokens_per_step=4096, epochs=6))
+    batches = p.node("shard", ShardSequence(features=features, tokens_per_step=2048, epochs=5))
     trained = p.node(
         "train",
         TrainDflash(
@@ -31,10 +31,10 @@ def pipeline() -> Pipeline:
             tokens=tokens,
             block_size=16,
             num_layers=3,
-            num_anchors=32,
+            num_anchors=16,
             lr=2e-3,
         ),
     )
     draft = p.node("export", ExportDraft(draft=trained, target=target))
-    p.node("eval", Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=64))
+    p.node("eval", Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=64, max_new_tokens=96))
     return p

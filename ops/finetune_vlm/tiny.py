@@ -10,7 +10,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 TEXT_HIDDEN = 128
 TEXT_LAYERS = 8
-VISION_HIDDEN = 64
+VISION_HIDDEN = 128
 VISION_DEPTH = 2
 
 

@@ -1,0 +1,146 @@
+"""The whole chain through the command line, on pipelines/tiny.toml: run, cache, override, resume, kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "pipelines" / "tiny.toml"
+NODES = ["ingest", "inject", "tokenize", "target", "capture", "shard", "train", "export", "eval"]
+
+
+def command(store: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "executor.cli", *arguments, "--store", str(store)]
+
+
+def dflow(store: Path, *arguments: str) -> str:
+    """Run the command to its end; it must succeed."""
+    done = subprocess.run(command(store, *arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows(store: Path) -> dict[str, dict]:
+    return {row["id"]: row for row in json.loads(dflow(store, "status", "--json"))["nodes"]}
+
+
+def executed(store: Path) -> list[str]:
+    """The nodes that the latest run computed."""
+    return [node_id for node_id, row in rows(store).items() if row["cache"] != "hit"]
+
+
+def digests(store: Path) -> dict[str, str]:
+    return {node_id: row["digest"] for node_id, row in rows(store).items()}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    """A store in which the tiny pipeline ran once, undisturbed."""
+    store = tmp_path_factory.mktemp("whole") / "runs"
+    dflow(store, "run", str(TINY))
+    return store
+
+
+@pytest.fixture(scope="module")
+def undisturbed(store) -> dict[str, str]:
+    return digests(store)
+
+
+def test_the_chain_runs_to_the_end_and_measures_tau(store, undisturbed):
+    report = json.loads((store / "objects" / undisturbed["eval"] / "report.json").read_text())
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+    assert ["all", "image", "text"] == sorted(report["tau"])
+    assert 1.0 <= report["tau"]["all"]["tau"] <= report["block_size"]
+    assert NODES == list(undisturbed)
+    assert ["config.json", "manifest.json", "model.safetensors"] == sorted(
+        file.name for file in (store / "objects" / undisturbed["export"]).iterdir()
+    )
+
+
+def test_a_second_run_executes_nothing(store, undisturbed):
+    out = dflow(store, "run", str(TINY))
+    assert [] == executed(store)
+    assert undisturbed == digests(store)
+    assert "results in MLflow run" in out
+
+
+def test_another_learning_rate_runs_exactly_train_export_and_eval(store, undisturbed):
+    planned = json.loads(dflow(store, "plan", str(TINY), "-s", "train.lr=1e-3", "--json"))["nodes"]
+    assert {"train": "miss", "export": "maybe", "eval": "maybe"} == {
+        row["id"]: row["cache"] for row in planned if row["cache"] != "hit"
+    }
+    assert "train.lr from 0.0006 to 0.001" in next(row["reason"] for row in planned if row["id"] == "train")
+    dflow(store, "run", str(TINY), "-s", "train.lr=1e-3")
+    assert ["train", "export", "eval"] == executed(store)
+
+
+def test_resume_from_capture_runs_exactly_capture_and_all_below_it(store, undisturbed):
+    dflow(store, "run", str(TINY))
+    dflow(store, "resume", "--from", "capture")
+    assert ["capture", "shard", "train", "export", "eval"] == executed(store)
+    assert undisturbed == digests(store)
+
+
+def kill_when(store: Path, started: subprocess.Popen, reached: Callable[[], bool]) -> None:
+    """kill -9 of the executor and of every process that works on the store."""
+    deadline = time.monotonic() + 240
+    while not reached():
+        assert started.poll() is None, "the run ended before the moment to kill it"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                words = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(store).encode() in words:
+                os.kill(int(folder.name), signal.SIGKILL)
+    started.wait(10)
+
+
+def partly_done(store: Path, pattern: str) -> list[Path]:
+    return list((store / "work").glob(f"*/state/{pattern}"))
+
+
+def killed_run(store: Path, pattern: str, count: int, log: Path) -> dict[Path, int]:
+    """Start a run, kill all of it once `count` files match in a work folder; those files with their times."""
+    with log.open("wb") as output:
+        started = subprocess.Popen(command(store, "run", str(TINY)), cwd=ROOT, stdout=output, stderr=output)
+        kill_when(store, started, lambda: len(partly_done(store, pattern)) >= count)
+    return {file: file.stat().st_mtime_ns for file in partly_done(store, pattern)}
+
+
+def test_a_capture_and_a_training_killed_in_the_middle_end_with_the_same_bytes(tmp_path, undisturbed):
+    store = tmp_path / "runs"
+    shards = killed_run(store, "train-*.safetensors", 3, tmp_path / "log")
+    assert "capture" == next(node_id for node_id, row in rows(store).items() if row["state"] != "done")
+    with (tmp_path / "log").open("wb") as output:
+        resumed = subprocess.Popen(command(store, "resume"), cwd=ROOT, stdout=output, stderr=output)
+        kept: dict[Path, int] = {}
+
+        def training_has_begun() -> bool:
+            kept.update({file: file.stat().st_mtime_ns for file in shards if file.exists()})
+            return any(path.suffix != ".tmp" for path in partly_done(store, "checkpoint-*"))
+
+        kill_when(store, resumed, training_has_begun)
+    assert {file: time_ns for file, time_ns in shards.items() if file in kept} == kept, (
+        "finished shards were written again"
+    )
+    assert len(kept) == len(shards)
+    dflow(store, "resume")
+    assert undisturbed == digests(store)
+    training = rows(store)["train"]
+    assert "resumed" == training["cache"]
+    measured = json.loads((store / "objects" / training["digest"] / "measurements.json").read_text())
+    plan = json.loads((store / "objects" / undisturbed["shard"] / "plan.json").read_text())
+    assert measured["steps_in_this_attempt"] < plan["steps"]
