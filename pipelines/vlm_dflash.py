@@ -36,5 +36,5 @@ def pipeline() -> Pipeline:
         ),
     )
     draft = p.node("export", ExportDraft(draft=trained, target=target))
-    p.node("eval", Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=64, max_new_tokens=96))
+    p.node("eval", Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=48, max_new_tokens=96))
     return p

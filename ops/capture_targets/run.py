@@ -23,7 +23,7 @@ from ops.capture_targets.layers import check_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.shards import write_feature_shard
 from ops.files import finish_file, link_or_copy, write_json
-from ops.load_target.model import Target
+from ops.load_target.model import Target, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 
@@ -132,11 +132,7 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[in
 def check_fits(target: Target, readers: dict[str, TokenReader]) -> None:
     """Refuse tokens that this target cannot read. Raises DataError."""
     for reader in readers.values():
-        if reader.info["vocab_size"] > target.info["vocab_size"]:
-            raise DataError(
-                f"the tokens were made for a vocabulary of {reader.info['vocab_size']}, "
-                f"but the target has only {target.info['vocab_size']} embeddings: tokenise with the target's processor"
-            )
+        check_tokens_fit(reader.info, target.info)
         has_images = any(record["category"] == "image" for record in reader.records)
         if has_images and not target.info["vision"]:
             raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
@@ -148,7 +144,7 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
     missing = sum(plan.tokens for plan in plans if not (stage.work_dir / plan.file).exists())
     free = shutil.disk_usage(stage.work_dir).free
     print(
-        f"capture: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
+        f"dflow: capture: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
         f"{tokens * bytes_per_token / 1e9:.2f} GB in all, {free / 1e9:.1f} GB free",
         flush=True,
     )

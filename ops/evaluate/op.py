@@ -10,7 +10,7 @@ from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
 
 
-@op(version=1, run="ops.evaluate.run:evaluate", key_libraries=("torch", "transformers"), single_process=True)
+@op(version=1, run="ops.evaluate.run:evaluate", key_libraries=("torch", "transformers", "numpy"), single_process=True)
 @frozen(kw_only=True)
 class Evaluate:
     """Decode held-out prompts with the draft and the target; measure tau and check that nothing is lost."""
@@ -23,6 +23,9 @@ class Evaluate:
         default=64, validator=validators.optional(validators.ge(1)), help="prompts of each category; all unless given"
     )
     max_new_tokens: int = field(default=128, validator=validators.ge(1), help="generated tokens per prompt, at most")
+    dtype: Literal["float32", "bfloat16", "float16"] = field(
+        default="float32", help="of the forward passes of target and draft"
+    )
     random_draft: bool = field(default=True, help="measure a randomly initialised draft beside the exported one")
     tie_margin: float = field(
         default=1e-4,

@@ -22,7 +22,7 @@ from ops.dflash.model import DraftModel
 from ops.evaluate.op import Evaluate
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
 from ops.files import write_json, write_jsonl
-from ops.load_target.model import Target
+from ops.load_target.model import Target, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 
@@ -51,10 +51,13 @@ class Difference:
 
 def evaluate(config: Evaluate, stage: Stage) -> None:
     """Write the Report artifact; raises DataError where speculative decoding changed an answer beyond a tie."""
-    target = Target.load(stage.inputs["target"], stage.device)
-    draft = load_draft(stage.inputs["draft"].path, stage.device)
-    untrained = random_draft(draft.config, config.seed or 0, stage.device) if config.random_draft else None
-    samples = choose_prompts(TokenReader(stage.inputs["tokens"], config.split), config.max_prompts)
+    dtype = getattr(torch, config.dtype)
+    target = Target.load(stage.inputs["target"], stage.device, dtype)
+    draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
+    untrained = random_draft(draft.config, config.seed or 0, stage.device, dtype) if config.random_draft else None
+    reader = TokenReader(stage.inputs["tokens"], config.split)
+    check_tokens_fit(reader.info, target.info)
+    samples = choose_prompts(reader, config.max_prompts)
     if not samples:
         raise DataError(f'the split "{config.split}" holds no samples to evaluate: give it some in ingest')
     results: list[PromptResult] = []

@@ -50,7 +50,10 @@ def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int) -
 
 
 def acceptance_by_slot(decoded: Sequence[Decoded], block_size: int) -> list[float]:
-    """Share of verification steps in which slot k of the block was accepted, for k = 1 .. block_size - 1."""
+    """Share of verification steps in which slot k of the block was accepted, for k = 1 .. block_size - 1.
+
+    As in `unclipped`, what was accepted behind EOS counts.
+    """
     accepted = np.array([count for answer in decoded for count in answer.accepted])
     if not len(accepted):
         return [float("nan")] * (block_size - 1)

@@ -22,11 +22,12 @@ from ops.finetune_vlm.checkpoint import load_progress, save_progress
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.tiny import tiny_qwen3_vl
 from ops.ingest.digits import digit_named
-from ops.load_target.model import Target, describe_target
+from ops.load_target.model import Target, check_tokens_fit, describe_target
 from ops.load_target.run import find_checkpoint
 from ops.load_target.save import PROCESSOR, copy_files, write_target_json
 from ops.optimizer import learning_rate, make_optimizer
 from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.vision.processor import load_processor
 
 # The digit is named in the first words of an answer.
 ANSWER_START = 24
@@ -65,7 +66,8 @@ def start_target(config: FinetuneVlm, reader: TokenReader, processor: Path, devi
         model = tiny_qwen3_vl(reader.info, special_ids, config.seed or 0).to(device)
         return Target(model, {"eos_token_ids": reader.info["eos_token_ids"]}, torch.device(device))
     directory = find_checkpoint(config.init, None)
-    info = describe_target(directory, reader.info["mask_token_id"], reader.info["eos_token_ids"])
+    info = describe_target(directory, reader.info["mask_token_id"], load_processor(str(directory)).eos_token_ids)
+    check_tokens_fit(reader.info, info)
     target = Target.from_directory(directory, info, device)
     target.model.requires_grad_(True)
     return target
@@ -90,8 +92,8 @@ def train(config: FinetuneVlm, stage: Stage, target: Target, reader: TokenReader
         if step % config.log_every == 0 or step == config.steps:
             stage.log({"target/loss": loss, "target/grad_norm": gradient_norm}, step=step)
         stage.progress(step, config.steps)
-        stop = stage.stop_requested()
-        if stop or step % config.checkpoint_every == 0:
+        stop = stage.stop_requested() and step < config.steps
+        if stop or (step % config.checkpoint_every == 0 and step < config.steps):
             save_progress(progress_file, step, model, optimizer)
         if stop:
             raise StopRequested(f"fine-tuning stopped after step {step} of {config.steps}; its progress is saved")

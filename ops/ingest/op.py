@@ -43,6 +43,10 @@ class Ingest:
     seed: int | None = seed_field()
     output = Samples
 
+    def __attrs_post_init__(self) -> None:
+        if self.val_fraction + self.test_fraction >= 1:
+            raise ValueError("val_fraction and test_fraction leave nothing to train on: together they must be below 1")
+
     def external_files(self) -> Iterable[Path]:
         """The images that the JSONL file names, or the files that hold the data of the built-in sample."""
         if self.source == "builtin:digits":

@@ -202,14 +202,18 @@ def describe_target(directory: Path, mask_token_id: int | None, eos_token_ids: S
     text = config.get("text_config", config)
     embed_key = _find_key(directory, EMBED_ENDINGS, "embed_tokens")
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-    keys = _tensor_files(directory)
-    untied = [key for key in keys if key.endswith(HEAD_ENDINGS)]
-    if not untied and not tied:
+    # A tied model ignores an lm_head.weight that its checkpoint may hold all the same.
+    heads = [] if tied else [key for key in _tensor_files(directory) if key.endswith(HEAD_ENDINGS)]
+    if not heads and not tied:
         raise DataError(f"{directory}: no lm_head.weight among the tensors, and tie_word_embeddings is not set")
     missing = [name for name in ("vocab_size", "hidden_size", "num_hidden_layers") if name not in text]
     if missing:
         raise DataError(f"{directory}/config.json: missing {', '.join(missing)}, also in text_config")
-    if mask_token_id is not None and not 0 <= mask_token_id < text["vocab_size"]:
+    if mask_token_id is None:
+        raise DataError(
+            f"{directory}: no mask token is known for this model; give mask_token_id an id that no text produces"
+        )
+    if not 0 <= mask_token_id < text["vocab_size"]:
         raise DataError(
             f"mask_token_id {mask_token_id} lies outside the vocabulary of {text['vocab_size']} in {directory}"
         )
@@ -222,9 +226,24 @@ def describe_target(directory: Path, mask_token_id: int | None, eos_token_ids: S
         "mask_token_id": mask_token_id,
         "eos_token_ids": sorted(eos_token_ids),
         "embed_key": embed_key,
-        "lm_head_key": untied[0] if untied else embed_key,
-        "tied": not untied,
+        "lm_head_key": embed_key if tied else heads[0],
+        "tied": tied,
     }
+
+
+def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> None:
+    """Refuse tokens that were made for another vocabulary; `tokens` is tokens.json, `target` target.json.
+
+    A tokenizer of another model would pass unnoticed wherever its ids are small enough, and the draft would be
+    trained on nonsense. Raises DataError.
+    """
+    if tokens["vocab_size"] > target["vocab_size"]:
+        why = f"they need {tokens['vocab_size']} embeddings, and the target has {target['vocab_size']}"
+    elif not set(tokens["eos_token_ids"]) & set(target["eos_token_ids"]):
+        why = f"their EOS ids are {tokens['eos_token_ids']}, and the target ends at {target['eos_token_ids']}"
+    else:
+        return
+    raise DataError(f"the tokens do not fit the target: {why}; give tokenize_chat the target's checkpoint as processor")
 
 
 def frozen_ends(target: TargetModel) -> tuple[Tensor, Tensor]:

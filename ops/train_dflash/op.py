@@ -7,11 +7,13 @@ from attrs import frozen, validators
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 
+AT_LEAST_1 = validators.optional(validators.ge(1))
+
 
 @op(
     version=1,
     run="ops.train_dflash.run:train_dflash",
-    key_libraries=("torch",),
+    key_libraries=("torch", "transformers"),
     resumable=True,
 )
 @frozen(kw_only=True)
@@ -24,11 +26,17 @@ class TrainDflash:
     tokens: TokenShards | None = None
     block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
-    num_heads: int | None = field(default=None, help="query heads; the target's unless given")
-    num_kv_heads: int | None = field(default=None, help="key/value heads; the target's unless given")
-    head_dim: int | None = field(default=None, help="size of a head; the target's unless given")
-    intermediate_size: int | None = field(default=None, help="of the MLP; the target's unless given")
-    rope_theta: float | None = field(default=None, help="the target's unless given")
+    num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; the target's unless given")
+    num_kv_heads: int | None = field(
+        default=None, validator=AT_LEAST_1, help="key/value heads; the target's unless given"
+    )
+    head_dim: int | None = field(default=None, validator=AT_LEAST_1, help="size of a head; the target's unless given")
+    intermediate_size: int | None = field(
+        default=None, validator=AT_LEAST_1, help="of the MLP; the target's unless given"
+    )
+    rope_theta: float | None = field(
+        default=None, validator=validators.optional(validators.gt(0)), help="the target's unless given"
+    )
     num_anchors: int = field(default=512, validator=validators.ge(1), help="anchors drawn per sequence, at most")
     gamma: float | None = field(
         default=None,
@@ -52,6 +60,7 @@ class TrainDflash:
     eval_every: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(1)),
+        neutral=True,
         help="steps between measurements of loss and accuracy on the val split; at the end only unless given",
     )
     seed: int | None = seed_field()

@@ -169,7 +169,16 @@ def test_tokens_of_a_larger_vocabulary_are_refused(tokens, target, tmp_path):
     shutil.copytree(tokens.path, folder)
     info = json.loads((folder / "tokens.json").read_text())
     (folder / "tokens.json").write_text(json.dumps(info | {"vocab_size": 10_000}))
-    with pytest.raises(DataError, match="vocabulary of 10000"):
+    with pytest.raises(DataError, match="need 10000 embeddings, and the target has 600"):
+        run(tmp_path, TokenShards(folder, tokens.digest), target)
+
+
+def test_tokens_of_another_tokenizer_are_refused(tokens, target, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(tokens.path, folder)
+    info = json.loads((folder / "tokens.json").read_text())
+    (folder / "tokens.json").write_text(json.dumps(info | {"eos_token_ids": [77]}))
+    with pytest.raises(DataError, match=r"their EOS ids are \[77\], and the target ends at \[2\]; give tokenize_chat"):
         run(tmp_path, TokenShards(folder, tokens.digest), target)
 
 

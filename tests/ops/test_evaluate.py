@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import attrs
 import numpy as np
 import pytest
 import torch
 from fake_stage import FakeStage
-from safetensors.torch import save_file
+from reference_draft import reference_block
+from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
 from dsl.op import Ref
-from ops.artifacts import Draft
+from ops.artifacts import Draft, TargetModel
 from ops.dflash import decode
 from ops.dflash.config import DraftConfig, to_serving
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative, matching_prefix, until_eos
@@ -28,6 +30,21 @@ from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader
 
 BLOCK = 6
+
+
+@pytest.fixture(scope="module")
+def target(target, tmp_path_factory) -> TargetModel:
+    """A target with large random weights, whose every greedy token depends on all tokens before it."""
+    folder = tmp_path_factory.mktemp("lively") / "target"
+    shutil.copytree(target.path, folder)
+    file = folder / "model" / "model.safetensors"
+    weights, generator = load_file(file), torch.Generator().manual_seed(0)
+    for name, weight in sorted(weights.items()):
+        if weight.ndim == 2:
+            scale = 0.3 if "embed_tokens" in name else 2 * weight.shape[1] ** -0.5
+            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    save_file(weights, file, {"format": "pt"})
+    return TargetModel(folder, "lively")
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +169,83 @@ def test_a_draft_that_knows_the_answer_has_whole_blocks_accepted(loaded, prompts
     assert tuple(answer[:25]) == decoded.tokens
     assert decoded.accepted == (BLOCK - 1,) * 4
     assert acceptance_length([decoded], 10, 0).tau == 6.0
+
+
+def test_the_drafts_context_after_any_number_of_accepted_tokens_is_that_of_a_pass_without_cache(
+    loaded, prompts, draft_config, monkeypatch
+):
+    draft = random_draft(draft_config, 0)
+    wrong_at = (2, 0, BLOCK, 1, 4, 3)
+    endless = attrs.evolve(loaded, info={**loaded.info, "eos_token_ids": []})
+    for sample in prompts[1:3]:
+        answer = list(decode_plain(endless, sample, 40).tokens)
+        seen = []
+
+        def almost_right(target, _draft, context, anchor, sample=sample, answer=answer, seen=seen):
+            done = context.length - sample.prompt_tokens
+            assert anchor == answer[done]
+            _, features = logits_without_cache(target, sample, answer[:done])
+            slow = draft.context_kv(draft.context_features(features), torch.arange(context.length))
+            for layer, expected in zip(context.kv, slow, strict=True):
+                torch.testing.assert_close(layer, expected, atol=2e-3, rtol=1e-3)
+            proposal = answer[done + 1 : done + BLOCK]
+            if wrong_at[len(seen)] < BLOCK - 1:
+                proposal[wrong_at[len(seen)]] += 1
+            seen.append(done)
+            return proposal
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decode, "propose", almost_right)
+            decoded = decode_speculative(endless, draft, sample, 20)
+        assert tuple(min(place, BLOCK - 1) for place in wrong_at) == decoded.accepted
+        assert tuple(answer[:21]) == decoded.tokens
+
+
+def test_what_is_accepted_behind_eos_in_the_middle_of_a_block_is_not_counted(
+    loaded, prompts, draft_config, monkeypatch
+):
+    sample = prompts[0]
+    answer = list(decode_plain(loaded, sample, 25).tokens)
+    end = next(index for index in range(2, BLOCK) if answer[index] not in answer[:index])
+    ending = attrs.evolve(loaded, info={**loaded.info, "eos_token_ids": [answer[end]]})
+
+    def knows(_target, _draft, context, _anchor):
+        done = context.length - sample.prompt_tokens + 1
+        return answer[done : done + BLOCK - 1]
+
+    monkeypatch.setattr(decode, "propose", knows)
+    decoded = decode_speculative(ending, random_draft(draft_config, 0), sample, 24)
+    assert tuple(answer[: end + 1]) == decoded.tokens == decode_plain(ending, sample, 24).tokens
+    assert (BLOCK - 1,) == decoded.accepted
+    measured = acceptance_length([decoded], 10, 0)
+    assert (end, BLOCK) == (measured.tau, measured.unclipped)
+
+
+def test_greedy_generation_of_the_reference_draft_equals_ours(loaded, prompts, draft_config, monkeypatch):
+    draft, config = random_draft(draft_config, 1), to_serving(draft_config)
+    weights = draft.state_dict()
+    sample = prompts[-1]
+    ours = decode_speculative(loaded, draft, sample, 4)
+    seen: list[int] = []
+
+    def reference(target, _draft, context, anchor):
+        seen.append(anchor)
+        answer = list(ours.tokens[: context.length - sample.prompt_tokens])
+        assert anchor == ours.tokens[len(answer)]
+        _, features = logits_without_cache(target, sample, [*answer, anchor])
+        block = torch.tensor([anchor] + [draft.config.mask_token_id] * (BLOCK - 1))
+        hidden = reference_block(config, weights, features, target.embed_weight[block], context.length)
+        return (hidden[1:] @ target.head_weight.T).argmax(-1).tolist()
+
+    monkeypatch.setattr(decode, "propose", reference)
+    theirs = decode_speculative(loaded, draft, sample, 4)
+    assert (ours.tokens, ours.accepted) == (theirs.tokens, theirs.accepted)
+    assert len(seen) == ours.steps
+
+
+def test_bfloat16_decodes_without_a_loss_beyond_ties(tmp_path, draft, target, tokens):
+    stage = run(tmp_path, draft, target, tokens, dtype="bfloat16", tie_margin=0.5, random_draft=False)
+    assert [0] == stage.metric("eval/lossless_errors")
 
 
 def test_a_text_prompt_after_an_image_prompt_is_decoded_as_if_it_came_first(loaded, prompts, target):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 import torch.nn.functional as F
 from fake_stage import FakeStage, folder_digest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from dsl.errors import DataError, StopRequested
 from dsl.op import Ref
-from ops.artifacts import TargetModel
+from ops.artifacts import TargetModel, TokenShards
 from ops.finetune_vlm.accuracy import answer_loss, greedy_starts
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.run import batch_indices, finetune_vlm
@@ -111,6 +113,26 @@ def test_every_epoch_takes_each_sample_at_most_once_in_another_order():
 def test_a_loss_that_is_not_finite_names_the_step_and_the_samples(tokens, tmp_path):
     with pytest.raises(DataError, match=r"step \d: the loss is nan; samples .*digit-\d+"):
         finetune_vlm(config(lr=1e30, steps=4, warmup_ratio=0.0), FakeStage(tmp_path, {"tokens": tokens}))
+
+
+def test_val_and_test_samples_change_no_weight(tokens, target, tmp_path):
+    folder = tmp_path / "poisoned"
+    shutil.copytree(tokens.path, folder)
+    for file in (*folder.glob("val-*"), *folder.glob("test-*")):
+        tensors = load_file(file)
+        tensors["input_ids"][tensors["input_ids"] > 100] = 99
+        tensors["loss_mask"][:] = 1
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    stage = FakeStage(tmp_path, {"tokens": TokenShards(folder, "poisoned")})
+    finetune_vlm(config(), stage)
+    weights = [path / "model" / "model.safetensors" for path in (target.path, stage.out_dir)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_stop_after_the_last_step_ends_the_training(tokens, target, tmp_path):
+    stage = FakeStage(tmp_path, {"tokens": tokens}, stop_after=1)
+    finetune_vlm(config(checkpoint_every=1), stage)
+    assert folder_digest(target.path) == folder_digest(stage.out_dir)
 
 
 def test_training_goes_on_from_a_checkpoint_directory(tokens, target, tmp_path):

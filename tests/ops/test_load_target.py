@@ -115,6 +115,20 @@ def test_several_embeddings_are_listed(checkpoint, tmp_path):
         load(checkpoint, tmp_path)
 
 
+def test_a_tied_target_ignores_a_stale_head(target, checkpoint, tmp_path):
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["lm_head.weight"] = torch.zeros(600, 128)
+    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    loaded = load(checkpoint, tmp_path)
+    assert target_info(target) == target_info(loaded)
+    assert torch.equal(frozen_ends(target)[1], frozen_ends(loaded)[1])
+
+
+def test_a_target_without_a_mask_token_is_refused(target):
+    with pytest.raises(DataError, match="no mask token is known"):
+        describe_target(target.path / "model", None, [2])
+
+
 def test_a_mask_token_outside_the_vocabulary_is_refused(target):
     with pytest.raises(DataError, match="mask_token_id 600 lies outside the vocabulary of 600"):
         describe_target(target.path / "model", 600, [2])

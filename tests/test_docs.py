@@ -1,0 +1,38 @@
+"""The code in docs/ runs as it stands there."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from pathlib import Path
+
+from fake_stage import FakeStage
+
+from dsl.op import Ref, op_of
+from ops.artifacts import ImageSamples, Samples
+from ops.files import read_json
+from ops.ingest.op import Ingest
+from ops.ingest.run import ingest
+from ops.inject_images.op import InjectImages
+from ops.inject_images.run import inject_images
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_example_op_gives_samples_that_the_next_node_takes(tmp_path: Path) -> None:
+    text = (DOCS / "pipelines.md").read_text()
+    code = text[text.index("    # my_ops.py") : text.index("The op's name is")]
+    (tmp_path / "my_ops.py").write_text(textwrap.dedent(code))
+    spec = importlib.util.spec_from_file_location("my_ops", tmp_path / "my_ops.py")
+    assert spec is not None and spec.loader is not None
+    my_ops = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(my_ops)
+    assert "shorten" == op_of(my_ops.Shorten).name
+
+    stage = FakeStage(tmp_path / "ingest")
+    ingest(Ingest(source="builtin:digits", max_samples=20, seed=0), stage)
+    shortened = FakeStage(tmp_path / "shorten", {"samples": stage.artifact(Samples)})
+    my_ops.shorten(my_ops.Shorten(samples=Ref("ingest"), count=7), shortened)
+    injected = FakeStage(tmp_path / "inject", {"samples": shortened.artifact(Samples)})
+    inject_images(InjectImages(samples=Ref("shorten")), injected)
+    assert 7 == read_json(injected.artifact(ImageSamples).path / "summary.json")["kept"]
