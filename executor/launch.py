@@ -47,21 +47,19 @@ class StageProcess:
 
     def __init__(self, lease: Lease, launch: Launch, log: Path, **job: Any) -> None:
         folder = lease.folder
-        self._results = folder / "results"
-        self._results.mkdir(exist_ok=True)
-        for old in self._results.iterdir():
-            old.unlink()
+        self._results = folder / f"results-{lease.attempt}"
+        self._results.mkdir()
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
         self._nproc = launch.nproc
         self._asked_at: float | None = None
-        self._life_line_path = folder / f"alive-{lease.token}"
-        self._life_line_path.unlink(missing_ok=True)
+        self._life_line_path = folder / f"alive-{lease.attempt}"
         os.mkfifo(self._life_line_path)
         self._life_line: int | None = os.open(self._life_line_path, os.O_RDWR)
-        job_path = folder / "job.json"
+        job_path = folder / f"job-{lease.attempt}.json"
         full_job = Job(
             folder=str(folder),
+            token=lease.token,
             out_dir=str(lease.out_dir),
             work_dir=str(lease.work_dir),
             life_line=str(self._life_line_path),

@@ -4,8 +4,10 @@
     work/<key>/ranks    flock, shared, by every process of the stage for its life
     work/<key>/out      what becomes the artifact
     work/<key>/state    what the op keeps between attempts
+    work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launch.py
 
-A new holder waits until nobody holds `ranks`, so no late writer of a killed run can be alive beside it.
+A new holder waits until nobody holds `ranks`, so no late writer of a killed run can be alive beside it. A process that
+comes to `ranks` later still finds another token in `lease`, and ends.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 from dsl.errors import LeaseLost
 from executor.jsonlines import read_json
 
+KEPT = ("lease", "ranks")
 LATE_WRITERS_S = 60.0
 POLL_S = 0.1
 
@@ -45,6 +48,11 @@ class Lease:
     @property
     def work_dir(self) -> Path:
         return self.folder / "state"
+
+    @property
+    def attempt(self) -> str:
+        """Names the files of one attempt. Tokens start anew with the folder, so the process belongs to it."""
+        return f"{self.token}-{os.getpid()}"
 
     def acquire(self, on_wait: Callable[[str], None], should_stop: Callable[[], bool]) -> bool:
         """Wait for the lease; False where `should_stop` said so first. `on_wait` gets one line about the holder.
@@ -106,9 +114,13 @@ class Lease:
 
     def empty(self, *, keep_state: bool) -> None:
         """Remove what earlier attempts left; the op's own state only where it is not to be kept."""
-        shutil.rmtree(self.out_dir, ignore_errors=True)
-        if not keep_state:
-            shutil.rmtree(self.work_dir, ignore_errors=True)
+        for path in self.folder.iterdir():
+            if path.name in KEPT or (keep_state and path == self.work_dir):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         self.out_dir.mkdir()
         self.work_dir.mkdir(exist_ok=True)
 
@@ -191,10 +203,16 @@ class Lease:
         os.fsync(self._descriptor)
 
 
-def share_ranks(folder: Path) -> int:
-    """Held by a process of a stage for its life: says that it may write to the work folder. Returns the descriptor."""
+def share_ranks(folder: Path, token: int) -> int:
+    """Held by a process of a stage for its life: says that it may write to the work folder. Returns the descriptor.
+
+    Raises LeaseLost where the lease went on to another holder before this process came to work.
+    """
     descriptor = os.open(folder / "ranks", os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if (read_json(folder / "lease") or {}).get("token") != token:
+        os.close(descriptor)
+        raise LeaseLost(f"{folder}: the lease went on to another attempt")
     return descriptor
 
 

@@ -1,9 +1,10 @@
 """The child's side of a stage: load the inputs, import the op's run module, call it, and say how it ended.
 
-    python -m executor.worker <work>/job.json           (torchrun starts one of these per rank)
+    python -m executor.worker <work>/job-<attempt>.json          (torchrun starts one of these per rank)
 
 This module imports no torch; the op's run module does where it needs to. A process ends at once when the executor is
-gone: it watches a FIFO whose only writer is the executor. What an op raises is written to results/<rank>.json.
+gone: it watches a FIFO whose only writer is the executor. One that comes late, to a work folder that went on to another
+attempt, ends too. What an op raises is written to results-<attempt>/<rank>.json.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from dsl.errors import ConfigError, DflowError, StopRequested
+from dsl.errors import ConfigError, DflowError, LeaseLost, StopRequested
 from dsl.graph import GraphNode, graph_from_json
 from executor.jsonlines import append_line, read_json, write_json
 from executor.keys import node_inputs
@@ -38,12 +39,13 @@ PROGRESS_EVERY_S = 0.2
 
 @frozen(kw_only=True)
 class Job:
-    """What the executor tells a stage; job.json. Paths are absolute; artifacts maps node ids to [path, digest]."""
+    """What the executor tells a stage. Paths are absolute; artifacts maps node ids to [path, digest]."""
 
     graph: str
     node: str
     artifacts: Mapping[str, list[str]]
     folder: str
+    token: int
     out_dir: str
     work_dir: str
     life_line: str
@@ -99,13 +101,19 @@ class WorkerStage:
 
 
 def main() -> int:
-    job = Job(**read_json(Path(sys.argv[1])))
+    told = read_json(Path(sys.argv[1]))
+    if told is None:  # a later attempt cleared the folder
+        return EXECUTOR_GONE
+    job = Job(**told)
     rank = int(os.environ.get("RANK", "0"))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, partial(_set_flag, stop))
-    share_ranks(Path(job.folder))
-    _watch_life_line(job.life_line)
+    try:
+        share_ranks(Path(job.folder), job.token)
+        _watch_life_line(job.life_line)
+    except (LeaseLost, FileNotFoundError):  # a later attempt took or cleared the folder
+        return EXECUTOR_GONE
     result = Path(job.results) / f"{rank}.json"
     sys.excepthook = partial(_report_error, result)
     try:

@@ -4,7 +4,15 @@ import os
 import signal
 from pathlib import Path
 
-from toy_ops import TWO_RANKS, Toy, wait_for
+from toy_ops import PROJECT, TWO_RANKS, Toy, wait_for
+
+# A sitecustomize: the worker does not begin before the file `go` is there.
+LATE = """
+import sys, time
+from pathlib import Path
+while "executor.worker" in sys.orig_argv and not Path(__file__).with_name("go").exists():
+    time.sleep(0.02)
+"""
 
 
 def is_alive(pid):
@@ -54,6 +62,28 @@ def test_no_stage_outlives_an_executor_that_was_killed_alone(tmp_path):
     process.kill()
     wait_for(lambda: stage_pids(toy) == [], seconds=10)
     process.communicate()
+
+
+def test_a_worker_that_starts_late_leaves_the_next_attempt_alone(tmp_path):
+    toy = Toy(tmp_path)
+    toy.dflow("run", str(toy.file), "-s", "d.fail_at=0", "-s", "d.seconds=0.1", "-s", "d.steps=30")
+    late = tmp_path / "late"
+    late.mkdir()
+    (late / "sitecustomize.py").write_text(LATE)
+    first = toy.start("resume", "-s", "d.fail_at=-1", PYTHONPATH=f"{late}{os.pathsep}{PROJECT}")
+    wait_for(lambda: stage_pids(toy) != [])
+    pids = stage_pids(toy)
+    first.kill()
+    toy.calls()
+    second = toy.start("resume")
+    wait_for(lambda: len(toy.steps()) >= 1)
+    (late / "go").touch()
+    wait_for(lambda: not is_alive(pids[0]))
+    assert len(stage_pids(toy)) == 1  # that of the second attempt, still at work
+    second.communicate(timeout=30)
+    first.communicate()
+    assert (second.returncode, toy.calls()) == (0, ["steps"])
+    assert (tmp_path / "done.txt").read_text().split() == [str(step) for step in range(30)]
 
 
 def two_ranks(toy):

@@ -110,10 +110,21 @@ def test_nobody_starts_while_a_rank_of_an_earlier_attempt_lives(tmp_path, monkey
     monkeypatch.setattr(lease_module, "LATE_WRITERS_S", 0.2)
     with Lease(tmp_path / "k", "r1") as lease:
         lease.acquire(print, never)
-        rank = share_ranks(lease.folder)
+        rank = share_ranks(lease.folder, lease.token)
         with pytest.raises(LeaseLost, match="processes of an earlier attempt still run there"):
             lease.wait_for_ranks()
         os.close(rank)
+        lease.wait_for_ranks()
+
+
+def test_a_rank_that_comes_after_the_next_attempt_began_may_not_start(tmp_path):
+    with Lease(tmp_path / "k", "r1") as first:
+        first.acquire(print, never)
+        late = first.token
+    with Lease(tmp_path / "k", "r1") as lease:
+        lease.acquire(print, never)
+        with pytest.raises(LeaseLost, match="the lease went on to another attempt"):
+            share_ranks(lease.folder, late)
         lease.wait_for_ranks()
 
 

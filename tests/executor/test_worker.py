@@ -16,7 +16,7 @@ from executor.worker import Job, WorkerStage
 def make_stage(tmp_path):
     def make(rank=0, attempt=1):
         job = Job(
-            graph="", node="n", artifacts={}, folder="", out_dir="", work_dir="", life_line="", results="",
+            graph="", node="n", artifacts={}, folder="", token=1, out_dir="", work_dir="", life_line="", results="",
             events=str(tmp_path / "events.jsonl"), figures=str(tmp_path / "figures"), attempt=attempt, device="auto",
         )  # fmt: skip
         return WorkerStage({}, tmp_path, tmp_path, rank, 2, "cpu", job, threading.Event())
