@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,17 @@ class Session:
         return self.planner.graph
 
 
-def make_planner(store: Store, graph: Graph) -> Planner:
-    """A planner for the graph as it stands now. Raises DataError where an external input cannot be read."""
-    parts = graph_parts(graph, ExternalDigests(store.external_memo))
-    return Planner(graph=graph, parts=parts, store=store, previous=previous_nodes(store.records, graph))
+def make_planner(
+    store: Store, graph: Graph, pinned: Mapping[str, str] | None = None, forced: Iterable[str] = ()
+) -> Planner:
+    """A planner for the graph as it stands now; code and data of pinned nodes are not looked at.
+
+    Raises DataError where an external input cannot be read.
+    """
+    pinned = pinned or {}
+    parts = graph_parts(graph, ExternalDigests(store.external_memo), without=pinned)
+    previous = previous_nodes(store.records, graph)
+    return Planner(graph=graph, parts=parts, store=store, previous=previous, pinned=pinned, forced=frozenset(forced))
 
 
 def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:
@@ -56,24 +63,33 @@ def new_run(store: Store, graph: Graph) -> Session:
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
     """The same record goes on: what is done stays done, forced nodes stay forced, the graph is the recorded one.
 
-    With overrides a new record is made instead, as its nodes are others.
+    With overrides a new record is made instead; only nodes at or below an override are decided anew.
     """
     record = find_record(store.records, run)
     if overrides:
-        return new_run(store, override_graph(record.graph(), overrides))
+        return _resumed_with(store, record, overrides)
     record.lock()
     record.reload()
-    graph = record.graph()
-    done = {}
+    done = _done(store, record)
     for node_id, node in record.state.nodes.items():
-        if node.state == "done" and node.digest is not None and store.has(node.digest):
-            done[node_id] = node.digest
-        else:
+        if node_id not in done:
             record.state.nodes[node_id] = NodeState(attempt=node.attempt, metrics=node.metrics)
-    forced = frozenset(record.state.forced)
-    planner = make_planner(store, graph)
     pinned = {**record.state.pinned, **done}
-    return _session(store, record, attrs.evolve(planner, pinned=pinned, forced=forced), record.plan())
+    planner = make_planner(store, record.graph(), pinned, record.state.forced)
+    return _session(store, record, planner, record.plan())
+
+
+def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
+    graph = override_graph(source.graph(), overrides)
+    anew = {node_id for override in overrides for node_id in graph.below(_node_of(override))}
+    done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in anew}
+    taken = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in anew}
+    forced = [node_id for node_id in source.state.forced if node_id not in done]
+    planner = make_planner(store, graph, {**taken, **done}, forced)
+    planner.plan()  # before there is a record: says which artifact is gone
+    record = Record.create(store.records, graph, pinned=taken, forced=forced, goes_on_from=source.run)
+    record.state.nodes.update({node_id: _taken(source, node_id) for node_id in done})
+    return _session(store, record, planner, source.plan())
 
 
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
@@ -88,7 +104,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
         raise PipelineError([Mistake(f'--from: run {source.run} has no node "{node_id}"', hint=hint)])
     graph = override_graph(recorded, overrides)
     anew = graph.below(node_id)
-    outside = [override for override in overrides if override.partition(".")[0].strip() not in anew]
+    outside = [override for override in overrides if _node_of(override) not in anew]
     if outside:
         hint = (
             f"a node that is not below --from is taken as it is; start from it, or use `dflow run` with -s {outside[0]}"
@@ -105,20 +121,37 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
                 f"finish it with `dflow resume {source.run}`"
             )
         pinned[other] = state.digest
-        states[other] = NodeState(
-            state="done",
-            cache="hit",
-            key=state.key,
-            digest=state.digest,
-            reason=f"taken from run {source.run} as it is",
-            metrics=state.metrics,
-            source_run=state.source_run or source.run,
-        )
-    planner = attrs.evolve(make_planner(store, graph), pinned=pinned, forced=anew)
+        states[other] = _taken(source, other)
+    planner = make_planner(store, graph, pinned, anew)
     planner.plan()  # before there is a record: says which artifact is gone
     record = Record.create(store.records, graph, pinned=pinned, forced=sorted(anew))
     record.state.nodes.update(states)
     return _session(store, record, planner, source.plan())
+
+
+def _done(store: Store, record: Record) -> dict[str, str]:
+    """The digests of the nodes that the run finished and whose artifacts are still there."""
+    states = record.state.nodes.items()
+    digests = {node_id: node.digest for node_id, node in states if node.state == "done" and node.digest is not None}
+    return {node_id: digest for node_id, digest in digests.items() if store.has(digest)}
+
+
+def _taken(source: Record, node_id: str) -> NodeState:
+    """A node of an earlier run in the record of a new one."""
+    state = source.state.nodes[node_id]
+    return NodeState(
+        state="done",
+        cache="hit",
+        key=state.key,
+        digest=state.digest,
+        reason=f"taken from run {source.run} as it is",
+        metrics=state.metrics,
+        source_run=state.source_run or source.run,
+    )
+
+
+def _node_of(override: str) -> str:
+    return override.partition(".")[0].strip()
 
 
 def previous_nodes(records: Path, graph: Graph) -> dict[str, Previous]:
@@ -148,7 +181,7 @@ def _session(store: Store, record: Record, planner: Planner, earlier: Mapping[st
         node = record.state.nodes[node_id]
         if node.state != "done":
             node.key, node.reason = decision.key, decision.reason
-    rows = {node_id: plan_row(planner, node_id, decision) for node_id, decision in decisions.items()}
+    rows = {node_id: plan_row(planner, node_id, decisions[node_id]) for node_id in planner.parts}
     kept = {node_id: row for node_id, row in (earlier or {}).items() if node_id in planner.pinned}
     record.save_plan({**rows, **kept})
     record.state.status = "running"

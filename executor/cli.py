@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from attrs import NOTHING
 
-from dsl.errors import DflowError, PipelineError, StoreError, did_you_mean
+from dsl.errors import DflowError, Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.op import OpSpec, type_name
 from dsl.op_table import all_ops, load_op
@@ -53,6 +53,9 @@ def run(options: argparse.Namespace) -> int:
 def resume(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=True)
     if options.start is not None:
+        if options.adopt:
+            hint = "--from starts with empty work folders; leave --adopt out"
+            raise PipelineError([Mistake("--adopt goes on with unfinished work, --from does not", hint=hint)])
         return _run(run_from(store, options.run, options.start, options.set))
     session = resumed_run(store, options.run, options.set)
     if all(node.state == "done" for node in session.record.state.nodes.values()):

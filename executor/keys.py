@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,9 @@ class KeyParts:
         return parts
 
 
-def graph_parts(graph: Graph, externals: ExternalDigests) -> dict[str, KeyParts]:
-    """The key parts of every node. Raises DataError where an external file cannot be read."""
-    return {node_id: node_parts(graph, node_id, externals) for node_id in graph.nodes}
+def graph_parts(graph: Graph, externals: ExternalDigests, without: Container[str] = ()) -> dict[str, KeyParts]:
+    """The key parts of every node not in `without`. Raises DataError where an external file cannot be read."""
+    return {node_id: node_parts(graph, node_id, externals) for node_id in graph.nodes if node_id not in without}
 
 
 def node_parts(graph: Graph, node_id: str, externals: ExternalDigests) -> KeyParts:

@@ -59,7 +59,10 @@ class NodeState:
 
 @define(kw_only=True)
 class RunState:
-    """The content of state.json. pinned: digests taken as they are, forced: nodes that run whatever the store holds."""
+    """The content of state.json. pinned: digests taken as they are, forced: nodes that run whatever the store holds.
+
+    goes_on_from: the run that `resume -s` took up with other values.
+    """
 
     run: str
     pipeline: str
@@ -70,6 +73,7 @@ class RunState:
     ended: float | None = None
     pinned: dict[str, str] = attrs.Factory(dict)
     forced: list[str] = attrs.Factory(list)
+    goes_on_from: str | None = None
     results_run: str | None = None
     nodes: dict[str, NodeState] = attrs.Factory(dict)
 
@@ -98,6 +102,8 @@ class Record:
     @classmethod
     def load(cls, folder: Path) -> Record:
         data = read_json(folder / "state.json")
+        if data is None:
+            raise StoreError(f"{folder}: the record of this run was not written to its end (it has no state.json)")
         nodes = {name: NodeState(**node) for name, node in data.pop("nodes").items()}
         return cls(folder, RunState(**data, nodes=nodes))
 

@@ -174,9 +174,10 @@ class Runner:
     def _execute(self, node: GraphNode, key: str, lease: Lease) -> bool:
         state = self._state(node.id)
         lease.wait_for_ranks()
-        if self._adopt and not self._is_anew(node.id):
+        is_anew = self._is_anew(node.id, lease.last_run)
+        if self._adopt and not is_anew:
             self._adopt_work(node, lease)
-        lease.empty(keep_state=not self._is_anew(node.id))
+        lease.empty(keep_state=not is_anew)
         resumed = any(lease.work_dir.iterdir())
         if resumed:
             self._inherit_events(node.id, lease.last_run)
@@ -201,9 +202,11 @@ class Runner:
         self._close(node.id, outcome)
         return outcome.status == "done"
 
-    def _is_anew(self, node_id: str) -> bool:
-        """Whether the node starts with an empty work folder: it is forced, and this run did not start it yet."""
-        return node_id in self._planner.forced and self._state(node_id).attempt == 0
+    def _is_anew(self, node_id: str, last_run: str | None) -> bool:
+        """Whether the node starts with an empty work folder: it is forced, and neither this run started it yet nor the
+        one that this run goes on from, which left its work folder here."""
+        began = self._state(node_id).attempt or (last_run and last_run == self._record.state.goes_on_from)
+        return node_id in self._planner.forced and not began
 
     def _run_stage(self, node: GraphNode, lease: Lease) -> Outcome:
         artifacts = {

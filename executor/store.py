@@ -146,9 +146,11 @@ class Store:
         if self.manifest(digest) is not None:  # the same content was there: it never changes
             shutil.rmtree(out)
             return
-        if target.exists():  # files of it were lost or altered; the fresh ones take its place
-            target.rename(out.with_name("altered"))
+        altered = out.with_name("altered")
+        shutil.rmtree(altered, ignore_errors=True)
         try:
+            if target.exists():  # files of it were lost or altered; the fresh ones take its place
+                target.rename(altered)
             out.rename(target)
         except OSError as error:
             if self.manifest(digest) is None:

@@ -120,6 +120,12 @@ def test_from_an_unknown_node_is_a_mistake(toy):
     assert "has no node \"x\" (nodes: a, b, c, d)" in result.stderr  # fmt: skip
 
 
+def test_from_does_not_go_with_adopt(toy):
+    result = toy.dflow("resume", "--from", "c", "--adopt")
+    assert result.returncode == 2
+    assert result.stderr.startswith("--adopt goes on with unfinished work, --from does not (")
+
+
 def test_ops_lists_all_and_describes_one(capsys):
     assert cli.main(["ops", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["ops"]

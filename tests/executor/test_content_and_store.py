@@ -116,6 +116,21 @@ def test_an_artifact_with_a_file_of_another_size_is_absent_and_can_be_made_again
     assert path.read_text() == "hello"
 
 
+def test_what_a_killed_commit_put_aside_is_in_nobodys_way(store):
+    digest = commit(store)
+    (store.object_path(digest) / "sub/text.txt").unlink()
+    with store.lease("k1", "r2") as lease:
+        lease.acquire(print, lambda: False)
+        lease.empty(keep_state=False)
+        (lease.out_dir / "sub").mkdir()
+        (lease.out_dir / "sub" / "text.txt").write_text("hello")
+        (lease.folder / "altered").mkdir()
+        (lease.folder / "altered" / "text.txt").write_text("hell")
+        line = {"run": "r2", "neutral": {}, "acceptance": "computed"}
+        assert Store(store.path).commit(lease, "k1", {"format": 1, "op": "make"}, line) == digest
+    assert (store.object_path(digest) / "sub/text.txt").read_text() == "hello"
+
+
 def test_an_op_that_wrote_nothing_has_no_artifact(store):
     with store.lease("k", "r") as lease:
         lease.acquire(print, lambda: False)

@@ -101,5 +101,7 @@ def test_two_processes_never_work_on_one_run(tmp_path):
 def test_a_half_written_record_is_passed_over(tmp_path):
     record = Record.create(tmp_path, a_graph())
     (tmp_path / "99999999-000000-0000").mkdir()
+    with pytest.raises(StoreError, match=r"99999999-000000-0000: the record of this run was not written to its end"):
+        find_record(tmp_path, "99999999")
     assert find_record(tmp_path, None).run == record.run
     assert json.loads((record.folder / "state.json").read_text())["run"] == record.run
