@@ -73,7 +73,8 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
     done = _done(store, record)
     for node_id, node in record.state.nodes.items():
         if node_id not in done:
-            record.state.nodes[node_id] = NodeState(attempt=node.attempt, metrics=node.metrics)
+            kept = {name: getattr(node, name) for name in ("attempt", "metrics", "cache", "started")}
+            record.state.nodes[node_id] = NodeState(**kept)
     pinned = {**record.state.pinned, **done}
     planner = make_planner(store, record.graph(), pinned, record.state.forced)
     return _session(store, record, planner, record.plan())

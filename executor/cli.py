@@ -148,6 +148,7 @@ def ops(options: argparse.Namespace) -> int:
 def sync(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=True)
     record = find_record(store.records, options.run)
+    record.lock()
     warning = send_in_foreground(store.path, record.folder)
     if warning is not None:
         print_lines(f"dflow: {warning}", error=True)

@@ -9,8 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from executor.jsonlines import read_json
+from executor.record import Record
+
 EVERY_S = 2.0
+RETRY_S = 15.0
 GIVE_UP_POLL_S = 0.2
+# The states of runs and nodes in MLflow's words.
+STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "pending": "KILLED"}
 # MLflow calls nobody, says nothing of migrations, and gives an absent server up soon.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -22,7 +28,7 @@ QUIET = {
 
 
 class Follower:
-    """A thread that sends what the record holds every few seconds, until `finish`."""
+    """A thread that sends what the record holds every few seconds, until `finish`; more seldom while that fails."""
 
     def __init__(self, store: Path, record: Path) -> None:
         self._store = store
@@ -42,19 +48,26 @@ class Follower:
         return self._warning
 
     def _follow(self) -> None:
-        sender = _sender(self._store, self._record)
+        sender = _sender(self._store, self._record, is_live=True)
         is_last = False
-        while not is_last and self._warning is None:
-            is_last = self._finished.wait(EVERY_S)
+        while not is_last:
+            is_last = self._finished.wait(EVERY_S if self._warning is None else RETRY_S)
             self._warning = sender.send()
 
 
 def send_in_foreground(store: Path, record: Path) -> str | None:
     """Send what MLflow lacks of a run; a warning where it cannot be reached."""
-    warning: str | None = _sender(store, record).send()
+    warning: str | None = _sender(store, record, is_live=False).send()
     return warning
 
 
-def _sender(store: Path, record: Path) -> Any:
+def lacks(record: Record) -> bool:
+    """Whether MLflow lacks the end of a run in which nothing runs any more."""
+    sent = read_json(record.folder / "mlflow.json") or {}
+    ran = any(node.cache in ("miss", "resumed") for node in record.state.nodes.values())
+    return (ran or bool(sent)) and sent.get("parent_status") != STATUS[record.state.status]
+
+
+def _sender(store: Path, record: Path, *, is_live: bool) -> Any:
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    return importlib.import_module("executor.track").Sender(store, record)
+    return importlib.import_module("executor.track").Sender(store, record, is_live=is_live)

@@ -16,7 +16,7 @@ import attrs
 from dsl.errors import StageError, StoreError
 from dsl.graph import GraphNode
 from executor.begin import Session, plan_row, refreshed
-from executor.follow import Follower
+from executor.follow import Follower, lacks
 from executor.jsonlines import LineReader, append_line, read_lines, write_json
 from executor.keys import node_inputs
 from executor.launch import Outcome, StageProcess, threads_of
@@ -104,6 +104,8 @@ class Runner:
         self._record.state.ended = time.time()
         self._record.state.results_run = self._results_run()
         self._record.save()
+        if self._follower is None and lacks(self._record):  # the executor died before it had sent all
+            self._follower = Follower(self._store.path, self._record.folder)
         if self._follower is not None:
             warning = self._follower.finish(lambda: self.stop.count > 1)
             if warning:
@@ -162,8 +164,14 @@ class Runner:
 
     def _copy_result(self, node_id: str, key: str | None, digest: str) -> None:
         state = self._state(node_id)
-        state.state, state.cache, state.key, state.digest, state.reason = "done", "hit", key, digest, ""
         lines = [line for line in self._store.index(key or "") if line.digest == digest]
+        state.state, state.key, state.digest = "done", key, digest
+        if state.started and lines and lines[-1].run == self._record.run:  # killed just after it had committed
+            state.ended = lines[-1].time
+            state.seconds = state.ended - state.started
+            state.metrics = final_metrics(self._record.events_path, node_id)
+            return
+        state.cache, state.reason, state.started = "hit", "", None
         state.source_run = lines[-1].run if lines else None
         state.metrics = dict((self._store.manifest(digest) or {}).get("metrics", {}))
         source = self._store.records / (state.source_run or "-")

@@ -2,7 +2,9 @@
 
 Everything comes from the record: one parent run for the pipeline's run, one child for each of its nodes. What was sent
 is put down in the record's mlflow.json, so that a call sends only what is missing: while the run goes on, after it was
-resumed, or by `dflow sync` once an unreachable server is back.
+resumed, or by `dflow sync` once an unreachable server is back. A call may fail, or be killed, at any place: a run that
+MLflow has though mlflow.json does not is found by its tags, and whatever may have been sent already is sent again only
+where MLflow filters what is the same.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from mlflow.tracking import MlflowClient
 from dsl.graph import Graph, GraphNode
 from dsl.op import Ref
 from executor.content import MANIFEST
+from executor.follow import STATUS
 from executor.jsonlines import LineReader, read_json, write_json
 from executor.record import NodeState, Record, valid_points
 
@@ -33,19 +36,20 @@ PARAMS_IN_A_BATCH = 100
 PARAM_LENGTH = 6000
 DIGEST_LENGTH = 36  # of a dataset
 UNREACHABLE = (mlflow.exceptions.MlflowException, sqlalchemy.exc.SQLAlchemyError, OSError)
-STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "pending": "KILLED"}
 
 
 class Sender:
     """Sends one run; each call of `send` brings MLflow up to what the record holds by then.
 
-    mlflow.json: {"parent", "parent_status", "nodes": {node: {"run_id", "status", "sent": number of its metric and cut
-    events that were sent}}}
+    mlflow.json: {"experiment", "parent", "parent_status", "params_sent", "nodes": {node: {"run_id", "status",
+    "params_sent", "inputs_sent", "sent", "begun"}}}. sent is the number of the node's metric and cut events that MLflow
+    has, begun of those that it may have. is_live: the run is at work now, in this process.
     """
 
-    def __init__(self, store: Path, folder: Path) -> None:
+    def __init__(self, store: Path, folder: Path, *, is_live: bool = False) -> None:
         self._store = store
         self._folder = folder
+        self._is_live = is_live
         self._reader = LineReader(folder / "events.jsonl")
         self._events: dict[str, list[dict[str, Any]]] = {}
         self._figures: dict[str, dict[str, str]] = {}
@@ -56,9 +60,9 @@ class Sender:
     def send(self) -> str | None:
         """Returns a warning where MLflow cannot be reached; the record keeps what is missing."""
         record = Record.load(self._folder)
-        if all(node.cache in (None, "hit") for node in record.state.nodes.values()):
+        if self._sent["parent"] is None and all(node.cache in (None, "hit") for node in record.state.nodes.values()):
             return None
-        is_running = record.state.status == "running" and record.is_alive()
+        is_running = self._is_live and record.state.status == "running"
         try:
             self._send(record, is_running)
         except UNREACHABLE as error:
@@ -80,8 +84,10 @@ class Sender:
         client = self._client = self._client or self.client(record.state.tracking_uri)
         self._read_events()
         if self._sent["parent"] is None:
-            self._create_parent(client, record, graph)
-        elif is_running and self._sent.get("parent_status"):
+            self._create_parent(client, record)
+        if not self._sent.get("params_sent"):
+            self._send_parent_params(client, record, graph)
+        if is_running and self._sent.get("parent_status"):
             client.update_run(self._sent["parent"], status="RUNNING")
             self._sent["parent_status"] = None
         for node in graph.nodes.values():
@@ -99,7 +105,7 @@ class Sender:
             elif event["kind"] == "figure":
                 self._figures.setdefault(event["node"], {})[event["name"]] = event["path"]
 
-    def _create_parent(self, client: MlflowClient, record: Record, graph: Graph) -> None:
+    def _create_parent(self, client: MlflowClient, record: Record) -> None:
         state = record.state
         experiment = _experiment(client, self._store, state.experiment, state.tracking_uri)
         tags = {
@@ -107,21 +113,27 @@ class Sender:
             "dflow.pipeline": state.pipeline,
             "dflow.run": state.run,
         }
-        run = client.create_run(experiment, start_time=_milliseconds(state.started), tags=tags)
-        self._sent.update(parent=run.info.run_id, experiment=experiment)
+        run_id = _found_run(client, experiment, {"dflow.run": state.run})
+        if run_id is None:
+            run_id = client.create_run(experiment, start_time=_milliseconds(state.started), tags=tags).info.run_id
+        self._sent.update(parent=run_id, experiment=experiment)
         self._save()
-        params = {"pipeline": state.pipeline, "seed": str(graph.seed)}
+
+    def _send_parent_params(self, client: MlflowClient, record: Record, graph: Graph) -> None:
+        params = {"pipeline": record.state.pipeline, "seed": str(graph.seed)}
         for node in graph.nodes.values():
             params |= {f"{node.id}.{name}": value for name, value in _params(node).items()}
-        _log_params(client, run.info.run_id, params)
+        _log_params(client, self._sent["parent"], params)
+        self._sent["params_sent"] = True
+        self._save()
 
     def _close_parent(self, client: MlflowClient, record: Record, graph: Graph) -> None:
         state = record.state
         read = {parent for node in graph.nodes.values() for parent in node.parents}
-        ended = state.ended or time.time()
         for node_id, node in state.nodes.items():
-            if node_id not in read and node.state == "done":
-                _log_metrics(client, self._sent["parent"], _final(node, ended))
+            if node_id not in read and node.state == "done":  # with a time that stays, so that they are there once
+                _log_metrics(client, self._sent["parent"], _final(node, node.ended or state.started))
+        ended = state.ended or time.time()
         status = STATUS.get(state.status, "KILLED")  # "running" though no process works on it: it was killed
         client.set_terminated(self._sent["parent"], status=status, end_time=_milliseconds(ended))
         self._sent["parent_status"] = status
@@ -129,20 +141,22 @@ class Sender:
     def _send_node(self, client: MlflowClient, record: Record, node: GraphNode, state: NodeState) -> None:
         sent = self._sent["nodes"].get(node.id)
         events = self._events.get(node.id, [])
-        before = valid_points(events[: sent["sent"]]) if sent else []
         points = valid_points(events)
-        if sent and points[: len(before)] != before:  # MLflow cannot take single points back
-            client.delete_run(sent["run_id"])
-            sent, before = None, []
+        begun = valid_points(events[: sent.get("begun", sent["sent"])]) if sent else []
+        if sent and points[: len(begun)] != begun:  # MLflow cannot take single points back
+            self._delete_child(client, node.id)
+            sent = None
         if sent is None:
             sent = self._create_child(client, record, node, state)
+        self._complete_child(client, record, node, sent)
+        if state.cache != "hit" and sent["sent"] < len(events):
+            sent["begun"] = len(events)
             self._save()
-        if state.cache != "hit":
-            _log_metrics(
-                client, sent["run_id"], [point for event in points[len(before) :] for point in _metrics(event)]
-            )
+            fresh = points[len(valid_points(events[: sent["sent"]])) :]
+            _log_metrics(client, sent["run_id"], [point for event in fresh for point in _metrics(event)])
             sent["sent"] = len(events)
-        status = "RUNNING" if state.state == "running" and record.is_alive() else STATUS.get(state.state, "KILLED")
+        is_running = self._is_live and state.state == "running"
+        status = "RUNNING" if is_running else STATUS.get(state.state, "KILLED")
         if status == sent["status"]:
             return
         if status == "RUNNING":
@@ -154,32 +168,59 @@ class Sender:
 
     def _create_child(self, client: MlflowClient, record: Record, node: GraphNode, state: NodeState) -> dict[str, Any]:
         started = state.started or record.state.started
+        identity = {"mlflow.parentRunId": self._sent["parent"], "dflow.run": record.run, "dflow.node": node.id}
+        run_id = _found_run(client, self._sent["experiment"], identity)
+        if run_id is None:
+            tags = {**identity, "mlflow.runName": node.id, "dflow.op": node.op.name, **self._state_tags(state)}
+            run = client.create_run(self._sent["experiment"], start_time=_milliseconds(started), tags=tags)
+            run_id = run.info.run_id
+        child: dict[str, Any] = {"run_id": run_id, "status": "RUNNING", "sent": 0, "begun": 0}
+        self._sent["nodes"][node.id] = child
+        self._save()
+        return child
+
+    def _complete_child(self, client: MlflowClient, record: Record, node: GraphNode, sent: dict[str, Any]) -> None:
+        """Params and inputs, once."""
+        if not sent.get("params_sent"):
+            _log_params(client, sent["run_id"], _params(node))
+            sent["params_sent"] = True
+            self._save()
+        if not sent.get("inputs_sent"):
+            datasets = _datasets(record, self._store, node)
+            if datasets:
+                client.log_inputs(sent["run_id"], datasets=datasets)
+            sent["inputs_sent"] = True
+            self._save()
+
+    def _delete_child(self, client: MlflowClient, node_id: str) -> None:
+        run_id = self._sent["nodes"][node_id]["run_id"]
+        if client.get_run(run_id).info.lifecycle_stage == "active":  # else a killed call deleted it
+            client.delete_run(run_id)
+        del self._sent["nodes"][node_id]
+        self._save()
+
+    def _state_tags(self, state: NodeState) -> dict[str, str]:
+        """What may change until the node ends; of a cached node, the run and the MLflow run that made it."""
         tags = {
-            "mlflow.parentRunId": self._sent["parent"],
-            "mlflow.runName": node.id,
-            "dflow.node": node.id,
-            "dflow.op": node.op.name,
             "dflow.key": state.key or "",
             "dflow.cache": state.cache or "",
             "dflow.digest": state.digest or "",
         }
         if state.source_run:
             tags["dflow.source_run"] = state.source_run
-        run = client.create_run(self._sent["experiment"], start_time=_milliseconds(started), tags=tags)
-        _log_params(client, run.info.run_id, _params(node))
-        datasets = _datasets(record, self._store, node)
-        if datasets:
-            client.log_inputs(run.info.run_id, datasets=datasets)
-        child: dict[str, Any] = {"run_id": run.info.run_id, "status": "RUNNING", "sent": 0}
-        self._sent["nodes"][node.id] = child
-        return child
+            source = self._store / "records" / state.source_run
+            children = (read_json(source / "mlflow.json") or {}).get("nodes", {})
+            nodes = (read_json(source / "state.json") or {}).get("nodes", {})
+            made = [name for name, node in nodes.items() if node["key"] == state.key and name in children]
+            if made:
+                tags["dflow.source_mlflow_run"] = children[made[0]]["run_id"]
+        return tags
 
     def _close_child(
         self, client: MlflowClient, record: Record, node: GraphNode, state: NodeState, run_id: str, status: str
     ) -> None:
         ended = state.ended or record.state.started
-        tags = [RunTag("dflow.digest", state.digest or ""), RunTag("dflow.cache", state.cache or "")]
-        client.log_batch(run_id, tags=tags)
+        client.log_batch(run_id, tags=[RunTag(name, value) for name, value in self._state_tags(state).items()])
         if state.cache == "hit":
             _log_metrics(client, run_id, _final(state, ended))
         elif record.log_path(node.id).exists():
@@ -202,6 +243,14 @@ def _experiment(client: MlflowClient, store: Path, name: str, uri: str | None) -
             return str(known.experiment_id)
         location = (store / "mlartifacts").as_uri() if uri is None else None
         return str(client.create_experiment(name, artifact_location=location))
+
+
+def _found_run(client: MlflowClient, experiment: str, tags: Mapping[str, str]) -> str | None:
+    """The run with these tags, of the same node or of none: a call made it that did not come to put its id down."""
+    condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+    found = client.search_runs([experiment], condition)
+    same = [run.info.run_id for run in found if run.data.tags.get("dflow.node") == tags.get("dflow.node")]
+    return str(same[0]) if same else None
 
 
 def _params(node: GraphNode) -> dict[str, str]:

@@ -1,13 +1,19 @@
 """What MLflow holds of a run, and what happens when it cannot be reached."""
 
 import json
+import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import closing
 
 import pytest
-from toy_ops import ONE_NODE, PROJECT, Toy
+from mlflow.exceptions import MlflowException
+from toy_ops import ONE_NODE, PROJECT, Toy, wait_for
 
+from executor import follow
 from executor.jsonlines import append_line, read_json, write_json
+from executor.record import find_record
 from executor.track import FILE_LIMIT, Sender
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -76,6 +82,7 @@ def test_the_tags_of_a_child_are_these(tracked):
         name: value for name, value in tags.items() if name.startswith("dflow.") or name == "mlflow.parentRunId"
     } == {
         "mlflow.parentRunId": parent,
+        "dflow.run": tracked.first.name,
         "dflow.node": "c",
         "dflow.op": "join",
         "dflow.key": node["key"],
@@ -140,6 +147,7 @@ def test_a_cached_node_has_a_child_that_names_the_run_that_made_it(tracked):
         "hit",
         tracked.first.name,
     )
+    assert run.data.tags["dflow.source_mlflow_run"] == tracked.ids(tracked.first)[1]["c"]
     assert run.data.metrics == {"join/length": 11.0, "join/weight": 1.0}
     assert artifacts(tracked.client, children["c"]) == ["manifest.json"]
 
@@ -175,6 +183,162 @@ def test_points_that_a_resumed_attempt_made_again_are_there_once(tracked):
     assert sorted((step, value) for step, value, _ in found) == [(0, 1.0), (1, 0.5), (2, 9.0)]
     assert tracked.client.get_run(children["d"]).info.lifecycle_stage == "deleted"
     assert tracked.client.get_run(again).info.status == "FINISHED"
+
+
+class Failing:
+    """A client of which one changing call raises an error, after it did its work: the answer was lost."""
+
+    def __init__(self, client, at):
+        self._client = client
+        self._left = at
+
+    def __getattr__(self, name):
+        call = getattr(self._client, name)
+        return call if name.startswith(("search", "get")) else lambda *a, **k: self._count(call(*a, **k))
+
+    def _count(self, answer):
+        self._left -= 1
+        if self._left == 0:
+            raise MlflowException("the server went away")
+        return answer
+
+
+def test_whatever_call_fails_nothing_is_doubled_or_lost(tracked):
+    tracked.toy.tracked = False
+    record = tracked.run("-s", "d.steps=6")
+    tracked.toy.tracked = True
+    client = tracked.client
+    for at in range(1, 100):
+        sender = Sender(tracked.toy.store, record)
+        sender._client = Failing(client, at)
+        if sender.send() is None:
+            break
+    assert 5 < at < 99
+    found = client.search_runs(["1"], f"tags.`dflow.run` = '{record.name}'")
+    parent, children = tracked.ids(record)
+    names = {run.info.run_id: run.info.run_name for run in found}
+    assert names == {parent: f"toy {record.name}", **{run_id: name for name, run_id in children.items()}}
+    assert {run.info.status for run in found} == {"FINISHED"}
+    assert client.get_run(parent).data.params["d.steps"] == "6"
+    assert client.get_run(children["d"]).data.params["steps"] == "6"
+    assert [entry.dataset.name for entry in client.get_run(children["d"]).inputs.dataset_inputs] == ["c"]
+    assert [step for step, _, _ in history(client, children["d"], "steps/loss")] == list(range(6))
+    assert len(history(client, parent, "steps/loss")) == 1
+
+
+def test_points_of_a_call_that_was_killed_are_not_doubled_by_the_next_attempt(tracked):
+    """The points had arrived, that they had was not put down, and then a resumed attempt made them again."""
+    record = tracked.run("-s", "d.steps=8")
+    sent = read_json(record / "mlflow.json")
+    sent["nodes"]["d"]["sent"] = 0
+    write_json(record / "mlflow.json", sent)
+    line = {"time": 1.0, "node": "d", "attempt": 2}
+    append_line(record / "events.jsonl", {**line, "kind": "cut", "step": 7})
+    append_line(record / "events.jsonl", {**line, "kind": "metric", "step": 7, "metrics": {"steps/loss": 9.0}})
+    assert Sender(tracked.toy.store, record).send() is None
+    found = history(tracked.client, tracked.ids(record)[1]["d"], "steps/loss")
+    assert sorted((step, value) for step, value, _ in found)[6:] == [(6, 1 / 7), (7, 9.0)]
+
+
+def test_the_key_of_a_node_that_failed_and_was_fixed_is_the_new_one(tracked):
+    record = tracked.run("-s", "d.steps=9")
+    state, sent = read_json(record / "state.json"), read_json(record / "mlflow.json")
+    state["nodes"]["d"]["key"] = "the key after the fix"
+    sent["nodes"]["d"]["status"] = "FAILED"
+    write_json(record / "state.json", state)
+    write_json(record / "mlflow.json", sent)
+    assert Sender(tracked.toy.store, record).send() is None
+    tags = tracked.client.get_run(sent["nodes"]["d"]["run_id"]).data.tags
+    assert tags["dflow.key"] == "the key after the fix"
+
+
+def test_what_was_not_sent_before_the_executor_died_is_sent_on_resume(tmp_path):
+    toy = Toy(tmp_path, ONE_NODE)
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    record = toy.store / "records" / toy.state()["run"]
+    state = json.loads((record / "state.json").read_text())
+    state["status"] = state["nodes"]["a"]["state"] = "running"
+    state["nodes"]["a"].update(digest=None, ended=None, seconds=None)
+    write_json(record / "state.json", state)
+    toy.calls()
+    toy.tracked = True
+    result = toy.dflow("resume")
+    assert (result.returncode, toy.calls(), toy.caches()["a"]) == (0, [], ("done", "miss"))
+    assert toy.state()["nodes"]["a"]["seconds"] > 0
+    sent = read_json(record / "mlflow.json")
+    assert (sent["parent_status"], sent["nodes"]["a"]["status"]) == ("FINISHED", "FINISHED")
+
+
+def test_after_a_kill_in_the_middle_mlflow_holds_every_run_and_point_once(tmp_path):
+    toy = Toy(tmp_path, tracked=True)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=120", "-s", "d.seconds=0.1")
+    wait_for(lambda: "steps/loss" in logged(toy), seconds=60)
+    record = toy.store / "records" / toy.state()["run"]
+    process.kill()
+    process.communicate()
+    assert toy.dflow("resume").returncode == 0
+    client = Sender(toy.store, record).client(None)
+    runs = client.search_runs(["1"])
+    assert sorted(run.data.tags.get("dflow.node", "parent") for run in runs) == ["a", "b", "c", "d", "parent"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    points = history(client, read_json(record / "mlflow.json")["nodes"]["d"]["run_id"], "steps/loss")
+    assert sorted(step for step, _, _ in points) == list(range(120))
+
+
+def logged(toy):
+    """The metrics that MLflow holds already."""
+    if not (toy.store / "mlflow.db").exists():
+        return set()
+    with closing(sqlite3.connect(f"file:{toy.store / 'mlflow.db'}?mode=ro", uri=True)) as database:
+        try:
+            return {row[0] for row in database.execute("SELECT DISTINCT key FROM metrics")}
+        except sqlite3.OperationalError:  # the tables are being made
+            return set()
+
+
+def test_a_run_at_work_is_not_sent_by_another_process(tmp_path):
+    toy = Toy(tmp_path, ONE_NODE)
+    toy.dflow("run", str(toy.file))
+    record = find_record(toy.store / "records", None)
+    record.lock()
+    result = toy.dflow("sync")
+    record.unlock()
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"dflow: run {record.run} is still running; wait for it, or stop it first\n",
+    )
+
+
+@pytest.mark.parametrize(("answers", "expected"), [(["away", None], None), (["away", "still away"], "still away")])
+def test_a_follower_goes_on_after_an_error_and_says_the_last_one_only(tmp_path, monkeypatch, answers, expected):
+    class FakeSender:
+        sends = 0
+
+        def send(self):
+            self.sends += 1
+            return answers[min(self.sends, len(answers)) - 1]
+
+    sender = FakeSender()
+    monkeypatch.setattr(follow, "_sender", lambda *a, **k: sender)
+    monkeypatch.setattr(follow, "EVERY_S", 0.01)
+    monkeypatch.setattr(follow, "RETRY_S", 0.01)
+    follower = follow.Follower(tmp_path, tmp_path)
+    wait_for(lambda: sender.sends >= 3)
+    assert follower.finish(lambda: False) == expected
+
+
+def test_a_follower_whose_server_is_away_ends_without_waiting_for_its_next_try(tmp_path, monkeypatch):
+    class FakeSender:
+        def send(self):
+            return "away"
+
+    monkeypatch.setattr(follow, "_sender", lambda *a, **k: FakeSender())
+    monkeypatch.setattr(follow, "EVERY_S", 0.01)
+    follower = follow.Follower(tmp_path, tmp_path)
+    time.sleep(0.1)
+    started = time.monotonic()
+    assert follower.finish(lambda: False) == "away"
+    assert time.monotonic() - started < 5
 
 
 def test_first_clients_at_once_make_the_database_one_after_the_other(tmp_path):
