@@ -22,6 +22,7 @@ from executor.worker import STOPPED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 LOG_LINES = 20
+NOTE = "dflow: "
 
 
 @frozen
@@ -51,6 +52,7 @@ class StageProcess:
         self._results.mkdir()
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
+        self._noted = self._log_start
         self._nproc = launch.nproc
         self._asked_at: float | None = None
         self._life_line_path = folder / f"alive-{lease.attempt}"
@@ -85,6 +87,16 @@ class StageProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def notes(self) -> list[str]:
+        """What the stage printed for the user since the last call: lines that begin with "dflow: ", without that."""
+        with self._log.open("rb") as file:
+            file.seek(self._noted)
+            fresh = file.read()
+        whole = fresh[: max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1]
+        self._noted += len(whole)
+        lines = whole.decode(errors="replace").splitlines()
+        return [line.removeprefix(NOTE) for line in lines if line.startswith(NOTE)]
 
     def ask_to_stop(self) -> None:
         """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (torchrun passes it on)."""

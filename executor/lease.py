@@ -88,16 +88,13 @@ class Lease:
 
         Returns the run that left it there, None where there is none. This folder's own state must be empty.
         """
-        for folder in sorted(self.folder.parent.iterdir(), key=_started, reverse=True):
-            if (
-                folder == self.folder
-                or (read_json(folder / "work.json") or {}).get("key_without_code") != key_without_code
-            ):
+        others = [path for path in self.folder.parent.iterdir() if path != self.folder and path.name[0] != "."]
+        for folder in sorted(others, key=_started, reverse=True):
+            if (read_json(folder / "work.json") or {}).get("key_without_code") != key_without_code:
                 continue
             with Lease(folder, self._run_id) as other:
-                if not (other.work_dir.is_dir() and other._try_acquire()):
+                if not (other.work_dir.is_dir() and other._try_acquire_quietly()):
                     continue
-                other.wait_for_ranks()
                 shutil.rmtree(self.work_dir, ignore_errors=True)
                 other.work_dir.rename(self.work_dir)
                 self.last_run = other.last_run
@@ -129,7 +126,7 @@ class Lease:
         gone = self.folder.with_name(f".{self.folder.name}.{self.token}.{os.getpid()}")
         self.folder.rename(gone)
         self.release()
-        shutil.rmtree(gone)
+        shutil.rmtree(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
 
     def release(self) -> None:
         if self._descriptor is not None:
@@ -149,6 +146,16 @@ class Lease:
         if self._descriptor is not None:
             self._take_over()
         return self._descriptor is not None
+
+    def _try_acquire_quietly(self) -> bool:
+        """False also where another host has the lease, or a process of an earlier attempt lives."""
+        try:
+            if not self._try_acquire():
+                return False
+            self.wait_for_ranks()
+        except LeaseLost:
+            return False
+        return True
 
     def _open_locked(self) -> int | None:
         """A locked descriptor of the lease file that stands at the path now, or None where somebody else holds it."""
@@ -203,6 +210,13 @@ class Lease:
         os.fsync(self._descriptor)
 
 
+def remove_leftovers(work: Path) -> None:
+    """Remove the folders that `Lease.remove` had renamed when its process was killed."""
+    for path in work.glob(".*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def share_ranks(folder: Path, token: int) -> int:
     """Held by a process of a stage for its life: says that it may write to the work folder. Returns the descriptor.
 
@@ -219,7 +233,7 @@ def share_ranks(folder: Path, token: int) -> int:
 def _started(folder: Path) -> float:
     try:
         return (folder / "work.json").stat().st_mtime
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0.0
 
 

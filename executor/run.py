@@ -236,15 +236,20 @@ class Runner:
         )
         grace = GRACE_S if node.op.resumable else GRACE_NOT_RESUMABLE_S
         while not stage.wait(STAGE_POLL_S):
-            self._display.show(events.read())
+            self._show(node.id, stage, events)
             if self.stop.is_set():
                 if not stage.asked_for():
                     self._display.note(f"{node.id}: stopping, the stage may save its progress (again: stop at once)")
                 stage.ask_to_stop()
                 if self.stop.count > 1 or stage.asked_for() > grace:
                     stage.kill()
-        self._display.show(events.read())
+        self._show(node.id, stage, events)
         return stage.close()
+
+    def _show(self, node_id: str, stage: StageProcess, events: LineReader) -> None:
+        for text in stage.notes():
+            self._display.note(f"{node_id}: {text}")
+        self._display.show(events.read())
 
     def _commit(self, node: GraphNode, key: str, lease: Lease, outcome: Outcome) -> None:
         state = self._state(node.id)

@@ -26,7 +26,7 @@ from attrs import frozen
 from dsl.errors import StageError, StoreError
 from executor.content import MANIFEST, artifact_digest, hash_artifact_files
 from executor.jsonlines import append_line, read_json, read_lines, sync_folder, write_json
-from executor.lease import Lease
+from executor.lease import Lease, remove_leftovers
 
 FORMAT = 1
 PROJECT_MARKS = ("pyproject.toml", ".git")
@@ -165,6 +165,7 @@ class Store:
             if not (self.path / "format").exists():
                 write_json(self.path / "format", FORMAT)
             _check_locks(self.path)
+            remove_leftovers(self.path / "work")
         except OSError as error:
             raise StoreError(
                 f"{self.path}: the store cannot be written ({error.strerror}); name another by --store or DFLOW_STORE"

@@ -151,11 +151,36 @@ def print_results(state: RunState, last_nodes: Sequence[str]) -> None:
         if node.state != "done" or not node.metrics:
             continue
         table = Table(title=f"results of {node_id}", title_justify="left", box=None, header_style="bold")
-        table.add_column("metric")
-        table.add_column("value", justify="right")
-        for name, value in sorted(node.metrics.items()):
-            table.add_row(name, _number(value))
+        table.add_column("metric", no_wrap=True)
+        table.add_column("value", justify="right", no_wrap=True)
+        table.add_column("interval", no_wrap=True)
+        for row in result_rows(node.metrics):
+            table.add_row(*map(Text, row))
         console.print(table)
+
+
+def result_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """Name, value and interval of each metric, by name: `x_low` and `x_high` are the interval of `x`, and a numbered
+    series such as `x_01`, `x_02`, ... is one row with its first and its last value.
+    """
+    rows = {}
+    series: dict[str, list[str]] = {}
+    for name in sorted(metrics):
+        whole, _, end = name.rpartition("_")
+        bounds = [metrics[bound] for bound in (f"{name}_low", f"{name}_high") if bound in metrics]
+        if end.isdecimal():
+            series.setdefault(whole, []).append(name)
+        elif end not in ("low", "high") or not {whole, f"{whole}_low", f"{whole}_high"} <= metrics.keys():
+            interval = f"[{_number(bounds[0])}, {_number(bounds[1])}]" if len(bounds) == 2 else ""
+            rows[name] = (name, _number(metrics[name]), interval)
+    for names in series.values():
+        first, last = names[0], names[-1]
+        if first == last:
+            rows[first] = (first, _number(metrics[first]), "")
+        else:
+            shown = f"{first}..{last.rpartition('_')[2]}"
+            rows[first] = (shown, f"{_number(metrics[first])} .. {_number(metrics[last])}", "")
+    return [rows[name] for name in sorted(rows)]
 
 
 def nodes_table(state: RunState, progress: Mapping[str, Any] | None = None) -> Table:

@@ -11,7 +11,7 @@ from toy_ops import PIPELINE, PROJECT, Toy
 
 from executor import cli
 from executor.record import NodeState, RunState
-from executor.table import LiveDisplay
+from executor.table import LiveDisplay, print_results, result_rows
 
 # The modules that a command loaded are counted after it ended.
 COUNTED = "import sys, executor.cli\ntry: sys.exit(executor.cli.main())\nfinally: print('LOADED', *sys.modules)"
@@ -155,6 +155,25 @@ def test_the_ui_needs_a_database(toy):
         1,
         f"dflow: {toy.store} holds no mlflow.db: nothing was tracked there yet\n",
     )
+
+
+def test_a_table_of_results_has_a_row_for_each_metric_with_its_interval_and_for_each_series():
+    metrics = {"eval/tau": 2.5, "eval/tau_low": 2.25, "eval/tau_high": 2.75, "eval/ties": 0.0, "eval/x_high": 1.0}
+    metrics |= {f"eval/accepted_slot_{slot:02d}": 1 / slot for slot in range(1, 16)} | {"eval/layer_3": 7.0}
+    assert result_rows(metrics) == [
+        ("eval/accepted_slot_01..15", "1 .. 0.06667", ""),
+        ("eval/layer_3", "7", ""),
+        ("eval/tau", "2.5", "[2.25, 2.75]"),
+        ("eval/ties", "0", ""),
+        ("eval/x_high", "1", ""),
+    ]
+
+
+def test_results_are_printed_with_name_value_and_interval_on_a_line(capsys):
+    node = NodeState(state="done", metrics={"eval/tau": 2.5, "eval/tau_low": 2.25, "eval/tau_high": 2.75})
+    state = RunState(run="r1", pipeline="toy", experiment="toy", tracking_uri=None, nodes={"eval": node})
+    print_results(state, ["eval"])
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["eval/tau", "2.5", "[2.25,", "2.75]"]
 
 
 def test_the_live_table_shows_states_progress_and_failures(tmp_path):

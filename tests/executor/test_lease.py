@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from toy_ops import PROJECT
 
 from dsl.errors import LeaseLost
 from executor import lease as lease_module
-from executor.lease import Lease, share_ranks
+from executor.lease import Lease, remove_leftovers, share_ranks
 
 
 def never():
@@ -147,11 +148,20 @@ def test_work_of_the_same_key_without_code_is_adopted_unless_somebody_is_on_it(t
             lease.empty(keep_state=False)
             (lease.work_dir / name).write_text("")
             (lease.folder / "work.json").write_text(json.dumps({"key_without_code": "x" if name != "other" else "y"}))
-    for age, name in enumerate(("held", "new", "old")):
+    shutil.copytree(tmp_path / "new", tmp_path / "elsewhere")
+    elsewhere = {"token": 1, "host": "elsewhere", "pid": 7, "run": "r0", "released": False}
+    (tmp_path / "elsewhere" / "lease").write_text(json.dumps(elsewhere))
+    shutil.copytree(tmp_path / "new", tmp_path / ".new.1.7")  # its process was killed while it removed the folder
+    (tmp_path / ".locks.1").write_text("")
+    (tmp_path / "stray").write_text("")
+    for age, name in enumerate((".new.1.7", "elsewhere", "held", "new", "old")):
         os.utime(tmp_path / name / "work.json", (1000 - age, 1000 - age))
     with (tmp_path / "held" / "lease").open("r+") as held, Lease(tmp_path / "mine", "r5") as lease:
         fcntl.flock(held, fcntl.LOCK_EX)
         lease.acquire(print, never)
         assert lease.adopt("x") == "r2"
         assert [path.name for path in lease.work_dir.iterdir()] == ["new"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["held", "mine", "old", "other"]
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".locks.1", "elsewhere", "held", "mine", "old", "other", "stray"
+    ]  # fmt: skip

@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from toy_ops import Toy, wait_for
+from toy_ops import ONE_NODE, Toy, wait_for
 
 ALL = ["make", "upper", "join", "steps"]
 
@@ -117,6 +117,16 @@ def test_a_failed_run_is_resumed_in_the_middle_of_the_node(tmp_path):
 def read_events(toy):
     path = toy.store / "records" / toy.state()["run"] / "events.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_a_stage_prints_for_the_user_is_shown(tmp_path):
+    toy = Toy(tmp_path, ONE_NODE)
+    source = (tmp_path / "toy.py").read_text()
+    said = 'print("of no interest\\ndflow: a needs 0.47 GB", flush=True)\n    time.sleep(config.seconds)'
+    (tmp_path / "toy.py").write_text(source.replace("time.sleep(config.seconds)", said, 1))
+    result = toy.dflow("run", str(toy.file))
+    assert [line for line in result.stdout.splitlines() if line.startswith("a: ")][1] == "a: a needs 0.47 GB"
+    assert "of no interest" not in result.stdout
 
 
 def test_a_complete_run_has_nothing_to_resume(done):
