@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def resume(options: argparse.Namespace) -> int:
+    find_record(Store.open(store_path(options.store, None), write=False).records, options.run)
     store = Store.open(store_path(options.store, None), write=True)
     if options.start is not None:
         if options.adopt:
@@ -159,9 +161,15 @@ def sync(options: argparse.Namespace) -> int:
 
 def ui(options: argparse.Namespace) -> NoReturn:
     """Becomes the MLflow UI on this store's database."""
-    store = store_path(options.store, None)
+    store = Store.open(store_path(options.store, None), write=False).path
     if not (store / "mlflow.db").exists():
         raise StoreError(f"{store} holds no mlflow.db: nothing was tracked there yet")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.host, options.port))
+        except OSError as error:
+            raise StoreError(f"{options.host}:{options.port}: {error.strerror}; choose another --port") from error
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store / 'mlflow.db'}"]
     command += ["--artifacts-destination", (store / "mlartifacts").as_uri()]
     command += ["--host", options.host, "--port", str(options.port), "--workers", "1"]
@@ -178,7 +186,11 @@ def _run(session: Session, *, adopt: bool = False) -> int:
         where = f"; results in MLflow run {parent}" if parent else ""
         print_lines(f"run {record.run} is done{where}")
     elif code == FAILED:
-        print_lines(f"run {record.run} failed; after a fix: dflow resume {record.run}", error=True)
+        print_lines(
+            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}; "
+            "after a change of the pipeline file: dflow run FILE",
+            error=True,
+        )
     else:
         print_lines(f"run {record.run} was stopped; go on with: dflow resume {record.run}", error=True)
     return code

@@ -165,4 +165,5 @@ def _environment(threads: int) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",  # progress goes through the stage; bars would only fill the log
     }

@@ -160,10 +160,12 @@ class Store:
 
     def _make(self) -> None:
         try:
-            for name in ("objects", "index", "work", "records"):
-                (self.path / name).mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            # First of all: a folder without it is taken for something else.
             if not (self.path / "format").exists():
                 write_json(self.path / "format", FORMAT)
+            for name in ("objects", "index", "work", "records"):
+                (self.path / name).mkdir(exist_ok=True)
             _check_locks(self.path)
             remove_leftovers(self.path / "work")
         except OSError as error:
@@ -173,12 +175,16 @@ class Store:
 
 
 def _check_format(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise StoreError(f"{path} is no folder; a store is a folder, which dflow makes itself")
     try:
         version = read_json(path / "format")
     except ValueError as error:
         raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
     if version is None and (path / "objects").exists():
         raise StoreError(f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow")
+    if version is None and path.is_dir() and any(not file.name.startswith((".", "format")) for file in path.iterdir()):
+        raise StoreError(f"{path} holds other files and is no store of dflow; choose another --store")
     if version is not None and (not isinstance(version, int) or version > FORMAT):
         raise StoreError(
             f"{path}: the store has layout {version}, this dflow knows up to {FORMAT}; "

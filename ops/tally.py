@@ -46,7 +46,19 @@ class Tally:
             "splits": {split: self.splits[split] for split in SPLITS},
         }
         write_json(stage.out_dir / "summary.json", summary)
+        self._tell()
         stage.log({f"{self.group}/kept": kept, f"{self.group}/dropped": dropped}, step=0)
+
+    def _tell(self) -> None:
+        """Print what a user should know before later nodes spend their time."""
+        counts = ", ".join(f"{split} {self.splits[split]}" for split in SPLITS)
+        print(f"dflow: kept {counts}", flush=True)
+        for line in self.reasons().splitlines():
+            print(f"dflow: {'left out' if NOT_TAKEN in line else 'dropped'} {line.strip()}", flush=True)
+        for split in SPLITS:
+            if not self.splits[split]:
+                remedy = 'give samples a "split", or raise val_fraction or test_fraction of ingest'
+                print(f'dflow: the split "{split}" is empty; {remedy}', flush=True)
 
     def reasons(self) -> str:
         """One line per reason with its count and the first sample, the most frequent reason first."""

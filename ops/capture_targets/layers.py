@@ -19,9 +19,10 @@ def spread_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
     else:
         ids = tuple(round(1 + i * (n - 4) / (count - 1)) for i in range(count))
     if len(set(ids)) < count or min(ids) < 0:
+        shown = f" (they would be {list(ids)})" if count <= n else ""
         raise ConfigError(
-            f"num_layers = {count}: a target of {n} layers has no {count} distinct layers between its 2nd and 3rd-last "
-            f"(they would be {list(ids)}); ask for fewer, or name them in target_layer_ids"
+            f"num_layers = {count}: a target of {n} layers has no {count} distinct layers between its 2nd and "
+            f"3rd-last{shown}; ask for at most {max(1, n - 3)}, or name them in target_layer_ids"
         )
     check_layers(ids, n)
     return ids

@@ -59,7 +59,10 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     check_tokens_fit(reader.info, target.info)
     samples = choose_prompts(reader, config.max_prompts)
     if not samples:
-        raise DataError(f'the split "{config.split}" holds no samples to evaluate: give it some in ingest')
+        raise DataError(
+            f'the split "{config.split}" holds no samples to evaluate; give samples a "split" in the JSONL file, '
+            "or raise test_fraction or val_fraction of ingest"
+        )
     results: list[PromptResult] = []
     for sample in samples:
         if stage.stop_requested():

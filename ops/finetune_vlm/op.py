@@ -28,7 +28,9 @@ class FinetuneVlm:
     )
     steps: int = field(default=400, validator=validators.ge(1), help="optimizer steps")
     batch_size: int = field(default=32, validator=validators.ge(1), help="samples in a step")
-    lr: float = field(default=2e-3, validator=validators.gt(0), help="peak learning rate of AdamW")
+    lr: float = field(
+        default=2e-3, validator=validators.and_(validators.gt(0), validators.lt(1)), help="peak learning rate of AdamW"
+    )
     warmup_ratio: float = field(
         default=0.05, validator=validators.and_(validators.ge(0), validators.lt(1)), help="share of the steps"
     )

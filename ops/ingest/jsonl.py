@@ -27,10 +27,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import DataError
+from dsl.errors import DataError, did_you_mean
 from ops.ingest.sample import ROLES, DroppedSample, RawSample
 from ops.tally import SPLITS
 
+KEYS = ("id", "conversations", "image", "split")
 SHOWN_MISTAKES = 20
 ROLE_NAMES = {**{role: role for role in ROLES}, "human": "user", "gpt": "assistant"}
 IMAGE_MARKERS = re.compile(r"^(\s*<image>)+|(<image>\s*)+$")
@@ -126,6 +127,9 @@ def _structure_mistake(row: Any) -> str:
     image = row.get("image")
     if "images" in row and image is None:
         return 'key "images": write "image", a path or a list of paths'
+    for key in row:
+        if key not in KEYS and (meant := did_you_mean(key, [known for known in KEYS if known not in row])):
+            return f'unknown key "{key}" ({meant})'
     if not (image is None or all(isinstance(name, str) for name in (image if isinstance(image, list) else [image]))):
         return '"image" must be a path, a list of paths or null'
     if row.get("split") not in (None, *SPLITS):

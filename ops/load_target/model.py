@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from attrs import define, frozen
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 
+# Families whose features were compared with an independent hook.
+SUPPORTED = ("qwen3_vl", "qwen3")
 EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
 HEAD_ENDINGS = ("lm_head.weight",)
 
@@ -199,6 +201,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 def describe_target(directory: Path, mask_token_id: int | None, eos_token_ids: Sequence[int]) -> dict[str, Any]:
     """The target.json of a checkpoint directory; sizes come from text_config where there is one."""
     config = read_config(directory)
+    if config.get("model_type") not in SUPPORTED:
+        raise DataError(
+            f"{directory}/config.json: model_type {config.get('model_type')!r} is not supported; known are "
+            f"{', '.join(SUPPORTED)}"
+        )
     text = config.get("text_config", config)
     embed_key = _find_key(directory, EMBED_ENDINGS, "embed_tokens")
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
@@ -274,6 +281,9 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
         raise DataError(f"{directory}: no *.safetensors in this target directory; other formats are not loaded")
     names: dict[str, Path] = {}
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            names |= dict.fromkeys(tensors.keys(), file)
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names |= dict.fromkeys(tensors.keys(), file)
+        except SafetensorError as error:
+            raise DataError(f"{file}: damaged or cut short ({error}); copy the checkpoint anew") from error
     return names

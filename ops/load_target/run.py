@@ -9,7 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.load_target.model import read_config
+from ops.load_target.model import describe_target, read_config
 from ops.load_target.op import LoadTarget
 from ops.load_target.save import CONFIGS, PROCESSOR, WEIGHTS, copy_files, write_target_json
 from ops.vision.processor import load_processor
@@ -20,6 +20,7 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     directory = find_checkpoint(config.checkpoint, config.revision)
     processor = load_processor(str(directory))
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
+    describe_target(directory, mask_token_id, processor.eos_token_ids)  # before gigabytes are copied
     copy_files(directory, stage.out_dir / "model", (*CONFIGS, *WEIGHTS, *PROCESSOR))
     write_target_json(stage.out_dir, mask_token_id, processor.eos_token_ids, {})
 
@@ -27,6 +28,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
 def find_checkpoint(name: str, revision: str | None) -> Path:
     """The directory of a checkpoint; a model id is downloaded into Hugging Face's cache first. Raises DataError."""
     directory = Path(name)
+    if directory.is_file():
+        raise DataError(f"{name} is a file; a checkpoint is the directory that holds config.json and *.safetensors")
     if not directory.is_dir():
         patterns = [*CONFIGS, *WEIGHTS, *PROCESSOR]
         try:

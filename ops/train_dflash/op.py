@@ -43,7 +43,9 @@ class TrainDflash:
         validator=validators.optional(validators.gt(0)),
         help="decay of the slots' weights; 7 / 5 / 4 for block sizes 16 / 10 / 8, else half the block size",
     )
-    lr: float = field(default=6e-4, validator=validators.gt(0), help="peak learning rate of AdamW")
+    lr: float = field(
+        default=6e-4, validator=validators.and_(validators.gt(0), validators.lt(1)), help="peak learning rate of AdamW"
+    )
     weight_decay: float = field(default=0.0, validator=validators.ge(0), help="of AdamW, on matrices only")
     warmup_ratio: float = field(
         default=0.04, validator=validators.and_(validators.ge(0), validators.lt(1)), help="share of the steps"

@@ -34,7 +34,7 @@ from attrs import frozen, validators
 from dsl.op import field, op
 from ops.artifacts import Samples, TokenShards
 
-@op(version=1, run="toy_ops:measure")
+@op(version=1, run="measure_ops:measure")
 @frozen(kw_only=True)
 class Measure:
     share: float = field(default=0.5, validator=validators.and_(validators.ge(0), validators.lt(1)))
@@ -52,7 +52,7 @@ def _above_low(instance, attribute, value):
     if value <= instance.low:
         raise ValueError(f"must be above low = {instance.low}, got {value}")
 
-@op(version=1, run="toy_ops:span")
+@op(version=1, run="measure_ops:span")
 @frozen(kw_only=True)
 class Span:
     high: int = field(validator=_above_low)
@@ -64,7 +64,7 @@ class Span:
         if self.high - self.low < self.step:
             raise ValueError("low to high is less than a step")
 
-@op(version=1, run="toy_ops:merge")
+@op(version=1, run="measure_ops:merge")
 @frozen(kw_only=True)
 class Merge:
     parts: tuple[Samples, ...]
@@ -100,8 +100,8 @@ def mistakes(folder: Path, text: str, *overrides: str, name: str = "p.toml") -> 
 
 def node_mistakes(folder: Path, op: str, *lines: str) -> list[str]:
     """Mistakes in a node "n" whose keys begin in line 8."""
-    write(folder, MEASURE, "toy_ops.py")
-    head = 'pipeline = { name = "p", ops = ["toy_ops.py"] }\n\n'
+    write(folder, MEASURE, "measure_ops.py")
+    head = 'pipeline = { name = "p", ops = ["measure_ops.py"] }\n\n'
     text = head + INGEST + f'[node.n]\nop = "{op}"\n' + "\n".join(lines) + "\n"
     return [line.removeprefix("p.toml:") for line in mistakes(folder, text)]
 

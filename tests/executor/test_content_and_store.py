@@ -158,6 +158,15 @@ def test_a_store_of_a_newer_version_is_refused_and_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["format"]
 
 
+@pytest.mark.parametrize("write", [False, True])
+def test_a_file_or_a_folder_of_other_things_is_no_store(tmp_path, write):
+    (tmp_path / "cat.png").write_text("")
+    with pytest.raises(StoreError, match=r"cat\.png is no folder"):
+        Store.open(tmp_path / "cat.png", write=write)
+    with pytest.raises(StoreError, match="holds other files and is no store of dflow"):
+        Store.open(tmp_path, write=write)
+
+
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="the store cannot be written"):

@@ -145,6 +145,7 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
         ('{"conversations": [{"role": "user", "text": 1}]}', 'conversations[0]: no string "text" (or "value")'),
         ('{"conversations": [], "image": 7}', '"image" must be a path, a list of paths or null'),
         ('{"conversations": [], "images": ["x.png"]}', 'key "images": write "image", a path or a list of paths'),
+        ('{"conversations": [], "imgae": "x.png"}', 'unknown key "imgae" (did you mean "image"?)'),
         ('{"conversations": [], "split": "dev"}', "\"split\" must be one of train, val, test, got 'dev'"),
         ('{"conversations": [], "split": ["train"]}', "\"split\" must be one of train, val, test, got ['train']"),
         ('{"conversations": [], "id": 1.5}', '"id" must be a string or an integer, got 1.5'),
@@ -196,6 +197,17 @@ def test_more_drops_than_max_dropped_fail_with_the_reasons(tmp_path):
         "more than max_dropped = 2 samples were dropped:",
         '       2  no answer (first: sample "2")',
         '       1  no turns (first: sample "3")',
+    ]
+
+
+def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_time(tmp_path, capsys):
+    run_ingest(tmp_path, [{**GOOD, "split": "train"}, {"conversations": [ASK]}])
+    remedy = 'give samples a "split", or raise val_fraction or test_fraction of ingest'
+    assert capsys.readouterr().out.splitlines() == [
+        "dflow: kept train 1, val 0, test 0",
+        'dflow: dropped 1  no answer (first: sample "2")',
+        f'dflow: the split "val" is empty; {remedy}',
+        f'dflow: the split "test" is empty; {remedy}',
     ]
 
 

@@ -95,6 +95,24 @@ def test_a_broken_config_names_line_and_column(checkpoint, tmp_path):
         load(checkpoint, tmp_path)
 
 
+def test_a_family_that_is_not_supported_is_refused(checkpoint, tmp_path):
+    edit_config(checkpoint, model_type="llama")
+    with pytest.raises(DataError, match=r"model_type 'llama' is not supported; known are qwen3_vl, qwen3"):
+        load(checkpoint, tmp_path)
+
+
+def test_a_file_is_no_checkpoint(checkpoint, tmp_path):
+    with pytest.raises(DataError, match="is a file; a checkpoint is the directory"):
+        load(checkpoint / "config.json", tmp_path)
+
+
+def test_damaged_weights_name_the_file(checkpoint, tmp_path):
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"checkpoint/model\.safetensors: damaged or cut short"):
+        load(checkpoint, tmp_path)
+
+
 def test_a_directory_without_safetensors_is_refused(checkpoint, tmp_path):
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
     with pytest.raises(DataError, match=r"no \*\.safetensors"):
