@@ -19,7 +19,7 @@ def pipeline() -> Pipeline:
     samples = p.node("ingest", Ingest(source="builtin:digits"))
     images = p.node("inject", InjectImages(samples=samples))
     tokens = p.node("tokenize", TokenizeChat(samples=images, processor="builtin"))
-    target = p.node("target", FinetuneVlm(tokens=tokens, steps=900, batch_size=16))
+    target = p.node("target", FinetuneVlm(tokens=tokens, steps=1000, batch_size=16))
     features = p.node("capture", CaptureTargets(tokens=tokens, target=target, num_layers=5))
     batches = p.node("shard", ShardSequence(features=features, tokens_per_step=2048, epochs=5))
     trained = p.node(
@@ -36,5 +36,5 @@ def pipeline() -> Pipeline:
         ),
     )
     draft = p.node("export", ExportDraft(draft=trained, target=target))
-    p.node("eval", Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=48, max_new_tokens=96))
+    p.node("eval", Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=40, max_new_tokens=80))
     return p

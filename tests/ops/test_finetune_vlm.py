@@ -12,7 +12,7 @@ from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from dsl.errors import DataError, StopRequested
+from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref
 from ops.artifacts import TargetModel, TokenShards
 from ops.finetune_vlm.accuracy import answer_loss, greedy_starts
@@ -111,8 +111,19 @@ def test_every_epoch_takes_each_sample_at_most_once_in_another_order():
 
 
 def test_a_loss_that_is_not_finite_names_the_step_and_the_samples(tokens, tmp_path):
-    with pytest.raises(DataError, match=r"step \d: the loss is nan; samples .*digit-\d+"):
-        finetune_vlm(config(lr=1e30, steps=4, warmup_ratio=0.0), FakeStage(tmp_path, {"tokens": tokens}))
+    folder = tmp_path / "poisoned"
+    shutil.copytree(tokens.path, folder)
+    for file in folder.glob("train-*"):
+        tensors = load_file(file)
+        tensors["pixel_values"][:] = float("nan")
+        save_file(tensors, file)
+    with pytest.raises(DataError, match=r"step 1: the loss is nan; samples .*digit-\d+"):
+        finetune_vlm(config(), FakeStage(tmp_path, {"tokens": TokenShards(folder, "poisoned")}))
+
+
+def test_a_learning_rate_that_cannot_be_meant_is_refused():
+    with pytest.raises(ConfigError, match="'lr' must be < 1"):
+        config(lr=float("inf"))
 
 
 def test_val_and_test_samples_change_no_weight(tokens, target, tmp_path):
