@@ -129,6 +129,11 @@ def test_layers_are_spread_from_the_second_to_the_third_last(layers, count, expe
     assert expected == spread_layers(layers, count)
 
 
+def test_far_too_many_layers_are_refused_in_one_line():
+    with pytest.raises(ConfigError, match=r"no 99 distinct layers between its 2nd and 3rd-last; ask for at most 5"):
+        spread_layers(8, 99)
+
+
 def test_a_target_with_too_few_layers_is_refused():
     with pytest.raises(ConfigError, match=r"no 5 distinct layers.*\[1, 2, 2, 2, 3\]"):
         spread_layers(6, 5)
@@ -141,11 +146,6 @@ def test_a_target_with_too_few_layers_is_refused():
         ((1, 9), "9 is out of range; this target has layers 0 to 7"),
     ],
 )
-def test_far_too_many_layers_are_refused_in_one_line():
-    with pytest.raises(ConfigError, match=r"no 99 distinct layers between its 2nd and 3rd-last; ask for at most 5"):
-        spread_layers(8, 99)
-
-
 def test_layer_ids_that_the_target_lacks_are_refused(tokens, target, tmp_path, ids, message):
     with pytest.raises(ConfigError, match=message):
         run(tmp_path, tokens, target, target_layer_ids=ids)
