@@ -87,7 +87,11 @@ def test_a_failed_node_shows_its_error_and_its_log(done, kind, expected):
     assert expected in result.stderr
     assert "    about to fail\n" in result.stderr
     assert ("Traceback" in result.stderr) is (kind in ("bug", "memory"))
-    assert f"/d.log\nrun {done.state()['run']} failed; after a fix: dflow resume {done.state()['run']}" in result.stderr
+    run = done.state()["run"]
+    assert (
+        f"/d.log\nrun {run} failed; after a fix of code or data: dflow resume {run}; "
+        "after a change of the pipeline file: dflow run FILE\n"
+    ) in result.stderr
     assert done.caches()["d"][0] == "failed"
     done.calls()
 
