@@ -40,18 +40,23 @@ def read_jsonl(path: Path) -> Iterator[Any]:
 def replace_file(path: Path, content: bytes) -> None:
     """Write beside the path, flush to disk, rename."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial.write_bytes(content)
+    finish_file(partial, path)
 
 
 def finish_file(partial: Path, path: Path) -> None:
     """Flush a written file to disk and give it its name."""
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(partial)
     partial.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

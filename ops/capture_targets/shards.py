@@ -5,7 +5,6 @@ T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hi
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import TargetFeatures
+from ops.files import read_json
 
 
 @frozen
@@ -48,7 +48,7 @@ class FeatureReader:
     """The samples of one split of a TargetFeatures artifact, in order; each read touches only its own rows."""
 
     def __init__(self, features: TargetFeatures, split: str) -> None:
-        self.info: dict[str, Any] = json.loads((features.path / "features.json").read_text("utf-8"))
+        self.info: dict[str, Any] = read_json(features.path / "features.json")
         self.lengths: list[int] = []
         self._rows: list[tuple[Path, int, int]] = []
         for shard in self.info["shards"]:

@@ -48,7 +48,8 @@ def finetune_vlm(config: FinetuneVlm, stage: Stage) -> None:
     target.model.save_pretrained(stage.out_dir / "model")
     copy_files(processor, stage.out_dir / "model", PROCESSOR)
     figures = {name.removeprefix("target/"): value for name, value in metrics.items()}
-    write_target_json(stage.out_dir, reader.info["mask_token_id"], reader.info["eos_token_ids"], figures)
+    info = describe_target(stage.out_dir / "model", reader.info["mask_token_id"], reader.info["eos_token_ids"])
+    write_target_json(stage.out_dir, info, figures)
 
 
 def start_target(config: FinetuneVlm, reader: TokenReader, processor: Path, device: str) -> Target:

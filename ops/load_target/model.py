@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
+from ops.files import read_json
 
 # Families whose features were compared with an independent hook.
 SUPPORTED = ("qwen3_vl", "qwen3")
@@ -171,7 +172,7 @@ class LayerInputs:
 
 def target_info(target: TargetModel) -> dict[str, Any]:
     """The content of target.json."""
-    return json.loads((target.path / "target.json").read_text("utf-8"))
+    return read_json(target.path / "target.json")
 
 
 def is_vision_language(config: Mapping[str, Any]) -> bool:
@@ -189,7 +190,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint directory. Raises DataError where it is missing or no JSON."""
     path = directory / "config.json"
     try:
-        return json.loads(path.read_text("utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         raise DataError(
             f"{directory}: no config.json in this target directory; is it a Hugging Face checkpoint?"

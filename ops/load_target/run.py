@@ -20,9 +20,9 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     directory = find_checkpoint(config.checkpoint, config.revision)
     processor = load_processor(str(directory))
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
-    describe_target(directory, mask_token_id, processor.eos_token_ids)  # before gigabytes are copied
+    info = describe_target(directory, mask_token_id, processor.eos_token_ids)  # before gigabytes are copied
     copy_files(directory, stage.out_dir / "model", (*CONFIGS, *WEIGHTS, *PROCESSOR))
-    write_target_json(stage.out_dir, mask_token_id, processor.eos_token_ids, {})
+    write_target_json(stage.out_dir, info, {})
 
 
 def find_checkpoint(name: str, revision: str | None) -> Path:

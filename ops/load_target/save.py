@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ops.files import write_json
-from ops.load_target.model import describe_target
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 PROCESSOR = (
@@ -31,9 +31,7 @@ def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
                 shutil.copyfile(file, target / file.name)
 
 
-def write_target_json(
-    out_dir: Path, mask_token_id: int | None, eos_token_ids: Sequence[int], metrics: Mapping[str, float]
-) -> None:
-    """Describe out_dir/model in target.json, beside metrics.json."""
-    write_json(out_dir / "target.json", describe_target(out_dir / "model", mask_token_id, eos_token_ids))
+def write_target_json(out_dir: Path, info: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    """Write target.json, which is what `describe_target` gives for the model, and metrics.json."""
+    write_json(out_dir / "target.json", dict(info))
     write_json(out_dir / "metrics.json", dict(metrics))

@@ -5,7 +5,6 @@ Legend: N samples, T tokens, R pixel rows, I images, S tokens of one sample.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ops.artifacts import TokenShards
-from ops.files import read_jsonl
+from ops.files import read_json, read_jsonl
 
 OFFSETS = {
     "input_ids": "token_offsets",
@@ -56,7 +55,7 @@ class TokenReader:
     _offsets: dict[str, dict[str, Tensor]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.info = json.loads((self.tokens.path / "tokens.json").read_text(encoding="utf-8"))
+        self.info = read_json(self.tokens.path / "tokens.json")
         rows = read_jsonl(self.tokens.path / "samples.jsonl")
         self.records = [row for row in rows if self.split in (None, row["split"])]
 

@@ -11,7 +11,6 @@ place and renamed, so a folder of that name is always complete. The last two are
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from dsl.errors import ConfigError
 from ops.dflash.model import DraftModel
-from ops.files import read_json, write_json
+from ops.files import read_json, sync, write_json
 
 FORMAT = 1
 KEEP = 2
@@ -54,10 +53,10 @@ def save_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, An
     content = {"format": FORMAT, "step": state.step, "identity": identity}
     write_json(unfinished / "state.json", content)
     for path in (*unfinished.iterdir(), unfinished):
-        _sync(path)
+        sync(path)
     shutil.rmtree(place, ignore_errors=True)
     unfinished.rename(place)
-    _sync(work_dir)
+    sync(work_dir)
     for old in _checkpoints(work_dir)[:-KEEP]:
         shutil.rmtree(old)
 
@@ -119,11 +118,3 @@ def _differences(then: Any, now: Any, path: str = "") -> list[str]:
             lines += _differences(then.get(key), now.get(key), f"{path}.{key}" if path else key)
         return lines
     return [] if then == now else [f"{path}: {json.dumps(then)} then, {json.dumps(now)} now"]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
