@@ -73,9 +73,11 @@ class TargetFeatures(Artifact):
 
     features.json               {"format": 1, "target": digest, "tokens": digest, "target_layer_ids", "dtype",
                                 "hidden_size", "num_target_layers", "positions": "sequential", "backend",
-                                "mask_token_id", "shards": [{"file", "split", "samples", "tokens"}]}
+                                "final_hidden": bool, "mask_token_id",
+                                "shards": [{"file", "split", "samples", "tokens"}]}
     train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;
-                                input_ids int32 [T]; loss_mask uint8 [T]; token_offsets int64 [N + 1]
+                                input_ids int32 [T]; loss_mask uint8 [T]; token_offsets int64 [N + 1]; where
+                                final_hidden is true, final_hidden dtype [T, hidden_size]: states behind the final norm
     """
 
 

@@ -46,6 +46,9 @@ class CaptureTargets:
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", help="of the forward pass and of the stored features"
     )
+    final_hidden: bool = field(
+        default=False, help='also keep the states behind the final norm, which loss = "kl" of train_dflash needs'
+    )
     splits: tuple[Literal["train", "val", "test"], ...] = field(default=("train", "val"), help="the splits to capture")
     shard_tokens: int = field(
         default=16384, validator=validators.ge(1), help="tokens in one shard of features, the unit of resuming"

@@ -48,7 +48,8 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
     if not plans:
         raise DataError(f"no samples in the splits {', '.join(config.splits)}: nothing to capture")
-    bytes_per_token = len(layer_ids) * target.hidden_size * getattr(torch, config.dtype).itemsize
+    kept_states = len(layer_ids) + config.final_hidden
+    bytes_per_token = kept_states * target.hidden_size * getattr(torch, config.dtype).itemsize
     check_disk(plans, bytes_per_token, stage)
     done_tokens = 0
     total_tokens = sum(plan.tokens for plan in plans)
@@ -57,7 +58,7 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
         if not path.exists():
             if stage.stop_requested():
                 raise StopRequested(f"capture stopped before {plan.file}; finished shards are kept")
-            capture_shard(path, plan, target, readers[plan.split], layer_ids, config.batch_tokens)
+            capture_shard(path, plan, target, readers[plan.split], layer_ids, config)
         done_tokens += plan.tokens
         stage.progress(done_tokens, total_tokens)
     for plan in plans:
@@ -74,35 +75,51 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
 
 
 def capture_shard(
-    path: Path, plan: ShardPlan, target: Target, reader: TokenReader, layer_ids: Sequence[int], batch_tokens: int
+    path: Path,
+    plan: ShardPlan,
+    target: Target,
+    reader: TokenReader,
+    layer_ids: Sequence[int],
+    config: CaptureTargets,
 ) -> None:
     """Write one shard; the file appears whole or not at all."""
     samples = [reader.sample(index) for index in range(plan.start, plan.end)]
-    features: list[Tensor] = [torch.empty(0)] * len(samples)
-    for batch in batches_by_length([len(sample.input_ids) for sample in samples], batch_tokens):
-        for row, feature in zip(
-            batch, forward_features(target, [samples[row] for row in batch], layer_ids), strict=True
-        ):
-            features[row] = feature
+    states: list[States] = [States(torch.empty(0), torch.empty(0))] * len(samples)
+    for batch in batches_by_length([len(sample.input_ids) for sample in samples], config.batch_tokens):
+        forward = forward_states(target, [samples[row] for row in batch], layer_ids)
+        for row, state in zip(batch, forward, strict=True):
+            states[row] = state
     lengths = torch.tensor([len(sample.input_ids) for sample in samples])
     partial = path.with_suffix(".partial")
     write_feature_shard(
         partial,
-        torch.cat(features),
+        torch.cat([state.features for state in states]),
         torch.cat([sample.input_ids for sample in samples]),
         torch.cat([sample.loss_mask for sample in samples]),
         torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        torch.cat([state.final_hidden for state in states]) if config.final_hidden else None,
     )
     finish_file(partial, path)
 
 
+@frozen(eq=False)
+class States:
+    """Of one sample: features [S, F], and hidden states behind the target's final norm [S, M]."""
+
+    features: Tensor
+    final_hidden: Tensor
+
+
 @torch.inference_mode()
-def forward_features(target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[Tensor]:
-    """One forward pass over a padded batch; features [S, F] of each sample, on the CPU, without the padding."""
+def forward_states(target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[States]:
+    """One forward pass over a padded batch; the states of each sample, on the CPU, without the padding."""
     with target.capture_inputs(layer_ids) as captured:
-        target.forward(target.inputs(samples), use_cache=False, logits_to_keep=1)
+        final_BSM = target.hidden(target.inputs(samples)).cpu()
     features_BSF = captured.features().cpu()
-    return [features_BSF[row, : len(sample.input_ids)].clone() for row, sample in enumerate(samples)]
+    return [
+        States(features_BSF[row, :length].clone(), final_BSM[row, :length].clone())
+        for row, length in enumerate(len(sample.input_ids) for sample in samples)
+    ]
 
 
 def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[ShardPlan]:
@@ -171,6 +188,7 @@ def write_features_json(
             "num_target_layers": target.num_layers,
             "positions": "sequential",
             "backend": "huggingface",
+            "final_hidden": config.final_hidden,
             "mask_token_id": target.info["mask_token_id"],
             "shards": [
                 {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}

@@ -30,18 +30,23 @@ class FeatureSample:
 
 
 def write_feature_shard(
-    path: Path, features: Tensor, input_ids: Tensor, loss_mask: Tensor, token_offsets: Tensor
+    path: Path,
+    features: Tensor,
+    input_ids: Tensor,
+    loss_mask: Tensor,
+    token_offsets: Tensor,
+    final_hidden: Tensor | None = None,
 ) -> None:
-    """Write features [T, F], input_ids [T], loss_mask [T] and token_offsets [N + 1] as one safetensors file."""
-    save_file(
-        {
-            "features": features.contiguous(),
-            "input_ids": input_ids.to(torch.int32),
-            "loss_mask": loss_mask.to(torch.uint8),
-            "token_offsets": token_offsets.to(torch.int64),
-        },
-        path,
-    )
+    """Write features [T, F], input_ids [T], loss_mask [T], token_offsets [N + 1] and, where kept, final_hidden [T, M]
+    as one safetensors file.
+    """
+    tensors = {
+        "features": features.contiguous(),
+        "input_ids": input_ids.to(torch.int32),
+        "loss_mask": loss_mask.to(torch.uint8),
+        "token_offsets": token_offsets.to(torch.int64),
+    }
+    save_file(tensors if final_hidden is None else tensors | {"final_hidden": final_hidden.contiguous()}, path)
 
 
 class FeatureReader:
@@ -49,6 +54,7 @@ class FeatureReader:
 
     def __init__(self, features: TargetFeatures, split: str) -> None:
         self.info: dict[str, Any] = read_json(features.path / "features.json")
+        self.width: int = len(self.info["target_layer_ids"]) * self.info["hidden_size"]
         self.lengths: list[int] = []
         self._rows: list[tuple[Path, int, int]] = []
         for shard in self.info["shards"]:
@@ -66,11 +72,27 @@ class FeatureReader:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def sample(self, index: int) -> FeatureSample:
+    def labels(self, index: int) -> tuple[Tensor, Tensor]:
+        """input_ids int64 [S] and loss_mask bool [S] of a sample, without reading its features."""
         path, start, end = self._rows[index]
         with safe_open(path, framework="pt") as tensors:
-            return FeatureSample(
-                features=tensors.get_slice("features")[start:end],
-                input_ids=tensors.get_slice("input_ids")[start:end].long(),
-                loss_mask=tensors.get_slice("loss_mask")[start:end].bool(),
+            return (
+                tensors.get_slice("input_ids")[start:end].long(),
+                tensors.get_slice("loss_mask")[start:end].bool(),
             )
+
+    def features(self, index: int, first: int, last: int) -> Tensor:
+        """Features [last - first, F] of tokens first <= j < last of a sample, in the stored dtype."""
+        return self._slice("features", index, first, last)
+
+    def final_hidden(self, index: int, first: int, last: int) -> Tensor:
+        """The target's hidden states behind its final norm, [last - first, M]; only where the capture kept them."""
+        return self._slice("final_hidden", index, first, last)
+
+    def _slice(self, name: str, index: int, first: int, last: int) -> Tensor:
+        path, start, _ = self._rows[index]
+        with safe_open(path, framework="pt") as tensors:
+            return tensors.get_slice(name)[start + first : start + last]
+
+    def sample(self, index: int) -> FeatureSample:
+        return FeatureSample(self.features(index, 0, self.lengths[index]), *self.labels(index))

@@ -111,6 +111,7 @@ def make_features(
         "num_target_layers": 4,
         "positions": "sequential",
         "backend": "hf",
+        "final_hidden": False,
         "mask_token_id": MASK,
         "shards": shards,
     }

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref
-from ops.artifacts import TargetModel, TokenShards
+from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import batches_by_length, capture_targets
@@ -62,6 +62,19 @@ def test_features_are_the_inputs_of_the_next_layer_deepstack_included(tokens, ta
         difference = float((from_tuple[0] - from_tuple[1]).abs().max())
         # Deepstack adds visual features behind layer 0, so hidden_states is another tensor for images only.
         assert (difference > 1e-3) == (index == image)
+
+
+def test_final_hidden_states_give_the_targets_own_logits_and_are_kept_where_asked_for(tmp_path, tokens, target, features):
+    stage = run(tmp_path, tokens, target, final_hidden=True, splits=("val",))
+    captured = FeatureReader(stage.artifact(TargetFeatures), "val")
+    assert captured.info["final_hidden"]
+    loaded, reader = Target.load(target), TokenReader(tokens, "val")
+    for index in range(len(reader)):
+        with torch.no_grad():
+            logits = loaded.forward(loaded.inputs([reader.sample(index)]), use_cache=False).logits[0]
+        hidden = captured.final_hidden(index, 2, captured.lengths[index])
+        torch.testing.assert_close(hidden @ loaded.head_weight.T, logits[2:], atol=2e-4, rtol=1e-4)
+    assert "final_hidden" not in load_file(features.path / "val-00000.safetensors")
 
 
 def test_ids_masks_and_lengths_are_those_of_the_tokens(tokens, features):
