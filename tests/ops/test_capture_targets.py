@@ -100,6 +100,7 @@ def test_features_json_says_where_the_features_come_from(tokens, target, feature
         "num_target_layers": 8,
         "positions": "sequential",
         "backend": "huggingface",
+        "final_hidden": False,
         "mask_token_id": TokenReader(tokens).info["mask_token_id"],
     } == info
     for shard in shards:
