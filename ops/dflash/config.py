@@ -13,6 +13,7 @@ ARCHITECTURE = "DFlashDraftModel"
 POSITIONS = "sequential"
 FORMAT = 1
 FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
 _SIZES = (
@@ -34,6 +35,9 @@ class DraftConfig:
     hidden_size and vocab_size are the target's, because embedding and head are shared. target_layer_ids name the layers
     whose outputs are the context features, ascending, since engines hand them over in the order of the layers.
     rope_scaling holds {"rope_type", ...} for anything but plain RoPE. positions is always "sequential": absolute 1-D.
+    A full layer sees all of the context and all of its block. In a sliding layer a query at position p sees the keys at
+    positions j with 0 <= p - j < sliding_window, in the context and in its own block, which is causal there;
+    without such a layer sliding_window has no meaning, as in the engines.
     Raises ConfigError that lists every value that does not fit.
     """
 
@@ -65,6 +69,15 @@ class DraftConfig:
         mistakes = [*_size_mistakes(self), *_layer_mistakes(self), *_rope_mistakes(self)]
         if mistakes:
             raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+
+    @property
+    def slides(self) -> bool:
+        """Whether any layer has a sliding window."""
+        return SLIDING_ATTENTION in self.layer_types
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a query of this layer sees, its own included; None: all of the context and of its block."""
+        return self.sliding_window if self.layer_types[layer] == SLIDING_ATTENTION else None
 
     @property
     def rotary_dim(self) -> int:
@@ -105,9 +118,16 @@ def _layer_mistakes(config: DraftConfig) -> list[str]:
         )
     if len(config.layer_types) != config.num_hidden_layers:
         mistakes.append(f"layer_types: {len(config.layer_types)} entries for {config.num_hidden_layers} layers")
-    unknown = sorted(set(config.layer_types) - {FULL_ATTENTION})
+    unknown = sorted(set(config.layer_types) - {FULL_ATTENTION, SLIDING_ATTENTION})
     if unknown:
-        mistakes.append(f'layer_types: only "{FULL_ATTENTION}" is supported, got {", ".join(unknown)}')
+        mistakes.append(
+            f'layer_types: only "{FULL_ATTENTION}" and "{SLIDING_ATTENTION}" are supported, got {", ".join(unknown)}'
+        )
+    # Engines keep window - 1 and some of them read 0 as "no window", so 1 would be served as full attention.
+    if config.slides and (config.sliding_window is None or config.sliding_window < 2):
+        mistakes.append(
+            f"sliding_window: layers of {SLIDING_ATTENTION} need one of at least 2 tokens, got {config.sliding_window}"
+        )
     return mistakes
 
 
@@ -148,6 +168,8 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
         "rope_scaling": dict(config.rope_scaling) if config.rope_scaling else None,
         "partial_rotary_factor": config.partial_rotary_factor,
         "layer_types": list(config.layer_types),
+        # Transformers' Qwen3Config forgets sliding_window where this is false.
+        "use_sliding_window": config.slides,
         "sliding_window": config.sliding_window,
         "attention_bias": config.attention_bias,
         "tie_word_embeddings": config.tie_word_embeddings,
@@ -171,7 +193,13 @@ def from_serving(data: Mapping[str, Any]) -> DraftConfig:
         raise ConfigError("draft config.json lacks " + ", ".join(missing))
     nested = {**data["dflash_config"], **data["dflow"]}
     names = [attribute.name for attribute in DraftConfig.__attrs_attrs__]
-    return DraftConfig(**{name: nested[name] if name in nested else data[name] for name in names})
+    config = DraftConfig(**{name: nested[name] if name in nested else data[name] for name in names})
+    if data["use_sliding_window"] is not config.slides:
+        raise ConfigError(
+            f"draft config:\n  use_sliding_window: must be {str(config.slides).lower()} with these layer_types; "
+            "engines ignore or refuse the window otherwise"
+        )
+    return config
 
 
 def missing_fields(data: Mapping[str, Any]) -> list[str]:

@@ -23,10 +23,20 @@ def reference_block(
         normed = [_norm(slot, own["input_layernorm.weight"], eps) for slot in slots]
         tokens = [(position, token) for position, token in enumerate(context)]
         tokens += [(anchor + k, token) for k, token in enumerate(normed)]
-        mixed = [_attend(config, own, token, anchor + k, tokens) for k, token in enumerate(normed)]
+        seen = [_seen(config, layer, anchor + k, tokens) for k in range(len(normed))]
+        mixed = [_attend(config, own, token, anchor + k, seen[k]) for k, token in enumerate(normed)]
         slots = [slot + mix for slot, mix in zip(slots, mixed, strict=True)]
         slots = [slot + _mlp(own, _norm(slot, own["post_attention_layernorm.weight"], eps)) for slot in slots]
     return torch.stack([_norm(slot, weights["norm.weight"], eps) for slot in slots])
+
+
+def _seen(
+    config: Mapping[str, Any], layer: int, position: int, tokens: list[tuple[int, Tensor]]
+) -> list[tuple[int, Tensor]]:
+    """The tokens, with their positions, that the slot at `position` sees in this layer."""
+    if config["layer_types"][layer] == "full_attention":
+        return tokens
+    return [(place, token) for place, token in tokens if 0 <= position - place < config["sliding_window"]]
 
 
 def _attend(
@@ -36,7 +46,7 @@ def _attend(
     group = config["num_attention_heads"] // config["num_key_value_heads"]
 
     def head(name: str, number: int, x: Tensor) -> Tensor:
-        return own[f"self_attn.{name}.weight"][number * size : (number + 1) * size] @ x
+        return _linear(own, name, x)[number * size : (number + 1) * size]
 
     heads = []
     for number in range(config["num_attention_heads"]):
@@ -47,7 +57,13 @@ def _attend(
             scores.append(query @ _turn(config, key, place) / math.sqrt(size))
             values.append(head("v_proj", number // group, other))
         heads.append(torch.stack(scores).softmax(0) @ torch.stack(values))
-    return own["self_attn.o_proj.weight"] @ torch.cat(heads)
+    return _linear(own, "o_proj", torch.cat(heads))
+
+
+def _linear(own: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    projected = own[f"self_attn.{name}.weight"] @ x
+    bias = own.get(f"self_attn.{name}.bias")
+    return projected if bias is None else projected + bias
 
 
 def _turn(config: Mapping[str, Any], x: Tensor, position: int) -> Tensor:

@@ -202,7 +202,7 @@ def test_all_mistakes_of_a_draft_config_are_reported_at_once():
             block_size=1,
             mask_token_id=VOCAB,
             target_layer_ids=(3, 1, 1),
-            layer_types=("full_attention", "sliding_attention"),
+            layer_types=("full_attention", "chunked_attention"),
             rope_scaling={"rope_type": "longrope"},
             num_attention_heads=3,
             partial_rotary_factor=0.1,

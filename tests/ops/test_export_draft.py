@@ -166,6 +166,11 @@ def test_a_wrong_dflash_config_is_found(tmp_path, trained, change, expected):
         ({"hidden_act": "gelu"}, 'hidden_act must be "silu", got "gelu"'),
         ({"dflow": {"format": 2, "positions": "mrope"}}, "dflow.format must be 1, got 2"),
         ({"dflow": {"format": 1, "positions": "mrope"}}, 'positions: must be "sequential", got "mrope"'),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_window: layers of sliding_attention need one"),
+        (
+            {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8},
+            "use_sliding_window: must be true with these layer_types",
+        ),
     ],
 )
 def test_a_wrong_config_is_found(tmp_path, trained, change, expected):
