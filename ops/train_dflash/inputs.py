@@ -12,7 +12,7 @@ from dsl.errors import ConfigError, DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel
 from ops.capture_targets.shards import FeatureReader
-from ops.dflash.config import DraftConfig
+from ops.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig
 from ops.load_target.model import frozen_ends, target_info, text_config
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.op import TrainDflash
@@ -82,6 +82,8 @@ def draft_config(config: TrainDflash, target: TargetModel, features: Mapping[str
         num_target_layers=features["num_target_layers"],
         max_position_embeddings=text["max_position_embeddings"],
         rms_norm_eps=text["rms_norm_eps"],
+        layer_types=_layer_types(config),
+        sliding_window=config.sliding_window,
         positions=features["positions"],
         **_rope(config, text),
     )
@@ -89,6 +91,22 @@ def draft_config(config: TrainDflash, target: TargetModel, features: Mapping[str
 
 def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
+
+
+def _layer_types(config: TrainDflash) -> tuple[str, ...]:
+    outside = [layer for layer in config.sliding_layers if layer >= config.num_layers]
+    if outside:
+        raise ConfigError(
+            f"sliding_layers: {outside} outside 0..{config.num_layers - 1} (num_layers is {config.num_layers})"
+        )
+    if (config.sliding_window is None) != (not config.sliding_layers):
+        raise ConfigError(
+            f"sliding_layers = {list(config.sliding_layers)} and sliding_window = {config.sliding_window}: "
+            "give both, or neither"
+        )
+    return tuple(
+        SLIDING_ATTENTION if layer in config.sliding_layers else FULL_ATTENTION for layer in range(config.num_layers)
+    )
 
 
 def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:

@@ -34,6 +34,16 @@ class TrainDflash:
     intermediate_size: int | None = field(
         default=None, validator=AT_LEAST_1, help="of the MLP; the target's unless given"
     )
+    sliding_layers: tuple[int, ...] = field(
+        default=(),
+        validator=validators.deep_iterable(validators.ge(0)),
+        help="draft layers, counted from 0, with a sliding window: causal, over the last sliding_window tokens",
+    )
+    sliding_window: int | None = field(
+        default=None,
+        validator=validators.optional(validators.ge(2)),
+        help="tokens that a query of a sliding layer sees, its own included",
+    )
     rope_theta: float | None = field(
         default=None, validator=validators.optional(validators.gt(0)), help="the target's unless given"
     )

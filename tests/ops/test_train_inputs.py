@@ -32,6 +32,26 @@ def test_fields_of_the_op_win_over_the_target(tmp_path):
     assert (*shape, config.rope_theta) == (4, 2, 16, 48, 1e6)
 
 
+def test_sliding_layers_become_layer_types_with_a_window(tmp_path):
+    op = train_config(num_layers=3, sliding_layers=(0, 2), sliding_window=64)
+    config = draft_config(op, make_target(tmp_path / "target"), FEATURES)
+    assert config.layer_types == ("sliding_attention", "full_attention", "sliding_attention")
+    assert [config.window(layer) for layer in range(3)] == [64, None, 64]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"sliding_layers": (0, 2), "sliding_window": 64}, r"sliding_layers: \[2\] outside 0\.\.1"),
+        ({"sliding_layers": (1,)}, "give both, or neither"),
+        ({"sliding_window": 64}, "give both, or neither"),
+    ],
+)
+def test_sliding_layers_that_do_not_fit_are_refused(tmp_path, changes, expected):
+    with pytest.raises(ConfigError, match=expected):
+        draft_config(train_config(num_layers=2, **changes), make_target(tmp_path / "target"), FEATURES)
+
+
 @pytest.mark.parametrize(
     ("rope", "expected"),
     [
