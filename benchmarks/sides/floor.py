@@ -1,0 +1,151 @@
+"""The matmul floor: the products of matrices that no DFlash step can do without, each timed at its shape, summed.
+
+Everything else (norms, RoPE, softmax, the exponentials of the loss, copies) is left out, and so is what exact savings
+avoid: attention to anything a block does not see, scores made a second time in the backward pass, the mask slots' norms
+and projections in the first layer (one row stands for all), slots without weight behind the last layer's keys and
+values, context behind the last anchor, gradients of the frozen head, embedding and features.
+
+Legend: T context before the last anchor, F features, M hidden, N blocks, K block size, W weighted slots, H query heads,
+G key/value heads, D head size, I intermediate, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.sides.measured import parser, sizes_of
+from benchmarks.sides.problem import Problem, Sizes, make_problem, slot_targets
+
+BUCKET = 8  # anchors whose queries share one product with their context
+HEAD_ROWS = 2048  # rows of logits in one product: no real step holds them all
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Product:
+    """`count` products of [m, k] and [k, n] matrices, each over a batch. first, second: which operand lies transposed
+    in memory, as it does in the step."""
+
+    group: str
+    count: int
+    batch: int
+    m: int
+    k: int
+    n: int
+    first_transposed: bool = False
+    second_transposed: bool = False
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.count * self.batch * self.m * self.k * self.n
+
+
+def products(problem: Problem) -> list[Product]:
+    """Every product of one step, forward and backward."""
+    sizes = problem.sizes
+    M, width, kv_width = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    slots, weighted = sizes.anchors * sizes.block, int((slot_targets(problem)[1] > 0).sum())
+    seen = int(problem.anchors_A.max())
+    result = _linear("fc", seen, sizes.features, M, input_gradient=False)
+    for index in range(sizes.layers):
+        # In the first layer the rows are the anchors' tokens and one mask slot; its input, the embedding, is frozen.
+        first, last = index == 0, index == sizes.layers - 1
+        inputs = sizes.anchors + 1 if first else slots
+        outputs = weighted if last else slots
+        result += _linear("context K/V", seen, M, 2 * kv_width)
+        result += _linear("q/k/v/o", min(inputs, outputs), M, width, input_gradient=not first)
+        result += _linear("q/k/v/o", inputs, M, 2 * kv_width, input_gradient=not first)
+        result += _linear("q/k/v/o", outputs, width, M)
+        result += _linear("MLP", outputs, M, 2 * sizes.intermediate)
+        result += _linear("MLP", outputs, sizes.intermediate, M)
+        result += _attention(problem, outputs)
+    rows = -(-weighted // -(-weighted // HEAD_ROWS))
+    while weighted > 0:
+        rows = min(rows, weighted)
+        result.append(Product("lm_head", 1, 1, rows, M, sizes.vocabulary, second_transposed=True))  # logits
+        result.append(Product("lm_head", 1, 1, rows, sizes.vocabulary, M))  # gradient of the hidden states
+        weighted -= rows
+    return result
+
+
+def _linear(group: str, rows: int, inputs: int, outputs: int, *, input_gradient: bool = True) -> list[Product]:
+    """x W^T, the gradient of W and, unless nothing before it learns, the gradient of x."""
+    result = [
+        Product(group, 1, 1, rows, inputs, outputs, second_transposed=True),
+        Product(group, 1, 1, outputs, rows, inputs, first_transposed=True),
+    ]
+    return [*result, Product(group, 1, 1, rows, outputs, inputs)] if input_gradient else result
+
+
+def _attention(problem: Problem, queries: int) -> list[Product]:
+    """Each bucket of anchors over the context that its blocks see on average, and each block over itself: two products
+    forward, four backward (the gradients of values, weights, queries and keys)."""
+    sizes = problem.sizes
+    G, D, K, heads_per_kv = sizes.kv_heads, sizes.head_dim, sizes.block, sizes.heads // sizes.kv_heads
+    result = []
+    for anchors in problem.anchors_A.split(BUCKET):
+        rows = round(len(anchors) * queries / sizes.anchors) * heads_per_kv
+        result += _softmax_products(G, rows, round(float(anchors.double().mean())), D)
+    per_block = round(queries / sizes.anchors) * heads_per_kv
+    return result + _softmax_products(sizes.anchors * G, per_block, K, D)
+
+
+def _softmax_products(batch: int, rows: int, keys: int, size: int) -> list[Product]:
+    return [
+        Product("attention", 2, batch, rows, size, keys, second_transposed=True),  # scores; gradient of the weights
+        Product("attention", 2, batch, rows, keys, size),  # output; gradient of the queries
+        Product("attention", 2, batch, keys, rows, size, first_transposed=True),  # gradients of values and of keys
+    ]
+
+
+def seconds(product: Product, dtype: torch.dtype) -> float:
+    """CPU seconds of `product`: the median of a few runs after one, into memory that is already there."""
+    left = _operand(product.batch, product.m, product.k, product.first_transposed, dtype)
+    right = _operand(product.batch, product.k, product.n, product.second_transposed, dtype)
+    out = torch.empty(product.batch, product.m, product.n, dtype=dtype)
+    multiply = torch.bmm
+    if product.batch == 1:
+        left, right, out, multiply = left[0], right[0], out[0], torch.mm
+    multiply(left, right, out=out)
+    times = []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        multiply(left, right, out=out)
+        times.append(time.process_time() - start)
+    return product.count * statistics.median(times)
+
+
+def _operand(batch: int, rows: int, columns: int, transposed: bool, dtype: torch.dtype) -> Tensor:
+    if transposed:
+        return torch.ones(batch, columns, rows, dtype=dtype).transpose(1, 2)
+    return torch.ones(batch, rows, columns, dtype=dtype)
+
+
+def anchors_only(sizes: Sizes) -> Problem:
+    """A problem without its large tensors, for counting: the same anchors as those of the whole problem."""
+    small = Sizes(context=sizes.context, anchors=sizes.anchors, hidden=1, layers=0, vocabulary=2, target_layers=1)
+    problem = make_problem(small)
+    return Problem(**{**vars(problem), "sizes": sizes})
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    sizes = sizes_of(arguments)
+    torch.set_num_threads(1)
+    dtype = getattr(torch, arguments.dtype)
+    groups: dict[str, dict[str, float]] = {}
+    for product in products(anchors_only(sizes)):
+        group = groups.setdefault(product.group, {"seconds": 0.0, "gflop": 0.0})
+        group["seconds"] += seconds(product, dtype)
+        group["gflop"] += product.flops / 1e9
+    print(json.dumps({"seconds": sum(group["seconds"] for group in groups.values()), "groups": groups}))
+
+
+if __name__ == "__main__":
+    main()

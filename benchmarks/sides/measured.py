@@ -1,0 +1,153 @@
+"""The process of one side: build the problem, warm up, take one step, print its figures as one line of JSON.
+
+On the CPU: one thread, process CPU seconds (`time.process_time`) around one step, taken cold: before it, a step of
+tiny sizes has loaded libraries and kernels, on every side alike. Memory is the peak of the resident set during the step
+minus the resident set before it. On a GPU: the median of CUDA-event times over `--steps` steps after `--warm-up` steps
+of full size, and the peak of allocated memory above what was allocated before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from benchmarks.sides.problem import Problem, Sizes, make_problem, warm_up_sizes
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """run: forward, loss and backward; returns the loss and how many weighted slots have their label as the best
+    token. gradients: of every parameter by its name; called after the measurement. clear: forget the gradients."""
+
+    run: Callable[[], tuple[float, int]]
+    gradients: Callable[[], dict[str, Tensor]]
+    clear: Callable[[], None]
+
+
+MakeStep = Callable[[Problem, argparse.Namespace], Step]
+
+
+def main(make_step: MakeStep, argv: list[str] | None = None) -> None:
+    """Measure one side by the options of the command line, and print a JSON object."""
+    arguments = parser().parse_args(argv)
+    sizes = sizes_of(arguments)
+    torch.set_num_threads(1)
+    measure = on_gpu if arguments.device == "cuda" else on_cpu
+    figures, step = measure(make_step, sizes, arguments)
+    if arguments.save:
+        gradients = {name: tensor.detach().contiguous() for name, tensor in step.gradients().items()}
+        save_file(gradients, arguments.save)
+    print(json.dumps({"sizes": asdict(sizes), "dtype": arguments.dtype, **figures}))
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for field in fields(Sizes):
+        required = field.name in ("context", "anchors")
+        result.add_argument(f"--{field.name.replace('_', '-')}", type=int, required=required)
+    result.add_argument("--chunk", type=int, help="anchors in one pass, on sides that can; default: all at once")
+    result.add_argument("--dtype", default="float32", choices=("float32", "float64", "bfloat16"))
+    result.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    result.add_argument("--attention", help="the peer's attention implementation, where it has several")
+    result.add_argument("--save", help="a safetensors file for the gradients")
+    result.add_argument("--steps", type=int, default=10, help="timed steps on a GPU")
+    result.add_argument("--warm-up", type=int, default=3, help="steps before them on a GPU")
+    return result
+
+
+def sizes_of(arguments: argparse.Namespace) -> Sizes:
+    given = {field.name: getattr(arguments, field.name) for field in fields(Sizes)}
+    return Sizes(**{name: value for name, value in given.items() if value is not None})
+
+
+def on_cpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> tuple[dict[str, object], Step]:
+    """Seconds of CPU and MiB of one step."""
+    dtype = getattr(torch, arguments.dtype)
+    make_step(make_problem(warm_up_sizes(sizes), dtype), arguments).run()
+    step = make_step(make_problem(sizes, dtype), arguments)
+    gc.collect()
+    before, reset = resident_bytes(), reset_peak()
+    start = time.process_time()
+    loss, correct = step.run()
+    seconds = time.process_time() - start
+    peak = peak_bytes()
+    figures = {
+        "seconds": seconds,
+        "mib": max(0, peak - before) / MIB,
+        "peak": "VmHWM" if reset else "ru_maxrss",
+        "loss": loss,
+        "correct": correct,
+    }
+    return figures, step
+
+
+def on_gpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> tuple[dict[str, object], Step]:
+    """Seconds of the device and MiB of a step: medians after the warm-up, which compiles and tunes kernels."""
+    step = make_step(make_problem(sizes, getattr(torch, arguments.dtype), "cuda"), arguments)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    seconds = []
+    for index in range(arguments.warm_up + arguments.steps):
+        step.clear()
+        if index == arguments.warm_up:
+            torch.cuda.reset_peak_memory_stats()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        loss, correct = step.run()
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(start.elapsed_time(end) / 1000)
+    figures = {
+        "seconds": statistics.median(seconds[arguments.warm_up :]),
+        "mib": (torch.cuda.max_memory_allocated() - before) / MIB,
+        "peak": "torch.cuda.max_memory_allocated",
+        "loss": loss,
+        "correct": correct,
+    }
+    return figures, step
+
+
+def resident_bytes() -> int:
+    """The resident set now; where the system does not tell, its peak so far."""
+    return _status("VmRSS") or _maximum_resident()
+
+
+def reset_peak() -> bool:
+    """Let the peak of the resident set start anew; False where the system cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def peak_bytes() -> int:
+    return _status("VmHWM") or _maximum_resident()
+
+
+def _status(name: str) -> int:
+    """A field of /proc/self/status in bytes; 0 where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def _maximum_resident() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

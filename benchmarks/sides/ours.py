@@ -1,0 +1,89 @@
+"""Our step: `ops.dflash.step.Engine` on one process, as `train_dflash` builds it."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import Tensor
+
+from benchmarks.sides import measured
+from benchmarks.sides.problem import Problem, Sizes, slot_targets
+from ops.dflash.attention import Seen, choose_attention
+from ops.dflash.config import DraftConfig
+from ops.dflash.head import head_cross_entropy, head_kl
+from ops.dflash.loss import Loss
+from ops.dflash.model import DraftModel
+from ops.dflash.step import Engine, MicroBatch
+from ops.sequence_parallel.exchange import Alone
+
+
+def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
+    """The step in one pass over all anchors, or with `--chunk` in passes of so many."""
+    engine = _engine(problem, arguments.chunk)
+    weight = float(slot_targets(problem)[1].sum())
+
+    def run() -> tuple[float, int]:
+        outcome = engine.train(_micro_batch(problem), 1 / weight)
+        return float(outcome.loss) / weight, int(outcome.correct_W.sum())
+
+    def gradients() -> dict[str, Tensor]:
+        return {name: parameter.grad for name, parameter in engine.model.named_parameters()}
+
+    return measured.Step(run, gradients, engine.model.zero_grad)
+
+
+def _engine(problem: Problem, anchor_chunk: int | None) -> Engine:
+    """Weights in float32 at least, computation in the problem's dtype."""
+    dtype, device = problem.features_SF.dtype, problem.features_SF.device
+    model = DraftModel(draft_config(problem.sizes)).to(device, torch.promote_types(dtype, torch.float32))
+    model.load_state_dict(problem.weights)
+    _, attend = choose_attention(device)
+    return Engine(
+        model=model,
+        embed_VM=problem.embed_VM,
+        head_VM=problem.head_VM,
+        loss=Loss(kind="dflash"),
+        attend=attend,
+        head=head_cross_entropy,
+        teached_head=head_kl,
+        exchange=Alone(),
+        anchor_chunk=anchor_chunk,
+    )
+
+
+def _micro_batch(problem: Problem) -> MicroBatch:
+    """The one sequence up to its last anchor."""
+    anchors_N, last = problem.anchors_A, int(problem.anchors_A.max())
+    labels_NK, weights_NK = slot_targets(problem)
+    return MicroBatch(
+        features_tF=problem.features_SF[:last],
+        positions_t=torch.arange(last, device=anchors_N.device),
+        seen=(Seen(torch.zeros(len(anchors_N), dtype=torch.int64), anchors_N.cpu()),),
+        anchor_ids_N=problem.ids_S[anchors_N],
+        positions_N=anchors_N,
+        labels_NK=labels_NK,
+        weights_NK=weights_NK,
+    )
+
+
+def draft_config(sizes: Sizes) -> DraftConfig:
+    """The draft's config at these sizes."""
+    return DraftConfig(
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        intermediate_size=sizes.intermediate,
+        vocab_size=sizes.vocabulary,
+        block_size=sizes.block,
+        mask_token_id=sizes.mask_token_id,
+        target_layer_ids=tuple(range(1, sizes.target_layers + 1)),
+        num_target_layers=sizes.target_layers + 3,
+        max_position_embeddings=2 * sizes.context,
+    )
+
+
+if __name__ == "__main__":
+    measured.main(make_step)

@@ -1,0 +1,94 @@
+"""speculators' own DFlash step (PyPI, version 0.9.0), run by the interpreter of its own virtual environment.
+
+Its model class, mask, loss and metrics as they are: `DFlashDraftModel` with the "ce" loss, its default for DFlash. On a
+CPU that means SDPA under the dense mask of its `create_mask`, and the "eager" losses, since FlexAttention has no
+backward there and its fused losses are Triton kernels; on a GPU FlexAttention under a compiled block mask, and the
+fused loss. Its labels are the best tokens of the verifier's logits, which it makes in the step from the verifier's last
+hidden states.
+Same sizes, weights, features, tokens and anchors as on the other sides, with two differences that its design asks for:
+anchors in the last block_size tokens move to the last place before them, and the verifier's hidden states are drawn at
+random, so that its loss is of the same kind but not the same number.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from speculators.losses import resolve_loss_config
+from speculators.models.dflash import DFlashSpeculatorConfig, core
+from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
+
+from benchmarks.sides import measured
+from benchmarks.sides.problem import GAMMA, Problem, Sizes
+
+FROZEN = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
+
+
+def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
+    """The step of speculators; `--attention` names its attention implementation, `--chunk` does not concern it."""
+    on_gpu = problem.features_SF.is_cuda
+    sizes = problem.sizes
+    model = _model(problem, arguments.attention or ("simple_flex_attention" if on_gpu else "sdpa"))
+    losses = resolve_loss_config("ce", "fused" if on_gpu else "eager")
+    anchors_A = problem.anchors_A.clamp(max=sizes.context - sizes.block - 1)
+    verifier_SM = problem.features_SF[:, -sizes.hidden :]
+
+    def run() -> tuple[float, int]:
+        core.select_anchors = lambda *_: (anchors_A, torch.ones_like(anchors_A, dtype=torch.bool))
+        _, loss, metrics = model(
+            hidden_states=problem.features_SF[None],
+            input_ids=problem.ids_S[None],
+            loss_mask=problem.loss_mask_S[None].to(problem.features_SF.dtype),
+            verifier_last_hidden_states=verifier_SM[None],
+            document_ids=torch.zeros_like(problem.ids_S)[None],
+            loss_config=losses,
+            gamma=GAMMA,
+            max_anchors=sizes.anchors,
+        )
+        loss.backward()
+        return float(loss.detach()), int(metrics["full_acc_sum"])
+
+    def gradients() -> dict[str, Tensor]:
+        return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+    return measured.Step(run, gradients, model.zero_grad)
+
+
+def _model(problem: Problem, attention: str) -> core.DFlashDraftModel:
+    config = _config(problem.sizes, attention)
+    model = core.DFlashDraftModel(config).to(problem.features_SF).train()
+    norm = torch.ones_like(problem.features_SF[0, : problem.sizes.hidden])
+    frozen = (problem.embed_VM, problem.head_VM, problem.head_VM, norm)
+    missing, unexpected = model.load_state_dict(
+        {**problem.weights, **dict(zip(FROZEN, frozen, strict=True))}, strict=False
+    )
+    if missing or unexpected:
+        raise ValueError(f"speculators' model has other weights: missing {missing}, unexpected {unexpected}")
+    return model
+
+
+def _config(sizes: Sizes, attention: str) -> DFlashSpeculatorConfig:
+    layers = Qwen3Config(
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        intermediate_size=sizes.intermediate,
+        vocab_size=sizes.vocabulary,
+        max_position_embeddings=2 * sizes.context,
+    )
+    layers._attn_implementation = attention
+    return DFlashSpeculatorConfig(
+        transformer_layer_config=layers,
+        draft_vocab_size=sizes.vocabulary,
+        block_size=sizes.block,
+        aux_hidden_state_layer_ids=list(range(1, sizes.target_layers + 1)),
+        mask_token_id=sizes.mask_token_id,
+    )
+
+
+if __name__ == "__main__":
+    measured.main(make_step)
