@@ -1,41 +1,55 @@
 """Checkpoints of a training under its work folder: everything for a resume that gives the same bytes.
 
     checkpoint-00000050/    the folder's name is the number of finished steps
-        state.safetensors   model.<name>, optimizer.<name>.<key>, history
-        state.json          {"format", "step", "identity"}
+        state.safetensors   model.<name>, optimizer.<name>.<key>, ema.<name>, history
+        state.json          {"format", "step", "identity", "counters", "ema_updates", "metric", "sha256"}
 
-No generator states: anchors and order are functions of (seed, epoch, sample). A checkpoint is written beside its
-place and renamed, so a folder of that name is always complete. The last two are kept.
+Tensors are whole, so a checkpoint does not depend on the number of ranks. No generator states: anchors and order are
+functions of (seed, epoch, sample). A checkpoint is written beside its place and renamed, so a folder of that name was
+complete; sha256, that of state.safetensors, tells whether it still is. background.py writes without stopping the steps.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+import torch.distributed as dist
+from attrs import Factory, define, field, frozen, validators
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from dsl.errors import ConfigError
-from ops.dflash.model import DraftModel
+from ops.dtensors import gathered, load_whole, reshard
 from ops.files import read_json, sync, write_json
+from ops.optimizer import Optimizer, named_state, restore_state
+from ops.train_dflash.differences import differences
+from ops.train_dflash.ema import Ema
 
-FORMAT = 1
-KEEP = 2
+FORMAT = 2
 
 
 @define
 class TrainState:
-    """What changes from step to step. history: one row a step, float64 (see run.py)."""
+    """What changes from step to step.
 
-    model: DraftModel
-    optimizer: torch.optim.AdamW
+    history: one row a step, float64 (see run.py); counters: what else is counted. The model's parameters and the
+    optimizer's moments may be DTensors.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
     history: list[Tensor]
+    ema: Ema | None = None
+    counters: dict[str, int] = Factory(dict)
 
     @property
     def step(self) -> int:
@@ -43,78 +57,197 @@ class TrainState:
         return len(self.history)
 
 
-def save_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically, and remove all but the last two."""
-    place = work_dir / f"checkpoint-{state.step:08d}"
+@frozen
+class Kept:
+    """Which checkpoints stay: the last `last`, and the one with the best metric, the earlier of two equal ones."""
+
+    last: int = field(default=2, validator=validators.ge(1))
+    lower_is_better: bool = True
+
+
+def save_checkpoint(
+    work_dir: Path,
+    state: TrainState,
+    identity: Mapping[str, Any],
+    *,
+    metric: float | None = None,
+    kept: Kept = Kept(),
+) -> None:
+    """Write a checkpoint and wait for it: one process alone, which holds whole tensors."""
+    write_checkpoint(work_dir, snapshot(state), content_of(state, identity, metric), kept)
+
+
+def snapshot(state: TrainState, copy: bool = True) -> dict[str, Tensor]:
+    """A copy of all tensors of a state in host memory; empty without `copy`. All ranks must call it."""
+    reshard(state.model)
+    copied = {}
+    for name, tensor in _tensors(state):
+        whole = gathered(tensor)
+        if copy:
+            copied[name] = whole.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return copied
+
+
+def content_of(state: TrainState, identity: Mapping[str, Any], metric: float | None = None) -> dict[str, Any]:
+    """state.json without the digest. A metric that is not finite counts as none."""
+    return {
+        "format": FORMAT,
+        "step": state.step,
+        "identity": json.loads(json.dumps(identity)),
+        "counters": dict(state.counters),
+        "ema_updates": state.ema.updates if state.ema else None,
+        "metric": metric if metric is not None and math.isfinite(metric) else None,
+    }
+
+
+def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], kept: Kept) -> None:
+    """Write a checkpoint atomically and durably, then remove those that are not kept."""
+    place = work_dir / f"checkpoint-{content['step']:08d}"
     unfinished = place.with_suffix(".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    for left_over in (*work_dir.glob("checkpoint-*.tmp"), *work_dir.glob("checkpoint-*.old")):
+        shutil.rmtree(left_over)
     unfinished.mkdir(parents=True)
-    save_file(_tensors(state), unfinished / "state.safetensors")
-    content = {"format": FORMAT, "step": state.step, "identity": identity}
-    write_json(unfinished / "state.json", content)
+    save_file(dict(tensors), unfinished / "state.safetensors")
+    write_json(unfinished / "state.json", {**content, "sha256": _digest(unfinished / "state.safetensors")})
     for path in (*unfinished.iterdir(), unfinished):
         sync(path)
-    shutil.rmtree(place, ignore_errors=True)
+    if place.exists():
+        _remove(place)
     unfinished.rename(place)
     sync(work_dir)
-    for old in _checkpoints(work_dir)[:-KEEP]:
-        shutil.rmtree(old)
+    best = best_checkpoint(work_dir, kept.lower_is_better)
+    for old in checkpoints(work_dir)[: -kept.last]:
+        if old != best:
+            _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    """Renamed first, so that a folder half removed is never taken for a checkpoint."""
+    old = folder.with_suffix(".old")
+    folder.rename(old)
+    shutil.rmtree(old)
+
+
+def checkpoints(work_dir: Path) -> list[Path]:
+    """The folders of finished checkpoints, the newest last."""
+    return sorted(path for path in work_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d{8}", path.name))
+
+
+def best_checkpoint(work_dir: Path, lower_is_better: bool = True) -> Path | None:
+    """The checkpoint with the best metric; None where none has one."""
+    metrics = {}
+    for folder in checkpoints(work_dir):
+        content = _content(folder)
+        if content is not None and content.get("metric") is not None:
+            metrics[folder] = content["metric"] if lower_is_better else -content["metric"]
+    return min(metrics, key=lambda folder: (metrics[folder], folder)) if metrics else None
 
 
 def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, Any]) -> bool:
-    """Bring the state to the newest checkpoint; False where there is none.
+    """Bring the state to the newest whole checkpoint; False where there is none. All ranks must call it.
 
-    Raises ConfigError for a checkpoint of another training, naming what differs.
+    A damaged one is renamed to *.damaged with a note, and the one before is taken. Raises ConfigError for a checkpoint
+    of another training, naming what differs.
     """
-    found = _checkpoints(work_dir)
-    if not found:
+    step = _agreed(_newest_whole(work_dir) if _is_first_rank() else -1, next(state.model.parameters()).device)
+    if step < 0:
         return False
-    content = read_json(found[-1] / "state.json")
-    differences = _differences(content["identity"], json.loads(json.dumps(identity)))
-    if content["format"] != FORMAT or differences:
-        listed = "\n".join(f"  {line}" for line in differences) or f"  format: {content['format']}, now {FORMAT}"
-        raise ConfigError(
-            f"{found[-1]}: the checkpoint is that of another training:\n{listed}\nremove it to start anew"
+    folder = work_dir / f"checkpoint-{step:08d}"
+    content = read_json(folder / "state.json")
+    now = {"format": FORMAT, "identity": json.loads(json.dumps(identity))}
+    found = differences({key: content[key] for key in now}, now)
+    if found:
+        listed = "\n".join(
+            f"  {path.removeprefix('identity.')}: {json.dumps(then)} then, {json.dumps(new)} now"
+            for path, then, new in found
         )
-    tensors = load_file(found[-1] / "state.safetensors")
-    state.model.load_state_dict(_below(tensors, "model."))
-    saved = state.optimizer.state_dict()
-    names = _parameter_names(state)
-    saved["state"] = {
-        index: entries for index, name in enumerate(names) if (entries := _below(tensors, f"optimizer.{name}."))
-    }
-    state.optimizer.load_state_dict(saved)
-    state.history[:] = tensors["history"].unbind()
+        raise ConfigError(f"{folder}: the checkpoint is that of another training:\n{listed}\nremove it to start anew")
+    with safe_open(folder / "state.safetensors", framework="pt") as saved:
+        tensors = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118 (no mapping)
+    _restore(state, tensors)
+    state.counters.clear()
+    state.counters.update(content["counters"])
+    if state.ema:
+        state.ema.updates = content["ema_updates"]
     return True
 
 
-def _tensors(state: TrainState) -> dict[str, Tensor]:
-    tensors = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
-    entries = state.optimizer.state_dict()["state"]
-    for index, name in enumerate(_parameter_names(state)):
-        tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in entries.get(index, {}).items()}
-    tensors["history"] = torch.stack(state.history) if state.history else torch.zeros(0, 0, dtype=torch.float64)
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def _restore(state: TrainState, tensors: Mapping[str, Tensor]) -> None:
+    reshard(state.model)
+    for name, parameter in state.model.named_parameters():
+        load_whole(parameter, tensors[f"model.{name}"])
+    restore_state(state.optimizer, state.model, _below(tensors, "optimizer."))
+    for name, average in state.ema.weights.items() if state.ema else ():
+        load_whole(average, tensors[f"ema.{name}"])
+    state.history[:] = tensors["history"].clone().unbind()
 
 
-def _parameter_names(state: TrainState) -> list[str]:
-    """The names of the optimizer's parameters in the order of its own numbering."""
-    name_of = {id(parameter): name for name, parameter in state.model.named_parameters()}
-    return [name_of[id(parameter)] for group in state.optimizer.param_groups for parameter in group["params"]]
+def _tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a state under their names in the file, in the same order on every rank."""
+    for name, parameter in state.model.named_parameters():
+        yield f"model.{name}", parameter
+    for name, tensor in named_state(state.optimizer, state.model).items():
+        yield f"optimizer.{name}", tensor
+    for name, average in state.ema.weights.items() if state.ema else ():
+        yield f"ema.{name}", average
+    yield "history", torch.stack(state.history) if state.history else torch.zeros(0, 0, dtype=torch.float64)
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _checkpoints(work_dir: Path) -> list[Path]:
-    return sorted(path for path in work_dir.glob("checkpoint-*") if path.suffix != ".tmp")
+def _newest_whole(work_dir: Path) -> int:
+    """The step of the newest checkpoint that is not damaged, -1 without one; damaged ones are set aside."""
+    found = checkpoints(work_dir)
+    for index, folder in reversed(list(enumerate(found))):
+        damage = _damage(folder)
+        if damage is None:
+            return int(folder.name.removeprefix("checkpoint-"))
+        aside = folder.with_suffix(".damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        then = f"trying {found[index - 1].name}" if index else "starting anew"
+        print(f"dflow: {aside}: damaged checkpoint left out, {damage}; {then}", flush=True)
+    return -1
 
 
-def _differences(then: Any, now: Any, path: str = "") -> list[str]:
-    if isinstance(then, dict) and isinstance(now, dict):
-        lines = []
-        for key in sorted(then.keys() | now.keys()):
-            lines += _differences(then.get(key), now.get(key), f"{path}.{key}" if path else key)
-        return lines
-    return [] if then == now else [f"{path}: {json.dumps(then)} then, {json.dumps(now)} now"]
+def _damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint's files. Those of another format are not looked into."""
+    content = _content(folder)
+    if content is None or "format" not in content:
+        return "state.json cannot be read"
+    if content["format"] != FORMAT:
+        return None
+    if not (folder / "state.safetensors").is_file():
+        return "state.safetensors is missing"
+    if _digest(folder / "state.safetensors") != content.get("sha256"):
+        return "state.safetensors was altered"
+    return None
+
+
+def _content(folder: Path) -> dict[str, Any] | None:
+    """state.json; None where it is missing or no JSON object."""
+    try:
+        content = read_json(folder / "state.json")
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_first_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _agreed(step: int, device: torch.device) -> int:
+    """The first rank's step on every rank, so that all take the same folder."""
+    if not dist.is_initialized():
+        return step
+    told = torch.tensor(step, device=device)
+    dist.broadcast(told, src=0)
+    return int(told)
