@@ -1,0 +1,55 @@
+"""Steps whose loss or gradient is not finite: skipped and counted, up to a limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
+
+from attrs import Factory, define
+
+from dsl.errors import DataError
+
+SKIPPED, IN_A_ROW = "nonfinite_steps", "nonfinite_steps_in_a_row"
+
+
+@define
+class NonFinite:
+    """Decides whether a step may be applied.
+
+    limit: after so many steps in a row the training ends; 1 ends it at the first. work_dir: where the checkpoints are,
+    for the message. counters: those of the TrainState, so that a resumed training goes on counting.
+    """
+
+    limit: int
+    work_dir: Path
+    counters: MutableMapping[str, int]
+    _row: list[tuple[int, Sequence[object]]] = Factory(list)
+
+    def accepts(self, step: int, loss: float, norm: float, samples: Callable[[], Sequence[object]]) -> bool:
+        """True where loss and gradient norm of a step (counted from 1) are finite; else it must not be applied.
+
+        samples: gives ids or indices of the step's samples. All ranks must give the same figures. Raises DataError at
+        the limit, naming the steps and their samples.
+        """
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.counters[IN_A_ROW] = 0
+            self._row.clear()
+            return True
+        self.counters[SKIPPED] = self.counters.get(SKIPPED, 0) + 1
+        self.counters[IN_A_ROW] = self.counters.get(IN_A_ROW, 0) + 1
+        self._row.append((step, samples()))
+        if self.counters[IN_A_ROW] >= self.limit:
+            raise DataError(self._message(step, loss, norm))
+        return False
+
+    def _message(self, step: int, loss: float, norm: float) -> str:
+        lines = [
+            f"step {step}: loss {loss} and gradient norm {norm} are not finite; samples of the step (split train): "
+            f"{list(self._row[-1][1])}; the last checkpoint in {self.work_dir} is kept. Look for non-finite features "
+            "in these samples, or lower lr"
+        ]
+        if self.counters[IN_A_ROW] > 1:
+            lines.append(f"{self.counters[IN_A_ROW]} steps in a row were skipped; before this one:")
+        lines += [f"  step {earlier}, samples {list(samples)}" for earlier, samples in self._row[:-1]]
+        return "\n".join(lines)
