@@ -1,0 +1,268 @@
+"""Attention over [context | own block]: the fast paths against the whole mask, and that against one query at a time.
+
+Legend: T packed context tokens, N blocks, K block size, H query heads, G key/value heads, R = H / G, D head size.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ops.dflash.attention import (
+    Attend,
+    Seen,
+    choose_attention,
+    dense_attention,
+    flex_attention,
+    split_attention,
+)
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+uncompiled_flex = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+
+
+@frozen
+class Case:
+    """Blocks and context of a few samples: what each block sees, and the sizes."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    T: int
+    K: int
+    G: int = 2
+    R: int = 2
+    D: int = 8
+    window: int | None = None
+
+    def seen(self) -> Seen:
+        return Seen(torch.tensor(self.starts), torch.tensor(self.ends))
+
+    def inputs(self, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+        """q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, the context as the projections leave it: [T, G, D] in memory."""
+        generator = torch.Generator().manual_seed(0)
+        N, K, G, D = len(self.starts), self.K, self.G, self.D
+        shapes = [(N, K, G * self.R, D), (N, K, G, D), (N, K, G, D), (self.T, G, D), (self.T, G, D)]
+        made = [torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype) for shape in shapes]
+        return [x.requires_grad_() for x in (*made[:3], made[3].transpose(0, 1), made[4].transpose(0, 1))]
+
+
+def random_case(seed: int, sorted_blocks: bool = False, **sizes) -> Case:
+    """Three samples of 70, 1 and 200 tokens, blocks at random places with dummies, and 9 tokens that nobody sees."""
+    generator = torch.Generator().manual_seed(seed)
+    spans = []
+    for start, length, blocks in ((0, 70, 9), (70, 1, 2), (71, 200, 25)):
+        drawn = torch.randint(0, length + 1, (blocks,), generator=generator).tolist()
+        spans += [(start, start + end) for end in (*drawn, 0, length)]
+    spans += [(0, 0), (0, 0)]
+    order = sorted(spans) if sorted_blocks else [spans[i] for i in torch.randperm(len(spans), generator=generator)]
+    starts, ends = zip(*order, strict=True)
+    return Case(starts, ends, T=280, **sizes)
+
+
+def attended(attend: Attend, case: Case, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+    """The output and the gradients of q, own k and v, context k and v, all float64 on the CPU."""
+    inputs = case.inputs(dtype, device)
+    out = attend(*inputs, case.seen(), case.window)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradients = torch.autograd.grad(out, inputs, direction.to(device, dtype))
+    return [x.detach().to("cpu", torch.float64) for x in (out, *gradients)]
+
+
+def error(expected: list[Tensor], actual: list[Tensor]) -> float:
+    """The largest difference of an element, relative to the largest element of its tensor where that is above 1."""
+    assert [x.shape for x in expected] == [x.shape for x in actual]
+    pairs = zip(expected, actual, strict=True)
+    return max(float((a - e).abs().max() / e.abs().max().clamp(min=1)) for e, a in pairs if e.numel())
+
+
+def query_by_query(case: Case) -> Tensor:
+    """The definition, a query and a head at a time."""
+    q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD = (x.detach() for x in case.inputs(torch.float64))
+    out_NKHD = torch.zeros_like(q_NKHD)
+    for n, (start, end) in enumerate(zip(case.starts, case.ends, strict=True)):
+        for k in range(case.K):
+            position = end - start + k
+            context = [(t - start, k_GTD[:, t], v_GTD[:, t]) for t in range(start, end)]
+            own = [(end - start + j, k_NKGD[n, j], v_NKGD[n, j]) for j in range(case.K)]
+            keys = [
+                (key, value)
+                for at, key, value in context + own
+                if case.window is None or 0 <= position - at < case.window
+            ]
+            for h in range(q_NKHD.shape[2]):
+                scores = torch.stack([q_NKHD[n, k, h] @ key[h // case.R] for key, _ in keys]) / case.D**0.5
+                values = torch.stack([value[h // case.R] for _, value in keys])
+                out_NKHD[n, k, h] = scores.softmax(0) @ values
+    return out_NKHD
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 9])
+def test_the_dense_mask_is_what_the_definition_says(window):
+    case = Case((0, 0, 7, 0, 7), (5, 0, 12, 7, 7), T=14, K=4, D=4, window=window)
+    actual = dense_attention(*case.inputs(torch.float64), case.seen(), window)
+    assert error([query_by_query(case)], [actual.detach()]) < 1e-14
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 40])
+@pytest.mark.parametrize(("K", "G", "R"), [(2, 1, 4), (5, 3, 1), (8, 2, 2), (16, 2, 4)])
+@pytest.mark.parametrize("sorted_blocks", [True, False])
+def test_split_attention_has_the_values_and_gradients_of_the_dense_mask(sorted_blocks, K, G, R, window):
+    case = random_case(K, sorted_blocks, K=K, G=G, R=R, window=window)
+    expected = attended(dense_attention, case, torch.float64)
+    actual = attended(split_attention, case, torch.float64)
+    assert error(expected, actual) < 1e-12
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), min_size=1, max_size=24),
+    K=st.integers(2, 16),
+    R=st.sampled_from([1, 2, 4]),
+    window=st.none() | st.integers(1, 60),
+)
+def test_split_attention_is_exact_for_any_blocks(spans, K, R, window):
+    starts = tuple(40 * sample for sample, _ in spans)
+    ends = tuple(40 * sample + length for sample, length in spans)
+    case = Case(starts, ends, T=125, K=K, R=R, D=4, window=window)
+    expected = attended(dense_attention, case, torch.float64)
+    assert error(expected, attended(split_attention, case, torch.float64)) < 1e-12
+
+
+def test_anchors_far_from_each_other_are_exact():
+    case = Case((0,) * 9, (0, 3, 700, 701, 1400, 1401, 1402, 2900, 2999), T=3000, K=4)
+    expected = attended(dense_attention, case, torch.float64)
+    assert error(expected, attended(split_attention, case, torch.float64)) < 1e-12
+
+
+@pytest.mark.parametrize("case", [Case((0,), (0,), T=4, K=4), Case((0, 0), (0, 0), T=0, K=4), Case((), (), T=8, K=4)])
+def test_no_context_and_no_blocks_give_numbers(case):
+    expected = attended(dense_attention, case, torch.float64)
+    actual = attended(split_attention, case, torch.float64)
+    assert all(bool(x.isfinite().all()) for x in actual)
+    assert error(expected, actual) < 1e-12
+
+
+@pytest.mark.parametrize("attend", [dense_attention, split_attention])
+def test_context_that_nobody_sees_has_a_gradient_of_exactly_zero(attend):
+    case = random_case(0, K=8)
+    *_, grad_k_GTD, grad_v_GTD = attended(attend, case, torch.float32)
+    assert 0 == torch.count_nonzero(grad_k_GTD[:, 271:]) + torch.count_nonzero(grad_v_GTD[:, 271:])
+    assert bool((grad_v_GTD[:, :70].abs().amax((0, 2)) > 0).any())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("window", [None, 24])
+def test_split_attention_rounds_no_worse_than_its_dtype(dtype, tolerance, window):
+    case = random_case(3, K=16, window=window)
+    expected = attended(dense_attention, case, torch.float64)
+    assert error(expected, attended(split_attention, case, dtype)) < tolerance
+
+
+def test_large_scores_do_not_overflow():
+    case = random_case(4, K=8)
+    inputs = [60 * x.detach() for x in case.inputs(torch.float32)]
+    expected = dense_attention(*(x.double() for x in inputs), case.seen(), None)
+    actual = split_attention(*inputs, case.seen(), None)
+    assert error([expected], [actual.double()]) < 1e-3
+
+
+def test_split_attention_keeps_its_inputs_its_output_and_one_number_a_row():
+    case = random_case(5, K=16, D=32)
+    inputs = case.inputs(torch.float32)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        out = split_attention(*inputs, case.seen(), None)
+    rows = out.numel() // case.D
+    allowed = sum(x.numel() for x in inputs) + out.numel() + rows
+    assert allowed == sum(x.numel() for x in saved)
+
+
+def test_no_tensor_of_split_attention_is_as_large_as_a_mask_of_blocks_by_context():
+    N, T, K, G, R, D = 128, 4096, 4, 1, 4, 4
+    ends = tuple(range(T // N, T + 1, T // N))
+    case = Case((0,) * N, ends, T=T, K=K, G=G, R=R, D=D)
+    inputs = case.inputs(torch.float32)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            for x in result if isinstance(result, tuple | list) else (result,):
+                if isinstance(x, Tensor):
+                    largest = max(largest, x.untyped_storage().nbytes())
+            return result
+
+    seen = case.seen()
+    with Watch():
+        out = split_attention(*inputs, seen, None)
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
+    rows_by_context = N * K * R * T * 4
+    plan = sum(edge.bias.numel() for buckets in seen.derived.values() for bucket in buckets for edge in bucket.edges)
+    assert largest < rows_by_context // 16
+    assert plan < N * T // 4
+
+
+def test_the_plan_is_made_once_for_all_layers_of_a_window():
+    case, seen = random_case(6, K=4), random_case(6, K=4).seen()
+    for window in (None, 16, None, 16):
+        split_attention(*case.inputs(torch.float32), seen, window)
+    assert 2 == len(seen.derived)
+
+
+def test_a_cpu_takes_split_attention_and_cuda_flex():
+    assert ("split", split_attention) == choose_attention(torch.device("cpu"))
+    assert ("flex", flex_attention) == choose_attention(torch.device("cuda", 0))
+
+
+@uncompiled_flex
+@pytest.mark.parametrize("window", [None, 1, 3, 40])
+@pytest.mark.parametrize(("K", "G", "R"), [(16, 2, 2), (10, 2, 1), (5, 1, 4)])
+def test_flex_attention_has_the_values_of_the_dense_mask(K, G, R, window):
+    case = random_case(7, K=K, G=G, R=R, window=window)
+    with torch.no_grad():
+        expected = dense_attention(*case.inputs(torch.float64), case.seen(), window)
+        actual = flex_attention(*case.inputs(torch.float32), case.seen(), window)
+    assert error([expected], [actual.double()]) < 3e-6
+
+
+@uncompiled_flex
+def test_flex_attention_pads_blocks_and_context_to_whole_tiles():
+    case = Case((0,) * 128, tuple(range(128)), T=128, K=4)
+    seen = case.seen()
+    with torch.no_grad():
+        flex_attention(*case.inputs(torch.float32), seen, None)
+    (mask,) = seen.derived.values()
+    assert (1, 1, 512, 128 + 512) == mask.shape
+    case = Case((0,) * 3, (1, 2, 3), T=130, K=10)
+    seen = case.seen()
+    with torch.no_grad():
+        flex_attention(*case.inputs(torch.float32), seen, None)
+    (mask,) = seen.derived.values()
+    assert (1, 1, 640, 256 + 640) == mask.shape
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-3), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("window", [None, 24])
+def test_compiled_flex_attention_has_the_values_and_gradients_of_the_dense_mask(dtype, tolerance, window):
+    for seed in (8, 9):
+        case = random_case(seed, K=16, D=64, window=window)
+        expected = attended(dense_attention, case, torch.float64)
+        assert error(expected, attended(flex_attention, case, dtype, "cuda")) < tolerance
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_flex_attention_is_compiled_once_for_all_lengths():
+    torch._dynamo.reset()
+    for seed, blocks in ((0, 20), (1, 33), (2, 57), (3, 90)):
+        ends = torch.randint(0, 100 * blocks, (blocks,), generator=torch.Generator().manual_seed(seed)).tolist()
+        case = Case((0,) * blocks, tuple(ends), T=100 * blocks, K=16, D=64)
+        with torch._dynamo.config.patch(error_on_recompile=seed > 1):
+            attended(flex_attention, case, torch.bfloat16, "cuda")
