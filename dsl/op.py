@@ -120,6 +120,7 @@ class OpSpec:
     key_libraries: tuple[str, ...]
     resumable: bool
     single_process: bool
+    sequence_parallel: bool
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]
@@ -134,11 +135,13 @@ def op(
     key_libraries: tuple[str, ...] = (),
     resumable: bool = False,
     single_process: bool = False,
+    sequence_parallel: bool = False,
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
 
     resumable: a killed stage goes on from its work_dir. single_process: the run function does not share its work
-    between ranks, so a launch under torchrun is refused when the pipeline is compiled.
+    between ranks, so a launch under torchrun is refused when the pipeline is compiled. sequence_parallel: groups of
+    `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1 is refused.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -162,6 +165,7 @@ def op(
             key_libraries=key_libraries,
             resumable=resumable,
             single_process=single_process,
+            sequence_parallel=sequence_parallel,
             config_class=cls,
             output=output,
             edges=edges,

@@ -23,22 +23,36 @@ from dsl.op import OpSpec, Ref, op_of
 NODE_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
+def _needs_torchrun(launch: Launch, field: attrs.Attribute[int], value: int) -> None:
+    if value > 1 and launch.kind != "torchrun":
+        raise ValueError(f'{field.name} > 1 needs kind = "torchrun"')
+
+
+def _makes_whole_groups(launch: Launch, field: attrs.Attribute[int], sp_degree: int) -> None:
+    """The ranks form a mesh of nproc / sp_degree groups with sp_degree ranks each."""
+    if launch.nproc < sp_degree:
+        remedy = f"take nproc = {sp_degree} or a multiple of it, or a smaller sp_degree"
+        raise ValueError(f"fewer ranks than the mesh needs: nproc = {launch.nproc}, sp_degree = {sp_degree}; {remedy}")
+    if launch.nproc % sp_degree:
+        below = launch.nproc - launch.nproc % sp_degree
+        remedy = f"take nproc = {below} or {below + sp_degree}, or another sp_degree"
+        raise ValueError(f"nproc = {launch.nproc} is no multiple of sp_degree = {sp_degree}; {remedy}")
+
+
 @frozen(kw_only=True)
 class Launch:
     """How a stage runs, not what it computes: outside the key, recorded in the manifest.
 
-    kind "process" runs one process; "torchrun" runs nproc ranks on this machine. threads are CPU threads per rank
-    (0: the cores divided by the ranks). device "auto" takes cuda where there is one.
+    kind "process" runs one process; "torchrun" runs nproc ranks on this machine. Groups of sp_degree ranks share every
+    sequence, for ops that do sequence parallelism; nproc is a multiple of it. threads are CPU threads per rank (0: the
+    cores divided by the ranks). device "auto" takes cuda where there is one.
     """
 
     kind: Literal["process", "torchrun"] = "process"
-    nproc: int = attrs.field(default=1, validator=validators.ge(1))
+    nproc: int = attrs.field(default=1, validator=[validators.ge(1), _needs_torchrun])
+    sp_degree: int = attrs.field(default=1, validator=[validators.ge(1), _needs_torchrun, _makes_whole_groups])
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = attrs.field(default=0, validator=validators.ge(0))
-
-    def __attrs_post_init__(self) -> None:
-        if self.kind == "process" and self.nproc != 1:
-            raise ValueError('nproc > 1 needs kind = "torchrun"')
 
 
 @frozen

@@ -14,6 +14,7 @@ class Stage(Protocol):
     out_dir     empty folder whose files become the artifact
     work_dir    folder kept between attempts of the same key, for resuming in the middle
     rank        0 <= rank < world_size; only what rank 0 logs is recorded
+    sp_degree   a divisor of world_size: ranks r with the same r // sp_degree share a sequence; 1: none do
     device      "cpu" or "cuda"
     """
 
@@ -27,6 +28,8 @@ class Stage(Protocol):
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def sp_degree(self) -> int: ...
     @property
     def device(self) -> str: ...
 

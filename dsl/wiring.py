@@ -115,6 +115,9 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
 def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
     if op.single_process and node.launch.get("kind") == "torchrun":
         yield node.mistake("launch.kind", f'the op "{op.name}" runs in one process', 'leave launch out, or "process"')
+    if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
+        message = f'the op "{op.name}" does no sequence parallelism'
+        yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")
 
 
 def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:

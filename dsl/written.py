@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import attrs
@@ -109,7 +109,7 @@ def _check_table(
         if message:
             mistakes.append(node.mistake(prefix + name, message))
             del table[name]
-    for name, message in _refused_by_validators(table, cls).items():
+    for name, message in _refused_by_validators(table, cls, written - set(table)).items():
         mistakes.append(node.mistake(prefix + name, message))
         del table[name]
     for attribute in attrs.fields(cls):
@@ -142,12 +142,16 @@ def _lists_to_tuples(value: Any) -> Any:
     return value
 
 
-def _refused_by_validators(values: Mapping[str, Any], cls: type) -> dict[str, str]:
-    """What each field's validator has against its value. A validator sees the other fields as far as they are known."""
+def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]) -> dict[str, str]:
+    """What each field's validator has against its value. A validator sees the other fields as far as they are known.
+
+    wrong are fields that were given with a value that is known to be none: they have not their default either.
+    """
     stand_in: Any = object.__new__(cls)
     for attribute in attrs.fields(cls):
         value = values.get(attribute.name, attribute.default)
-        if value is not attrs.NOTHING and not isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        is_known = value is not attrs.NOTHING and attribute.name not in wrong
+        if is_known and not isinstance(value, attrs.Factory):  # type: ignore[arg-type]
             object.__setattr__(stand_in, attribute.name, value)
     refused = {}
     for attribute in attrs.fields(cls):

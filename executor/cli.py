@@ -226,6 +226,8 @@ def _op_row(spec: OpSpec) -> dict[str, Any]:
         "version": spec.version,
         "run": spec.run,
         "resumable": spec.resumable,
+        "single_process": spec.single_process,
+        "sequence_parallel": spec.sequence_parallel,
         "inputs": [
             {"name": edge.name, "type": edge.type.__name__, "optional": edge.optional, "many": edge.many}
             for edge in spec.edges.values()
@@ -250,13 +252,21 @@ def _op_text(spec: OpSpec) -> str:
     for edge in spec.edges.values():
         kind = f"list of {edge.type.__name__}" if edge.many else edge.type.__name__
         lines.append(f"  {edge.name}: {kind}{' (optional)' if edge.optional else ''}")
-    lines += ["output", f"  {spec.output.__name__}", "config"]
+    lines += ["output", f"  {spec.output.__name__}", "launch", f"  {_launches(spec)}", "config"]
     for field in spec.fields.values():
         default = "required" if field.required else f"default {json.dumps(field.default)}"
         neutral = ", outside the key" if field.neutral else ""
         lines.append(f"  {field.name}: {type_name(field.type)} ({default}{neutral})")
         lines.append(f"      {field.help}")
     return "\n".join(lines)
+
+
+def _launches(spec: OpSpec) -> str:
+    if spec.single_process:
+        return "one process"
+    if spec.sequence_parallel:
+        return "one process, or torchrun with nproc ranks, of which sp_degree share every sequence"
+    return "one process, or torchrun with nproc ranks"
 
 
 def _check_not_shadowed() -> None:

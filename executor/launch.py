@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +16,11 @@ import attrs
 from attrs import frozen
 
 from dsl.pipeline import Launch
+from executor.failure import cause_of, killed, only_taken_along
 from executor.jsonlines import read_json, write_json
 from executor.keys import PROJECT
 from executor.lease import Lease
-from executor.worker import STOPPED, Job
+from executor.worker import STOP_ASKED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 LOG_LINES = 20
@@ -67,12 +69,13 @@ class StageProcess:
             life_line=str(self._life_line_path),
             results=str(self._results),
             device=launch.device,
+            sp_degree=launch.sp_degree,
             **job,
         )
         write_json(job_path, attrs.asdict(full_job))
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                _command(launch, job_path),
+                _command(launch, job_path, self._results),
                 env=_environment(threads_of(launch)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -102,6 +105,7 @@ class StageProcess:
         """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (torchrun passes it on)."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
+            (self._results / STOP_ASKED).touch()
             self._process.send_signal(signal.SIGTERM)
 
     def asked_for(self) -> float:
@@ -120,22 +124,18 @@ class StageProcess:
         results = [read_json(self._results / f"{rank}.json") for rank in range(self._nproc)]
         if self._process.returncode == 0 and all(result and result["status"] == "done" for result in results):
             return Outcome("done", results[0]["device"])
-        failed = [(rank, result) for rank, result in enumerate(results) if result and result["status"] == "failed"]
-        if self._asked_at is not None and not failed:
+        if self._asked_at is not None and only_taken_along(results):
             return Outcome("stopped")
-        return Outcome("failed", error=self._error(failed), log_tail=self._tail())
+        return Outcome("failed", error=self._error(results), log_tail=self._tail())
 
-    def _error(self, failed: list[tuple[int, dict[str, Any]]]) -> str:
+    def _error(self, results: Sequence[Mapping[str, Any] | None]) -> str:
         code = self._process.returncode
-        if failed:
-            rank, result = failed[0]
-            where = f" (rank {rank})" if self._nproc > 1 else ""
-            return f"{result['class']}{where}: {result['message']}"
-        if code == -signal.SIGKILL:
-            return "killed (signal 9); perhaps this machine ran out of memory"
+        cause = cause_of(results, read_json(self._results / "exits.json") or [])
+        if cause is not None:
+            return cause
         if code < 0:
-            return f"killed by signal {-code} ({signal.Signals(-code).name})"
-        if code == STOPPED:
+            return killed(code)
+        if any(result and result["status"] == "stopped" for result in results):
             return "StopRequested: the op raised it though nobody had asked it to stop"
         return f"the process ended with exit code {code} and without a result"
 
@@ -146,11 +146,11 @@ class StageProcess:
         return tuple(line.decode(errors="replace").rstrip() for line in lines)
 
 
-def _command(launch: Launch, job: Path) -> list[str]:
+def _command(launch: Launch, job: Path, results: Path) -> list[str]:
     worker = ["-m", "executor.worker", str(job)]
     if launch.kind == "process":
         return [sys.executable, *worker]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(launch.nproc)]
+    torchrun = ["-m", "executor.torchrun", str(results), "--standalone", "--nproc-per-node", str(launch.nproc)]
     return [sys.executable, *torchrun, *worker]
 
 

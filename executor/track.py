@@ -258,7 +258,7 @@ def _params(node: GraphNode) -> dict[str, str]:
     params: dict[str, str] = {"op": node.op.name}
     for name in (*node.op.edges, *node.op.fields):
         params |= _flat(name, getattr(node.config, name))
-    for name in ("kind", "nproc", "device", "threads"):
+    for name in ("kind", "nproc", "sp_degree", "device", "threads"):
         params |= _flat(f"launch.{name}", getattr(node.launch, name))
     return params
 

@@ -5,6 +5,9 @@
 This module imports no torch; the op's run module does where it needs to. A process ends at once when the executor is
 gone: it watches a FIFO whose only writer is the executor. One that comes late, to a work folder that went on to another
 attempt, ends too. What an op raises is written to results-<attempt>/<rank>.json.
+
+SIGTERM asks for a stop where the executor has said so in results-<attempt>/stop. Else it is torchrun's, to the ranks
+that are left when one has failed: they end within END_WITHIN_S, even those that hang in a collective.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from executor.lease import share_ranks
 
 STOPPED = 75
 EXECUTOR_GONE = 70
-LIFE_LINE_POLL_S = 0.5
+STOP_ASKED = "stop"
+END_WITHIN_S = 10
+WATCH_EVERY_S = 0.5
 PROGRESS_EVERY_S = 0.2
 
 
@@ -54,6 +59,7 @@ class Job:
     figures: str
     attempt: int
     device: str
+    sp_degree: int
 
 
 @frozen
@@ -65,6 +71,7 @@ class WorkerStage:
     work_dir: Path
     rank: int
     world_size: int
+    sp_degree: int
     device: str
     _job: Job
     _stop: threading.Event
@@ -111,7 +118,7 @@ def main() -> int:
         signal.signal(number, partial(_set_flag, stop))
     try:
         share_ranks(Path(job.folder), job.token)
-        _watch_life_line(job.life_line)
+        _watch(job, rank)
     except (LeaseLost, FileNotFoundError):  # a later attempt took or cleared the folder
         return EXECUTOR_GONE
     result = Path(job.results) / f"{rank}.json"
@@ -137,6 +144,7 @@ def _run(job: Job, rank: int, stop: threading.Event) -> str:
         work_dir=Path(job.work_dir),
         rank=rank,
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        sp_degree=job.sp_degree,
         device=device,
         job=job,
         stop=stop,
@@ -179,17 +187,34 @@ def _set_flag(stop: threading.Event, number: int, frame: FrameType | None) -> No
     stop.set()
 
 
-def _watch_life_line(path: str) -> None:
-    """End this process as soon as the executor, the only writer of the FIFO, is gone."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    _end_if_gone(descriptor)
-    threading.Thread(target=_poll_life_line, args=(descriptor,), daemon=True).start()
+def _watch(job: Job, rank: int) -> None:
+    """End this process as soon as the executor, the only writer of the FIFO, is gone, and soon after another rank died.
+
+    Python runs signal handlers between two steps of the main thread only, never while it waits in a collective. The
+    wake-up descriptor gets the signal's number at once, so that the watching thread learns of it.
+    """
+    life_line = os.open(job.life_line, os.O_RDONLY | os.O_NONBLOCK)
+    _end_if_gone(life_line)
+    wake_up, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # a child's SIGTERM is not this process's
+    threading.Thread(target=_keep_watch, args=(life_line, wake_up, Path(job.results), rank), daemon=True).start()
 
 
-def _poll_life_line(descriptor: int) -> None:
+def _keep_watch(life_line: int, wake_up: int, results: Path, rank: int) -> None:
+    others_ended = False
     while True:
-        select.select([descriptor], [], [], LIFE_LINE_POLL_S)
-        _end_if_gone(descriptor)
+        ready, _, _ = select.select([life_line, wake_up], [], [], WATCH_EVERY_S)
+        _end_if_gone(life_line)
+        signalled = wake_up in ready and signal.SIGTERM in os.read(wake_up, 4096)
+        asked = (results / STOP_ASKED).exists()
+        if signalled and not asked and not others_ended and "RANK" in os.environ:
+            others_ended = True
+            print(f"rank {rank}: another rank has failed; this one ends within {END_WITHIN_S} s", flush=True)
+            signal.alarm(END_WITHIN_S)  # kills without Python's help, whatever holds the interpreter
+        elif others_ended and asked:
+            others_ended = False
+            signal.alarm(0)
 
 
 def _end_if_gone(descriptor: int) -> None:
@@ -203,11 +228,25 @@ def _end_if_gone(descriptor: int) -> None:
 
 def _report_error(result: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The excepthook: errors that dflow raises on purpose are shown as they are, others with their traceback."""
+    now = time.time()
     text = "".join(traceback.format_exception(kind, error, trace))
     expected = issubclass(kind, DflowError)
     message = str(error) or ("out of memory" if issubclass(kind, MemoryError) else "")
     print(f"{kind.__name__}: {message}" if expected else text, file=sys.stderr, flush=True)
-    write_json(result, {"status": "failed", "class": kind.__name__, "message": message, "expected": expected})
+    said = {"class": kind.__name__, "message": message, "expected": expected}
+    write_json(result, {"status": "failed", "time": now, "lost_connection": _lost_connection(error), **said})
+    if "RANK" in os.environ:
+        signal.alarm(END_WITHIN_S)  # where the clean-up of a process group waits for ranks that do not answer
+
+
+def _lost_connection(error: BaseException | None) -> bool:
+    """Whether this is what a rank sees when another one is gone: the errors of torch.distributed and of gloo."""
+    while error is not None:
+        names = {ancestor.__name__ for ancestor in type(error).__mro__}
+        if "DistError" in names or ("RuntimeError" in names and "gloo/" in str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
-from ops.artifacts import BatchPlan, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
+from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
+from ops.sequence_parallel.degree import known_exchange
 
 AT_LEAST_1 = validators.optional(validators.ge(1))
+SHARE = validators.and_(validators.ge(0), validators.lt(1))
 
 
 @op(
@@ -15,6 +19,7 @@ AT_LEAST_1 = validators.optional(validators.ge(1))
     run="ops.train_dflash.run:train_dflash",
     key_libraries=("torch", "transformers"),
     resumable=True,
+    sequence_parallel=True,
 )
 @frozen(kw_only=True)
 class TrainDflash:
@@ -24,6 +29,7 @@ class TrainDflash:
     batches: BatchPlan
     target: TargetModel
     tokens: TokenShards | None = None
+    warm_start: Draft | None = None
     block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; the target's unless given")
@@ -53,25 +59,78 @@ class TrainDflash:
         validator=validators.optional(validators.gt(0)),
         help="decay of the slots' weights; 7 / 5 / 4 for block sizes 16 / 10 / 8, else half the block size",
     )
+    loss: Literal["dflash", "dpace", "focal", "kl"] = field(
+        default="dflash",
+        help="cross-entropy with DFlash's weights; D-PACE's weights from the draft's own confidence; focal; or the KL "
+        "divergence to the target's distribution, for which capture_targets must keep final_hidden",
+    )
+    focal_gamma: float = field(default=2.0, validator=validators.ge(0), help="exponent of the focal loss")
+    dpace_alpha: float = field(
+        default=0.5,
+        validator=validators.and_(validators.ge(0), validators.le(1)),
+        help="smoothing of the confidences in D-PACE",
+    )
+    dtype: Literal["float32", "bfloat16", "float64"] = field(
+        default="float32",
+        help="of the computation; weights, softmax and loss are float32 at least. bfloat16 is for GPUs",
+    )
+    optimizer: Literal["adamw", "muon"] = field(
+        default="adamw", help="muon: for all matrices, with AdamW for norms and biases"
+    )
     lr: float = field(
-        default=6e-4, validator=validators.and_(validators.gt(0), validators.lt(1)), help="peak learning rate of AdamW"
+        default=6e-4, validator=validators.and_(validators.gt(0), validators.lt(1)), help="peak learning rate"
     )
-    weight_decay: float = field(default=0.0, validator=validators.ge(0), help="of AdamW, on matrices only")
-    warmup_ratio: float = field(
-        default=0.04, validator=validators.and_(validators.ge(0), validators.lt(1)), help="share of the steps"
+    weight_decay: float = field(default=0.0, validator=validators.ge(0), help="on matrices only")
+    schedule: Literal["cosine", "wsd"] = field(
+        default="cosine", help="of the learning rate: half a cosine, or warm-up, stable, decay"
     )
-    grad_clip: float = field(default=1.0, validator=validators.gt(0), help="largest norm of the gradient")
-    max_steps: int | None = field(
-        default=None, validator=validators.optional(validators.ge(1)), help="stop before the plan of batches ends"
+    warmup_ratio: float = field(default=0.04, validator=SHARE, help="share of the steps")
+    decay_ratio: float = field(
+        default=0.2, validator=SHARE, help='share of the steps that schedule = "wsd" decays over'
     )
+    min_lr_ratio: float = field(default=0.0, validator=SHARE, help="last learning rate as a share of the peak")
+    grad_clip: float = field(default=1.0, validator=validators.gt(0), help="largest global norm of the gradient")
+    ema_decay: float | None = field(
+        default=None,
+        validator=validators.optional(validators.and_(validators.gt(0), validators.lt(1))),
+        help="keep an exponential moving average of the weights, which is then measured and exported",
+    )
+    max_steps: int | None = field(default=None, validator=AT_LEAST_1, help="stop before the plan of batches ends")
     micro_batch_tokens: int = field(
         default=16384, validator=validators.ge(1), neutral=True, help="padded tokens in one forward pass of the draft"
     )
+    anchor_chunk: int | None = field(
+        default=None,
+        validator=AT_LEAST_1,
+        neutral=True,
+        help="blocks in one pass, all of a micro-batch unless given: memory then does not grow with the anchors",
+    )
+    activation_checkpointing: bool = field(
+        default=False, neutral=True, help="compute layers twice instead of keeping their activations"
+    )
+    compile: bool | None = field(
+        default=None, neutral=True, help="torch.compile for the layers; on a GPU only unless given"
+    )
+    sp_exchange: str = field(
+        default="auto",
+        validator=known_exchange,
+        neutral=True,
+        help='with launch.sp_degree > 1: "ulysses", "gather", or "auto" for what sends fewer bytes',
+    )
     checkpoint_every: int = field(default=50, validator=validators.ge(1), neutral=True, help="steps")
+    keep_checkpoints: int = field(
+        default=2, validator=validators.ge(1), neutral=True, help="the last so many; the best on val is kept as well"
+    )
+    max_nonfinite: int = field(
+        default=3,
+        validator=validators.ge(1),
+        neutral=True,
+        help="steps in a row with a loss or gradient that is not finite, at which training ends; fewer are skipped",
+    )
     log_every: int = field(default=5, validator=validators.ge(1), neutral=True, help="steps")
     eval_every: int | None = field(
         default=None,
-        validator=validators.optional(validators.ge(1)),
+        validator=AT_LEAST_1,
         neutral=True,
         help="steps between measurements of loss and accuracy on the val split; at the end only unless given",
     )

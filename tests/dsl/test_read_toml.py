@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import PipelineError
-from dsl.graph import Graph
+from dsl.graph import Graph, graph_from_json, graph_to_json
 from dsl.op import Ref
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph, read_pipeline
@@ -34,7 +34,7 @@ from attrs import frozen, validators
 from dsl.op import field, op
 from ops.artifacts import Samples, TokenShards
 
-@op(version=1, run="measure_ops:measure")
+@op(version=1, run="measure_ops:measure", sequence_parallel=True)
 @frozen(kw_only=True)
 class Measure:
     share: float = field(default=0.5, validator=validators.and_(validators.ge(0), validators.lt(1)))
@@ -193,7 +193,10 @@ samples = "@second"
         ("launch.nproc = 0", "launch.nproc: must be >= 1, got 0"),
         ("launch.nprocs = 2", 'launch.nprocs: unknown key (did you mean "nproc"?)'),
         ('launch.kind = "ray"', 'launch.kind: expected one of "process", "torchrun", got "ray"'),
-        ("launch.nproc = 2", 'launch: nproc > 1 needs kind = "torchrun"'),
+        ("launch.nproc = 2", 'launch.nproc: nproc > 1 needs kind = "torchrun"'),
+        ("launch.sp_degree = 0", "launch.sp_degree: must be >= 1, got 0"),
+        ("launch.sp_degree = 2.0", "launch.sp_degree: expected int, got 2.0 (float)"),
+        ("launch.sp_degree = 2", 'launch.sp_degree: sp_degree > 1 needs kind = "torchrun"'),
     ],
 )
 def test_a_wrong_value_is_reported_with_field_and_value(tmp_path: Path, line: str, expected: str) -> None:
@@ -206,6 +209,57 @@ def test_an_op_for_one_process_is_refused_under_torchrun(tmp_path: Path) -> None
     lines = ['source = "builtin:digits"', 'launch = { kind = "torchrun", nproc = 2 }']
     message = 'the op "ingest" runs in one process (leave launch out, or "process")'
     assert node_mistakes(tmp_path, "ingest", *lines) == [f"9:12: node.n.launch.kind: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("nproc", "expected"),
+    [
+        (
+            "2",
+            "8:31: node.n.launch.sp_degree: fewer ranks than the mesh needs: nproc = 2, sp_degree = 4;"
+            " take nproc = 4 or a multiple of it, or a smaller sp_degree",
+        ),
+        (
+            "6",
+            "8:31: node.n.launch.sp_degree: nproc = 6 is no multiple of sp_degree = 4;"
+            " take nproc = 4 or 8, or another sp_degree",
+        ),
+        ('"6"', '8:46: node.n.launch.nproc: expected int, got "6"'),  # and nothing about its fit
+    ],
+)
+def test_ranks_that_make_no_whole_groups_are_refused_with_all_other_mistakes(
+    tmp_path: Path, nproc: str, expected: str
+) -> None:
+    lines = [f'launch = {{ kind = "torchrun", sp_degree = 4, nproc = {nproc} }}', "share = 1"]
+    assert node_mistakes(tmp_path, "measure", *lines) == [expected, "9:1: node.n.share: must be < 1, got 1"]
+
+
+def test_sequence_parallelism_is_refused_for_an_op_that_does_none(tmp_path: Path) -> None:
+    lines = ['parts = ["@ingest"]', 'launch = { kind = "torchrun", nproc = 4, sp_degree = 2 }', "more = 1"]
+    message = 'the op "merge" does no sequence parallelism (leave sp_degree out; every rank then takes whole sequences)'
+    assert node_mistakes(tmp_path, "merge", *lines) == [
+        f"9:42: node.n.launch.sp_degree: {message}",
+        "10:1: node.n.more: unknown key",
+    ]
+
+
+def test_the_degree_of_sequence_parallelism_travels_with_the_launch(tmp_path: Path) -> None:
+    write(tmp_path, MEASURE, "measure_ops.py")
+    head = 'pipeline = { name = "p", ops = ["measure_ops.py"] }\n\n'
+    file = write(
+        tmp_path, head + '[node.n]\nop = "measure"\nlaunch = { kind = "torchrun", nproc = 4, sp_degree = 2 }\n'
+    )
+    assert read_graph(file).nodes["n"].launch == Launch(kind="torchrun", nproc=4, sp_degree=2)
+    graph = read_graph(file, ["n.launch.sp_degree=4"])
+    assert graph.nodes["n"].launch == Launch(kind="torchrun", nproc=4, sp_degree=4)
+    record = graph_to_json(graph)
+    assert graph_from_json(record) == graph
+    del record["nodes"][0]["launch"]["sp_degree"]  # as written before there was one
+    assert graph_from_json(record).nodes["n"].launch.sp_degree == 1
+    refused = mistakes(tmp_path, file.read_text(), "n.launch.sp_degree=3")
+    assert refused == [
+        "-s: n.launch.sp_degree: nproc = 4 is no multiple of sp_degree = 3; take nproc = 3 or 6, or another sp_degree"
+    ]
 
 
 @pytest.mark.parametrize(

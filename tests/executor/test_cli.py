@@ -134,6 +134,10 @@ def test_ops_lists_all_and_describes_one(capsys):
     shown = capsys.readouterr().out
     assert "  features: TargetFeatures\n" in shown
     assert "  tokens_per_step: int (default 16384)\n      padded tokens in one global step" in shown
+    assert "launch\n  one process\n" in shown
+    assert cli.main(["ops", "train_dflash"]) == 0
+    ranks = "one process, or torchrun with nproc ranks, of which sp_degree share every sequence"
+    assert f"launch\n  {ranks}\n" in capsys.readouterr().out
 
 
 def test_a_foreign_package_called_ops_is_named(tmp_path):

@@ -95,7 +95,8 @@ def test_the_params_are_the_flat_config(tracked):
     parent, children = tracked.ids(tracked.first)
     expected = {
         "op": "join", "texts": "['@a', '@b']", "extra": "None", "between": "-", "weight": "1.0",
-        "launch.kind": "process", "launch.nproc": "1", "launch.device": "auto", "launch.threads": "0",
+        "launch.kind": "process", "launch.nproc": "1", "launch.sp_degree": "1", "launch.device": "auto",
+        "launch.threads": "0",
     }  # fmt: skip
     assert tracked.client.get_run(children["c"]).data.params == expected
     of_parent = tracked.client.get_run(parent).data.params

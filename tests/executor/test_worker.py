@@ -18,8 +18,9 @@ def make_stage(tmp_path):
         job = Job(
             graph="", node="n", artifacts={}, folder="", token=1, out_dir="", work_dir="", life_line="", results="",
             events=str(tmp_path / "events.jsonl"), figures=str(tmp_path / "figures"), attempt=attempt, device="auto",
+            sp_degree=2,
         )  # fmt: skip
-        return WorkerStage({}, tmp_path, tmp_path, rank, 2, "cpu", job, threading.Event())
+        return WorkerStage({}, tmp_path, tmp_path, rank, 2, 2, "cpu", job, threading.Event())
 
     return make
 

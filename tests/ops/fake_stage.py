@@ -29,6 +29,7 @@ class FakeStage:
         device: str = "cpu",
         rank: int = 0,
         world_size: int = 1,
+        sp_degree: int = 1,
         stop_after: int | None = None,
     ) -> None:
         self.inputs: Mapping[str, Any] = dict(inputs or {})
@@ -39,6 +40,7 @@ class FakeStage:
         self.device = device
         self.rank = rank
         self.world_size = world_size
+        self.sp_degree = sp_degree
         self.stop_after = stop_after
         self.stop_asked = 0
         self.logged: list[tuple[dict[str, float], int]] = []
