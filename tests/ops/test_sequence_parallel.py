@@ -23,7 +23,7 @@ from ops.sequence_parallel.mesh import flat_mesh, make_mesh
 
 K, D, T = 3, 5, 24
 SEEN = [(0, 0), (0, 3), (0, 9), (9, 9), (9, 12), (9, 17), (9, 20)]  # two samples of 9 and 11 tokens, 4 of padding
-HEADS = [(8, 2), (8, 8), (4, 2)]
+HEADS = [(8, 2), (8, 8), (4, 2), (12, 3)]  # at degree 4, 2 key/value heads become 4, and 3 become 12
 DEGREES = [2, 4]
 EXCHANGES = ["ulysses", "gather"]
 PRECISION = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}
