@@ -97,7 +97,7 @@ class DraftContext:
         """Take in the target's features of the next tokens."""
         positions_S = torch.arange(self.length, self.length + len(features_SF), device=features_SF.device)
         features_SF = features_SF.to(self.draft.fc.weight.dtype)
-        new = self.draft.context_kv(self.draft.context_features(features_SF), positions_S)
+        new = self.draft.context_kv(features_SF, positions_S)
         if self.kv:
             self.kv = [
                 (torch.cat([k, new_k], dim=-2), torch.cat([v, new_v], dim=-2))
@@ -110,13 +110,9 @@ class DraftContext:
 
 def propose(target: Target, draft: DraftModel, context: DraftContext, anchor: int) -> list[int]:
     """The draft's K - 1 most likely tokens behind the anchor, all from one forward pass."""
-    block_size = draft.config.block_size
-    block_K = torch.full((block_size,), draft.config.mask_token_id, device=target.device)
-    block_K[0] = anchor
-    embeds_KM = target.embed_weight[block_K].to(draft.fc.weight.dtype)
-    positions_K = torch.arange(context.length, context.length + block_size, device=target.device)
-    hidden_KM = draft.propose(embeds_KM, positions_K, context.kv)
-    return (hidden_KM[1:].to(target.head_weight.dtype) @ target.head_weight.T).argmax(-1).tolist()
+    anchor_M, mask_M = target.embed_weight[[anchor, draft.config.mask_token_id]].to(draft.fc.weight.dtype)
+    hidden_KM = draft.propose(anchor_M, mask_M, context.kv)
+    return (hidden_KM.to(target.head_weight.dtype) @ target.head_weight.T).argmax(-1).tolist()
 
 
 def matching_prefix(proposal: list[int], choices: list[int]) -> int:

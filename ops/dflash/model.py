@@ -3,42 +3,41 @@
 The context feature of a token is `hidden_norm(fc(target features))`. Every layer projects that same feature with its
 own k_proj and v_proj; it is no residual stream. So the context's keys and values can be computed once, for all layers
 and before any block is known. Submodules are named as in the serving contract; there is no embedding and no head.
+Computation is in the dtype of the inputs: weights are cast when they are used, so float32 master weights serve bf16.
 Source: DFlash, arXiv 2602.06036; z-lab's reference implementation.
 
-Legend: T packed context tokens of all samples, S context tokens of one sample, F features (layers * hidden),
-M hidden, N blocks, K block size, H query heads, G key/value heads, R = H / G, D head size.
+Legend: T context tokens, F features (layers * hidden), M hidden, N blocks, K block size, W slots whose hidden state is
+asked for, H query heads, G key/value heads, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from attrs import frozen
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from ops.dflash.attention import Seen, dense_attention
 from ops.dflash.config import DraftConfig
-from ops.dflash.mask import visible_context
 from ops.dflash.rope import rope_frequencies, rotate, rotation
 
 ContextKV = list[tuple[Tensor, Tensor]]
 
+# (q_NKHD, k_NKGD, v_NKGD, context keys, context values, window) -> mixed_NKHD
+AttendBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int | None], Tensor]
 
-@frozen
-class Packing:
-    """How samples lie one after the other in packed tensors: context tokens and blocks of each.
 
-    visible: per sample, bool [N, <= S], which of the first context tokens each block sees; None: all of the context.
-    """
+class Linear(nn.Linear):
+    """x W^T in the dtype of x."""
 
-    lengths: tuple[int, ...]
-    blocks: tuple[int, ...]
-    visible: tuple[Tensor | None, ...]
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension."""
+    """x / rms(x) * weight over the last dimension, in the dtype of x."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -46,11 +45,11 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
-    """Attention of blocks over [context | own block], bidirectional inside the block."""
+    """The projections around attention; the softmax itself is given to `DraftModel.forward_blocks`."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -60,54 +59,21 @@ class Attention(nn.Module):
             config.head_dim,
         )
         bias = config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
+        self.q_proj = Linear(config.hidden_size, self.heads * self.head_dim, bias=bias)
+        self.k_proj = Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
-    def keys_values(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys (normed and rotated) and values, [..., G, D], of tokens x [..., M]."""
-        shape = (*x.shape[:-1], self.kv_heads, self.head_dim)
-        return rotate(self.k_norm(self.k_proj(x).view(shape)), *rope), self.v_proj(x).view(shape)
+    def queries(self, x: Tensor) -> Tensor:
+        """[..., H, D], normed, not yet rotated."""
+        return self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)))
 
-    def forward(
-        self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], packing: Packing
-    ) -> Tensor:
-        shape = (*x_NKM.shape[:-1], self.heads, self.head_dim)
-        q_NKHD = rotate(self.q_norm(self.q_proj(x_NKM).view(shape)), *rope)
-        k_NKGD, v_NKGD = self.keys_values(x_NKM, rope)
-        # `split` and not slices: the gradient of a slice is a tensor of zeros as large as the whole, for every sample.
-        blocks = (x.split(packing.blocks) for x in (q_NKHD, k_NKGD, v_NKGD))
-        contexts = (x.split(packing.lengths, dim=1) for x in context)
-        mixed = [attend(*parts) for parts in zip(*blocks, *contexts, packing.visible, strict=True)]
-        mixed_NKHD = torch.cat(mixed) if len(mixed) > 1 else mixed[0]
-        return self.o_proj(mixed_NKHD.flatten(-2))
-
-
-def attend(
-    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GSD: Tensor, v_GSD: Tensor, visible_NS: Tensor | None
-) -> Tensor:
-    """Softmax attention of N blocks of one sample over its context and over each block itself, [N, K, H, D].
-
-    One softmax spans the context scores [G, N, K * R, S] and the own scores [G, N, K * R, K]; the square of
-    all blocks by all blocks is never made. Cost: 4 N K H D (S + K) operations.
-    """
-    if visible_NS is not None:
-        k_GSD, v_GSD = k_GSD[:, : visible_NS.shape[1]], v_GSD[:, : visible_NS.shape[1]]
-    N, K, H, D = q_NKHD.shape
-    G, S, _ = k_GSD.shape
-    X = K * (H // G)  # the queries that share one block and one key/value head
-    q_GNXD = (q_NKHD * D**-0.5).view(N, K, G, H // G, D).permute(2, 0, 1, 3, 4).reshape(G, N, X, D)
-    context_GNXS = (q_GNXD.view(G, N * X, D) @ k_GSD.transpose(1, 2)).view(G, N, X, S)
-    if visible_NS is not None:
-        context_GNXS = context_GNXS.masked_fill(~visible_NS[None, :, None, :], float("-inf"))
-    own_GNXK = q_GNXD @ k_NKGD.permute(2, 0, 3, 1)
-    weights = torch.cat((context_GNXS, own_GNXK), dim=-1).softmax(dim=-1)
-    from_context = (weights[..., :S].view(G, N * X, S) @ v_GSD).view(G, N, X, D)
-    mixed_GNXD = from_context + weights[..., S:] @ v_NKGD.permute(2, 0, 1, 3)
-    return mixed_GNXD.view(G, N, K, H // G, D).permute(1, 2, 0, 3, 4).reshape(N, K, H, D)
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys, normed and not yet rotated, and values, [..., G, D]."""
+        shape = (self.kv_heads, self.head_dim)
+        return self.k_norm(self.k_proj(x).unflatten(-1, shape)), self.v_proj(x).unflatten(-1, shape)
 
 
 class SwiGLU(nn.Module):
@@ -115,29 +81,38 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
-    """A Qwen3-style decoder layer; only the block is normed by input_layernorm, the context comes as it is."""
+    """A Qwen3-style decoder layer; only the block is normed by input_layernorm, the context comes as it is.
 
-    def __init__(self, config: DraftConfig) -> None:
+    `project` and `finish` are what happens to every slot by itself, before and after the attention; they can be
+    compiled (`torch.compile`) without a graph break.
+    """
+
+    def __init__(self, config: DraftConfig, window: int | None) -> None:
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = SwiGLU(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.window = window
 
-    def forward(
-        self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor], packing: Packing
-    ) -> Tensor:
-        x_NKM = x_NKM + self.self_attn(self.input_layernorm(x_NKM), rope, context, packing)
-        return x_NKM + self.mlp(self.post_attention_layernorm(x_NKM))
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [..., H, D], keys and values [..., G, D] of slots [..., M]; not yet rotated."""
+        x = self.input_layernorm(x)
+        return self.self_attn.queries(x), *self.self_attn.keys_values(x)
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The layer's output [..., M] from its input and the attention's output [..., H * D]."""
+        x = x + self.self_attn.o_proj(mixed)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class DraftModel(nn.Module):
@@ -147,9 +122,9 @@ class DraftModel(nn.Module):
         super().__init__()
         self.config = config
         features = len(config.target_layer_ids) * config.hidden_size
-        self.fc = nn.Linear(features, config.hidden_size, bias=False)
+        self.fc = Linear(features, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config, config.window(index)) for index in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # No buffer: `model.to(torch.bfloat16)` must not round the frequencies.
         self.frequencies, self.rope_scale = rope_frequencies(config)
@@ -165,51 +140,88 @@ class DraftModel(nn.Module):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     module.bias.zero_()
 
-    def context_features(self, features_SF: Tensor) -> Tensor:
-        """[S, M] from the target's features [S, F], the layers concatenated in the order of target_layer_ids."""
-        return self.hidden_norm(self.fc(features_SF))
+    def context_kv(self, features_TF: Tensor, positions_T: Tensor) -> ContextKV:
+        """Per layer the context's keys (normed, rotated) and values, each [G, T, D].
 
-    def context_kv(self, x_SM: Tensor, positions_S: Tensor) -> ContextKV:
-        """Per layer the context's keys (normed, rotated) and values, each [G, S, D].
-
-        A decoder appends to them along dimension -2 as tokens are accepted. positions_S are absolute.
+        features_TF are the target's, the layers concatenated in the order of target_layer_ids; positions_T are
+        absolute. A decoder appends to the result along dimension -2 as tokens are accepted.
         """
-        rope = self._rope(positions_S, x_SM.dtype)
-        pairs = [layer.self_attn.keys_values(x_SM, rope) for layer in self.layers]
-        return [(k_SGD.transpose(0, 1), v_SGD.transpose(0, 1)) for k_SGD, v_SGD in pairs]
+        x_TM = self.hidden_norm(self.fc(features_TF))
+        rope = self._rope(positions_T, x_TM.dtype)
+        pairs = [layer.self_attn.keys_values(x_TM) for layer in self.layers]
+        return [(rotate(k_TGD, *rope).transpose(0, 1), v_TGD.transpose(0, 1)) for k_TGD, v_TGD in pairs]
 
     def forward_blocks(
-        self, features_TF: Tensor, lengths: Sequence[int], embeds_NKM: Tensor, anchors: Sequence[Tensor]
+        self,
+        anchor_embeds_NM: Tensor,
+        mask_embed_M: Tensor,
+        positions_N: Tensor,
+        context_kv: ContextKV,
+        attend: AttendBlocks,
+        rows_W: Tensor,
+        activation_checkpointing: bool = False,
     ) -> Tensor:
-        """Hidden states after the final norm, [N, K, M], of all blocks of several samples.
+        """Hidden states after the final norm, [W, M], of the slots rows_W (flat: n * K + k).
 
-        features_TF and embeds_NKM hold the samples one after the other: lengths[i] context tokens and the blocks of
-        anchors[i], int64 positions within sample i. No sample is without an anchor.
+        Slot 0 of a block carries its anchor's embedding and stands at positions_N, its other slots carry the mask
+        token's. `attend` mixes the blocks with the context's keys and values of a layer.
         """
-        device = features_TF.device
-        positions_T = torch.cat([torch.arange(length, device=device) for length in lengths])
-        context = self.context_kv(self.context_features(features_TF), positions_T)
-        anchors_N = torch.cat(list(anchors)).to(device)
-        positions_NK = anchors_N[:, None] + torch.arange(embeds_NKM.shape[1], device=device)
-        rope = self._rope(positions_NK, embeds_NKM.dtype)
-        return self._blocks(embeds_NKM, rope, context, _packing(lengths, anchors, device))
-
-    def propose(self, embeds_KM: Tensor, positions_K: Tensor, context_kv: ContextKV) -> Tensor:
-        """Hidden states after the final norm, [K, M], of one block; context_kv is everything before its anchor."""
-        rope = self._rope(positions_K[None], embeds_KM.dtype)
-        packing = Packing((context_kv[0][0].shape[-2],), (1,), (None,))
-        return self._blocks(embeds_KM[None], rope, context_kv, packing)[0]
-
-    def _blocks(self, x_NKM: Tensor, rope: tuple[Tensor, Tensor], context_kv: ContextKV, packing: Packing) -> Tensor:
-        for layer, context in zip(self.layers, context_kv, strict=True):
-            x_NKM = layer(x_NKM, rope, context, packing)
+        slots_K = torch.arange(self.config.block_size, device=positions_N.device)
+        rope = self._rope(positions_N[:, None] + slots_K, anchor_embeds_NM.dtype)
+        # All mask slots of the first layer are alike: they are normed and projected once.
+        distinct = torch.cat((anchor_embeds_NM, mask_embed_M[None]))
+        x_NKM = self._spread(distinct)
+        for index, (layer, kv) in enumerate(zip(self.layers, context_kv, strict=True)):
+            source = distinct if index == 0 else x_NKM
+            rows = rows_W if index == len(self.layers) - 1 else None
+            arguments = (layer, source, x_NKM, rope, *kv, attend, rows)
+            if activation_checkpointing:
+                x_NKM = checkpoint(self._layer, *arguments, use_reentrant=False)
+            else:
+                x_NKM = self._layer(*arguments)
         return self.norm(x_NKM)
+
+    def propose(self, anchor_embed_M: Tensor, mask_embed_M: Tensor, context_kv: ContextKV) -> Tensor:
+        """Hidden states after the final norm, [K - 1, M], of slots 1.. of one block behind the whole context."""
+        length = context_kv[0][0].shape[-2]
+        seen = Seen(torch.tensor([0]), torch.tensor([length]))
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:
+            return dense_attention(q, k, v, k_GTD, v_GTD, seen, window)
+
+        device = anchor_embed_M.device
+        positions_N = torch.tensor([length], device=device)
+        rows_W = torch.arange(1, self.config.block_size, device=device)
+        return self.forward_blocks(anchor_embed_M[None], mask_embed_M, positions_N, context_kv, attend, rows_W)
+
+    def _layer(
+        self,
+        layer: Layer,
+        source: Tensor,
+        x_NKM: Tensor,
+        rope: tuple[Tensor, Tensor],
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        attend: AttendBlocks,
+        rows_W: Tensor | None,
+    ) -> Tensor:
+        """One layer. source: x_NKM, or [N + 1, M] whose last row stands for all slots but the first of each block.
+
+        With rows_W only these slots go on behind the attention, and the result is [W, M].
+        """
+        q, k, v = layer.project(source)
+        if source is not x_NKM:
+            q, k, v = (self._spread(projected) for projected in (q, k, v))
+        mixed = attend(rotate(q, *rope), rotate(k, *rope), v, k_GTD, v_GTD, layer.window).flatten(2)
+        if rows_W is not None:
+            x_NKM, mixed = x_NKM.flatten(0, 1)[rows_W], mixed.flatten(0, 1)[rows_W]
+        return layer.finish(x_NKM, mixed)
+
+    def _spread(self, distinct: Tensor) -> Tensor:
+        """[N, K, ...] from [N + 1, ...]: row n in slot 0 of block n, the last row in all other slots."""
+        first, others = distinct[:-1, None], distinct[-1:, None]
+        shape = (len(first), self.config.block_size - 1, *distinct.shape[1:])
+        return torch.cat((first, others.expand(shape)), dim=1)
 
     def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return rotation(self.frequencies.to(positions.device), self.rope_scale, positions, dtype)
-
-
-def _packing(lengths: Sequence[int], anchors: Sequence[Tensor], device: torch.device) -> Packing:
-    """The context behind a sample's last anchor is left out of the attention, since no block sees it."""
-    visible = [visible_context(anchors_N.to(device), int(anchors_N.max())) for anchors_N in anchors]
-    return Packing(tuple(lengths), tuple(len(anchors_N) for anchors_N in anchors), tuple(visible))

@@ -34,8 +34,9 @@ def rope_frequencies(config: DraftConfig) -> tuple[Tensor, float]:
 
 
 def rotation(frequencies: Tensor, scale: float, positions_P: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, [*P, 1, Z], for absolute integer positions; the angles are computed in float32."""
-    angles = positions_P[..., None].float() * frequencies
+    """cos and sin, [*P, 1, Z], for absolute integer positions; the angles are computed in float32 at least."""
+    precise = torch.promote_types(dtype, torch.float32)
+    angles = positions_P[..., None].to(precise) * frequencies.to(precise)
     angles = torch.cat((angles, angles), dim=-1)[..., None, :]
     return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
 

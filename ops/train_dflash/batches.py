@@ -1,20 +1,28 @@
-"""From the plan of batches to what a rank computes: reading, dealing, micro-batches, and a sample's noise blocks.
+"""From the plan of batches to what a rank computes: drawing anchors, dealing, micro-batches, and preparing one of them.
 
-Legend: S tokens of a sample, F features, A anchors, K block size.
+Every rank draws the anchors of the whole global step, from loss masks alone. So the denominator of the loss and the
+cost of every sample are known everywhere before the first forward pass, and equal on any world size. Features are read
+by `prepare` only: of its micro-batch, each sequence-parallel rank reads one contiguous slice.
+
+Legend: S tokens of a sample, A anchors, K block size, T packed context tokens, t a rank's slice, P sp_degree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import BatchPlan
-from ops.capture_targets.shards import FeatureSample
-from ops.dflash.anchors import block_labels, block_tokens, draw_anchors, slot_weights
+from ops.capture_targets.shards import FeatureReader
+from ops.dflash.anchors import block_labels, draw_anchors, slot_weights
+from ops.dflash.attention import Seen
+from ops.dflash.step import MicroBatch
 from ops.files import read_json, read_jsonl
+from ops.sequence_parallel.exchange import deal_blocks
 from ops.shard_sequence.run import padded_length
 
 
@@ -26,41 +34,36 @@ class PlannedStep:
     samples: tuple[int, ...]
 
 
-@frozen
-class Blocks:
-    """One sample with its noise blocks.
+@frozen(eq=False)
+class Drawn:
+    """One sample of a step with its anchors.
 
-    sample: its index; features [S, F]; anchors int64 [A]; tokens, labels int64 [A, K]; weights float32 [A, K].
+    length: its tokens; anchors int64 [A]; anchor_ids int64 [A]; labels int64 [A, K]; weights float32 [A, K].
     """
 
-    sample: int
-    features_SF: Tensor
+    index: int
+    length: int
     anchors_A: Tensor
-    tokens_AK: Tensor
+    anchor_ids_A: Tensor
     labels_AK: Tensor
     weights_AK: Tensor
 
+    @property
+    def prefix(self) -> int:
+        """Context tokens that some block sees: those before the last anchor."""
+        return int(self.anchors_A[-1]) if len(self.anchors_A) else 0
 
-@frozen
-class BlockMaker:
-    """Makes the noise blocks of samples."""
 
-    num_anchors: int
-    weights_K: Tensor
-    mask_token_id: int
+@frozen(eq=False)
+class Place:
+    """Where a rank stands in the mesh, and the device and dtype that it computes in."""
 
-    def blocks(self, sample: FeatureSample, index: int, *, seed: int, epoch: int) -> Blocks:
-        """The blocks at the anchors that (seed, epoch, index) draws; there may be none."""
-        anchors_A = draw_anchors(sample.loss_mask, self.num_anchors, seed=seed, epoch=epoch, sample=index)
-        block_size = len(self.weights_K)
-        return Blocks(
-            sample=index,
-            features_SF=sample.features,
-            anchors_A=anchors_A,
-            tokens_AK=block_tokens(sample.input_ids, anchors_A, block_size, self.mask_token_id),
-            labels_AK=block_labels(sample.input_ids, anchors_A, block_size),
-            weights_AK=slot_weights(sample.loss_mask, anchors_A, self.weights_K),
-        )
+    dp_rank: int
+    dp_size: int
+    sp_rank: int
+    sp_degree: int
+    device: torch.device
+    dtype: torch.dtype
 
 
 def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedStep], int]:
@@ -90,29 +93,141 @@ def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedS
     return steps, plan["pad_multiple"]
 
 
-def deal(samples: Sequence[int], costs: Sequence[int], world_size: int) -> list[list[int]]:
-    """The samples of each rank, in the order given: the dearest first to the rank with the least so far.
+def draw(reader: FeatureReader, index: int, weights_K: Tensor, num_anchors: int, *, seed: int, epoch: int) -> Drawn:
+    """A sample with the anchors that (seed, epoch, index) draws; there may be none."""
+    input_ids_S, loss_mask_S = reader.labels(index)
+    anchors_A = draw_anchors(loss_mask_S, num_anchors, seed=seed, epoch=epoch, sample=index)
+    return Drawn(
+        index=index,
+        length=len(input_ids_S),
+        anchors_A=anchors_A,
+        anchor_ids_A=input_ids_S[anchors_A],
+        labels_AK=block_labels(input_ids_S, anchors_A, len(weights_K)),
+        weights_AK=slot_weights(loss_mask_S, anchors_A, weights_K),
+    )
 
-    costs is indexed by sample. A rank may get none.
+
+def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """The places of a list that each rank gets, ascending: the dearest first to the rank with the least so far.
+
+    A rank may get none.
     """
-    loads = [0] * world_size
-    rank_of = {}
-    for sample in sorted(samples, key=lambda sample: (-costs[sample], sample)):
+    loads = [0.0] * ranks
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
         rank = loads.index(min(loads))
-        rank_of[sample] = rank
-        loads[rank] += costs[sample]
-    return [[sample for sample in samples if rank_of[sample] == rank] for rank in range(world_size)]
+        dealt[rank].append(place)
+        loads[rank] += costs[place]
+    return [sorted(places) for places in dealt]
 
 
-def micro_batches(samples: Sequence[int], costs: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Cut samples into runs of at most `limit` tokens; a longer sample is a run of its own."""
+def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Cut a list of samples into runs of at most `limit` tokens, those of similar length together, as places.
+
+    A longer sample is a run of its own.
+    """
     batch: list[int] = []
     tokens = 0
-    for sample in samples:
-        if batch and tokens + costs[sample] > limit:
+    for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], place)):
+        if batch and tokens + lengths[place] > limit:
             yield batch
             batch, tokens = [], 0
-        batch.append(sample)
-        tokens += costs[sample]
+        batch.append(place)
+        tokens += lengths[place]
     if batch:
         yield batch
+
+
+def prepare(reader: FeatureReader, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
+    """The micro-batch of these samples for one rank. Every sample has an anchor. A function of its arguments alone.
+
+    Their prefixes are packed one after the other and padded at the end to a multiple of P; the padding is seen by no
+    block. Blocks are dealt over the SP ranks in serpentine order of their prefixes; a rank that has fewer than the
+    others gets blocks of weight zero.
+    """
+    prefixes = [sample.prefix for sample in samples]
+    starts = torch.tensor([0, *prefixes]).cumsum(0).tolist()
+    anchors_N = torch.cat([sample.anchors_A for sample in samples])
+    start_N = torch.cat(
+        [torch.full_like(sample.anchors_A, start) for sample, start in zip(samples, starts, strict=False)]
+    )
+    dealt, missing = deal_blocks(anchors_N, place.sp_degree)
+    count = len(dealt[0]) + missing[0]
+    own = dealt[place.sp_rank]
+
+    def mine(values_N: Tensor) -> Tensor:
+        return _padded(values_N[own], count).to(place.device)
+
+    first, last = _slice(starts[-1], place)
+    return MicroBatch(
+        features_tF=_packed(reader, samples, starts, first, last).to(place.device, place.dtype),
+        positions_t=_positions(starts, first, last).to(place.device),
+        seen=tuple(Seen(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt),
+        anchor_ids_N=mine(torch.cat([sample.anchor_ids_A for sample in samples])),
+        positions_N=mine(anchors_N),
+        labels_NK=mine(torch.cat([sample.labels_AK for sample in samples])),
+        weights_NK=mine(torch.cat([sample.weights_AK for sample in samples])),
+        teacher_NKM=mine(_teacher(reader, samples)).to(place.dtype) if with_teacher else None,
+    )
+
+
+def idle_batch(block_size: int, features: int, place: Place) -> MicroBatch:
+    """A block of weight zero without context: what a rank without samples computes, to stay in step with the others."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    return MicroBatch(
+        features_tF=torch.zeros(1, features, device=place.device, dtype=place.dtype),
+        positions_t=zero.to(place.device),
+        seen=(Seen(zero, zero),) * place.sp_degree,
+        anchor_ids_N=zero.to(place.device),
+        positions_N=zero.to(place.device),
+        labels_NK=torch.zeros(1, block_size, dtype=torch.int64, device=place.device),
+        weights_NK=torch.zeros(1, block_size, device=place.device),
+    )
+
+
+def _slice(total: int, place: Place) -> tuple[int, int]:
+    """The rank's packed tokens [first, last), 1 / P of the padded total."""
+    size = max(1, -(-total // place.sp_degree))
+    return place.sp_rank * size, (place.sp_rank + 1) * size
+
+
+def _packed(reader: FeatureReader, samples: Sequence[Drawn], starts: Sequence[int], first: int, last: int) -> Tensor:
+    """Features [last - first, F] of packed tokens first <= j < last, zero behind the last sample."""
+    parts = []
+    for sample, start in zip(samples, starts, strict=False):
+        low, high = max(first - start, 0), min(last - start, sample.prefix)
+        if low < high:
+            parts.append(reader.features(sample.index, low, high))
+    read = sum(len(part) for part in parts)
+    if read < last - first:
+        dtype = parts[0].dtype if parts else torch.float32
+        parts.append(torch.zeros(last - first - read, reader.width, dtype=dtype))
+    return torch.cat(parts)
+
+
+def _teacher(reader: FeatureReader, samples: Sequence[Drawn]) -> Tensor:
+    """The target's final hidden states [N, K, M] that predict the token at anchor + k: those at anchor + k - 1.
+
+    Rows that no weight asks for (slot 0, and slots behind the end) repeat a neighbour's.
+    """
+    rows = []
+    for sample in samples:
+        first = int(sample.anchors_A[0])
+        slots_K = torch.arange(sample.labels_AK.shape[1])
+        hidden = reader.final_hidden(sample.index, first, min(sample.prefix + len(slots_K), sample.length))
+        places_AK = sample.anchors_A[:, None] - first + (slots_K - 1).clamp(min=0)
+        rows.append(hidden[places_AK.clamp(max=len(hidden) - 1)])
+    return torch.cat(rows)
+
+
+def _positions(starts: Sequence[int], first: int, last: int) -> Tensor:
+    """Absolute positions of packed tokens first <= j < last; those of the padding mean nothing."""
+    packed = torch.arange(first, last)
+    bounds = torch.tensor(starts)
+    return packed - bounds[(torch.searchsorted(bounds, packed, right=True) - 1).clamp(min=0)]
+
+
+def _padded(values_N: Tensor, count: int) -> Tensor:
+    """count rows: zeros behind the given ones."""
+    missing = values_N.new_zeros(count - len(values_N), *values_N.shape[1:])
+    return torch.cat((values_N, missing)) if len(missing) else values_N

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from dsl.stage import Stage
-from ops.artifacts import TargetModel
+from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.shards import FeatureReader
 from ops.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig
 from ops.load_target.model import frozen_ends, target_info, text_config
+from ops.tokenize_chat.shards import TokenReader
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.op import TrainDflash
 
@@ -31,6 +32,14 @@ class Inputs:
     pad_multiple: int
     embed_VM: Tensor
     head_VM: Tensor
+    tokens: TokenShards | None
+
+    def names(self, samples: Sequence[int]) -> list[str]:
+        """Samples of the split train for a message: their ids where the node was given the tokens, else indices."""
+        if self.tokens is None:
+            return [str(sample) for sample in samples]
+        records = TokenReader(self.tokens, "train").records
+        return [f"{records[sample]['id']} ({sample})" for sample in samples]
 
 
 def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
@@ -61,6 +70,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         pad_multiple=pad_multiple,
         embed_VM=embed_VM,
         head_VM=head_VM,
+        tokens=tokens,
     )
 
 

@@ -1,15 +1,21 @@
-"""The data-parallel ranks of a training: sums over all of them, which are the identity for one process."""
+"""The ranks of a training: joining, sums over all of them, and the draft sharded over them by FSDP2.
+
+For one process everything here is the identity.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from dsl.stage import Stage
+from ops.dflash.model import DraftModel
 
 
 @contextmanager
@@ -45,19 +51,43 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     return bool(summed(torch.tensor(int(flag), device=device)).item())
 
 
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace every gradient by its mean over the ranks; a rank without samples counts as zeros."""
-    if not dist.is_initialized():
-        return
-    owners = list(parameters)
-    gradients = [torch.zeros_like(owner) if owner.grad is None else owner.grad for owner in owners]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    summed(flat).div_(dist.get_world_size())
-    for owner, part in zip(owners, flat.split([owner.numel() for owner in owners]), strict=True):
-        owner.grad = part.view_as(owner)
+def is_first() -> bool:
+    """Whether this is rank 0."""
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def wait_for_all() -> None:
     """A barrier; nothing for one process."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype) -> None:
+    """Shard the draft over all ranks, as one unit, with FSDP2; gradients are averaged over all ranks.
+
+    dtype is that of the computation: below float32, weights are gathered in it and gradients reduced in float32.
+    The draft is gathered once per step and its gradients reduced once, however many passes a step takes: micro-batches
+    and chunks of anchors differ in number between ranks, and so must not communicate.
+    """
+    half = dtype in (torch.bfloat16, torch.float16)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    fully_shard(model, mesh=flat, reshard_after_forward=False, mp_policy=policy)
+    for method in ("context_kv", "forward_blocks"):
+        register_fsdp_forward_method(model, method)
+
+
+def hold_gradients(model: DraftModel) -> None:
+    """Gradients of the passes that follow are kept on this rank, and its gathered weights too."""
+    _communicate(model, False)
+
+
+def release_gradients(model: DraftModel) -> None:
+    """The pass that follows is the step's last: its end reduces all gradients and drops the gathered weights."""
+    _communicate(model, True)
+
+
+def _communicate(model: DraftModel, now: bool) -> None:
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
+        model.set_reshard_after_backward(now)
+        model.set_is_last_backward(now)

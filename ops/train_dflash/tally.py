@@ -8,11 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LOSS, WEIGHT, TOKENS, ANCHORS, ANCHORLESS, HEAD = 0, 1, 2, 3, 4, 5
+LOSS, WEIGHT, TOKENS, ANCHORS, ANCHORLESS, FLOPS, HEAD = 0, 1, 2, 3, 4, 5, 6
 
 
 def new_tally(block_size: int) -> Tensor:
-    """Zeros: sum(w*CE), sum(w), context tokens, anchors, samples without one, correct and seen of slots 1..K-1."""
+    """Zeros: the loss's numerator and denominator, context tokens, anchors, samples without one, floating-point
+    operations, and correct and seen of slots 1..K-1.
+    """
     return torch.zeros(HEAD + 2 * (block_size - 1), dtype=torch.float64)
 
 
@@ -25,7 +27,7 @@ def count_slots(tally: Tensor, slots_W: Tensor, correct_W: Tensor) -> None:
 
 
 def mean_loss(tally: Tensor) -> float:
-    """sum(w*CE) / sum(w); 0 where nothing was weighed."""
+    """Numerator over denominator; 0 where nothing was weighed."""
     return float(tally[LOSS] / tally[WEIGHT]) if tally[WEIGHT] > 0 else 0.0
 
 

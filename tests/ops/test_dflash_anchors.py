@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dsl.errors import ConfigError
 from ops.dflash.anchors import block_labels, block_tokens, block_weights, draw_anchors, slot_weights
-from ops.dflash.mask import visible_context
 
 masks = st.lists(st.booleans(), min_size=1, max_size=40)
 
@@ -84,9 +83,3 @@ def test_the_default_gamma_follows_the_block_size(block_size, gamma):
 def test_a_gamma_of_zero_is_refused():
     with pytest.raises(ConfigError, match="gamma: must be positive, got 0"):
         block_weights(16, 0.0)
-
-
-@given(anchors=st.lists(st.integers(0, 20), min_size=1, max_size=6), length=st.integers(0, 20))
-def test_a_block_sees_the_context_strictly_before_its_anchor(anchors, length):
-    expected = [[j < anchor for j in range(length)] for anchor in anchors]
-    assert visible_context(torch.tensor(anchors), length).tolist() == expected

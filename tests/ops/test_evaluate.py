@@ -111,11 +111,11 @@ def slow_speculative(target: Target, draft, sample, max_new_tokens: int):
     while tokens[-1] not in target.eos_token_ids and len(tokens) <= max_new_tokens:
         _, features = logits_without_cache(target, sample, tokens)
         anchor = sample.prompt_tokens + len(tokens) - 1
-        ids = torch.tensor([tokens[-1]] + [draft.config.mask_token_id] * (BLOCK - 1))
         with torch.no_grad():
-            context = draft.context_kv(draft.context_features(features[:anchor]), torch.arange(anchor))
-            hidden = draft.propose(target.embed_weight[ids], torch.arange(anchor, anchor + BLOCK), context)
-        proposal = (hidden @ target.head_weight.T).argmax(-1)[1:].tolist()
+            context = draft.context_kv(features[:anchor], torch.arange(anchor))
+            embeds = target.embed_weight[[tokens[-1], draft.config.mask_token_id]]
+            hidden = draft.propose(*embeds, context)
+        proposal = (hidden @ target.head_weight.T).argmax(-1).tolist()
         count = 0
         while count < len(proposal):
             own, _ = logits_without_cache(target, sample, tokens + proposal[:count])
@@ -185,7 +185,7 @@ def test_the_drafts_context_after_any_number_of_accepted_tokens_is_that_of_a_pas
             done = context.length - sample.prompt_tokens
             assert anchor == answer[done]
             _, features = logits_without_cache(target, sample, answer[:done])
-            slow = draft.context_kv(draft.context_features(features), torch.arange(context.length))
+            slow = draft.context_kv(features, torch.arange(context.length))
             for layer, expected in zip(context.kv, slow, strict=True):
                 torch.testing.assert_close(layer, expected, atol=2e-3, rtol=1e-3)
             proposal = answer[done + 1 : done + BLOCK]

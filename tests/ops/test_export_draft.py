@@ -3,6 +3,7 @@
 import attrs
 import pytest
 import torch
+from case_reader import hidden_of_blocks
 from draft_chain import EOS, HIDDEN, MASK, VOCAB, make_inputs, make_target, tiny_config, train_config
 from fake_stage import FakeStage, folder_digest
 from reference_draft import reference_block
@@ -72,15 +73,15 @@ def test_the_exported_forward_equals_the_training_models(tmp_path, trained):
     model.load_state_dict(load_file(trained["draft"].path / "model.safetensors"))
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(14, 2 * HIDDEN, generator=generator)
-    embeds = torch.randn(2, 4, HIDDEN, generator=generator)
+    anchors, mask = torch.randn(2, HIDDEN, generator=generator), torch.randn(HIDDEN, generator=generator)
     with torch.no_grad():
-        hidden = model.forward_blocks(features, [14], embeds, [torch.tensor([6, 13])])
+        hidden = hidden_of_blocks(model, features, anchors, mask, [6, 13])
     for block, anchor in enumerate((6, 13)):
         exact = reference_block(
             config,
             {name: weight.double() for name, weight in weights.items()},
             features.double(),
-            embeds[block].double(),
+            torch.stack([anchors[block], mask, mask, mask]).double(),
             anchor,
         )
         torch.testing.assert_close(hidden[block].double(), exact, rtol=1e-4, atol=1e-4)

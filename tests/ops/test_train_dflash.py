@@ -55,7 +55,12 @@ def test_what_is_logged_and_written(tmp_path, inputs):
         "train/grad_norm",
         "train/anchors",
         "train/samples_without_anchor",
+        "train/nonfinite_steps",
         "train/tokens_per_second",
+        "train/anchors_per_second",
+        "train/mfu",
+        "train/wait_share",
+        "train/memory_gigabytes",
         "train/accuracy_slot_01",
         "train/accuracy_slot_02",
         "train/accuracy_slot_03",
@@ -165,8 +170,9 @@ def test_only_matrices_decay():
     ]
 
 
-def test_a_loss_that_is_not_finite_names_step_and_samples_and_keeps_the_checkpoint(tmp_path):
-    inputs = make_inputs(tmp_path / "inputs", samples=8)
+def spoiled_inputs(folder):
+    """Eight samples, the fourth with features that are not finite."""
+    inputs = make_inputs(folder, samples=8)
     reader = FeatureReader(inputs["features"], "train")
     parts = [reader.sample(index) for index in range(len(reader))]
     parts[3].features[0] = float("nan")
@@ -177,8 +183,27 @@ def test_a_loss_that_is_not_finite_names_step_and_samples_and_keeps_the_checkpoi
         torch.cat([part.loss_mask for part in parts]),
         torch.tensor([0, *reader.lengths]).cumsum(0),
     )
+    return inputs
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
+    inputs = spoiled_inputs(tmp_path / "inputs")
+    stage = train(tmp_path / "train", inputs, log_every=1)
+    steps = list(read_jsonl(inputs["batches"].path / "steps.jsonl"))
+    spoiled = sum(3 in step["samples"] for step in steps)
+    assert 0 < spoiled < len(steps)
+    training = read_json(stage.out_dir / "training.json")
+    assert (spoiled, spoiled) == (training["nonfinite_steps"], training["skipped_steps"])
+    assert stage.metric("train/nonfinite_steps")[-1] == spoiled
+    assert all(math.isfinite(loss) for loss in stage.metric("train/loss"))
+    weights = load_file(stage.out_dir / "model.safetensors").values()
+    assert all(bool(weight.isfinite().all()) for weight in weights)
+
+
+def test_a_loss_that_is_not_finite_names_step_and_samples_and_keeps_the_checkpoint(tmp_path):
+    inputs = spoiled_inputs(tmp_path / "inputs")
     with pytest.raises(DataError, match=r"step \d+: loss nan .* not finite; samples .*3.*checkpoint") as caught:
-        train(tmp_path / "train", inputs, checkpoint_every=1)
+        train(tmp_path / "train", inputs, checkpoint_every=1, max_nonfinite=1)
     failed = int(str(caught.value).split(":")[0].removeprefix("step "))
     kept = sorted(path.name for path in (tmp_path / "train" / "work").iterdir())
     assert [int(name.split("-")[1]) for name in kept] == [step for step in (failed - 2, failed - 1) if step > 0]
@@ -219,14 +244,14 @@ def test_a_plan_of_other_features_is_refused(tmp_path, inputs):
 
 def test_dealing_keeps_every_sample_and_evens_the_cost():
     costs = [8, 64, 16, 16, 32, 8]
-    assert deal(range(6), costs, 2) == [[0, 1], [2, 3, 4, 5]]
-    assert deal([4, 2], costs, 3) == [[4], [2], []]
-    assert deal([5, 1, 0], costs, 1) == [[5, 1, 0]]
+    assert deal(costs, 2) == [[0, 1], [2, 3, 4, 5]]
+    assert deal([32, 16], 3) == [[0], [1], []]
+    assert deal(costs, 1) == [[0, 1, 2, 3, 4, 5]]
 
 
-def test_micro_batches_keep_the_order_and_the_limit():
-    assert list(micro_batches([0, 2, 3, 1, 4], [8, 64, 16, 16, 32], 40)) == [[0, 2, 3], [1], [4]]
-    assert list(micro_batches([], [], 40)) == []
+def test_micro_batches_put_similar_lengths_together_within_the_limit():
+    assert list(micro_batches([8, 16, 16, 64, 32], 40)) == [[0, 1, 2], [4], [3]]
+    assert list(micro_batches([], 40)) == []
 
 
 def test_a_tally_gives_accuracy_by_slot_and_expected_tau():

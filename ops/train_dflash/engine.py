@@ -1,0 +1,135 @@
+"""Making what a training computes with: the rank's place in the mesh, the draft, and the engine around it.
+
+Every choice that depends on the machine is made here, once, and printed: attention, head, exchange, compilation.
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsl.stage import Stage
+from ops.capture_targets.shards import FeatureReader
+from ops.dflash.anchors import block_weights
+from ops.dflash.attention import choose_attention
+from ops.dflash.head import choose_head
+from ops.dflash.loss import Loss
+from ops.dflash.model import DraftModel
+from ops.dflash.step import Engine
+from ops.sequence_parallel.degree import check_degree
+from ops.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
+from ops.sequence_parallel.mesh import SP, flat_mesh, make_mesh
+from ops.train_dflash import ranks
+from ops.train_dflash.batches import Place
+from ops.train_dflash.inputs import Inputs
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.step import Stream
+from ops.train_dflash.warm_start import load_weights
+
+
+@frozen(eq=False)
+class Setup:
+    """The engine with the streams of micro-batches that it takes: of the training split, and of val."""
+
+    engine: Engine
+    train: Stream
+    val: Stream
+    place: Place
+
+
+def set_up(config: TrainDflash, stage: Stage, inputs: Inputs) -> Setup:
+    """Everything on this rank's device; a collective. Raises ConfigError for a degree that does not fit."""
+    draft = inputs.draft
+    check_degree(
+        world_size=stage.world_size,
+        sp_degree=stage.sp_degree,
+        sp_exchange=config.sp_exchange,
+        query_heads=draft.num_attention_heads,
+        kv_heads=draft.num_key_value_heads,
+        shortest=min(inputs.train.lengths),
+        pad_multiple=inputs.pad_multiple,
+    )
+    place = Place(
+        dp_rank=stage.rank // stage.sp_degree,
+        dp_size=stage.world_size // stage.sp_degree,
+        sp_rank=stage.rank % stage.sp_degree,
+        sp_degree=stage.sp_degree,
+        device=torch.device(stage.device),
+        dtype=getattr(torch, config.dtype),
+    )
+    mesh = None if stage.world_size == 1 else make_mesh(stage.world_size, stage.sp_degree, place.device)
+    train = _stream(config, inputs, inputs.train, place)
+    engine = Engine(
+        model=_model(config, stage, inputs, place, mesh),
+        embed_VM=inputs.embed_VM.to(place.device, place.dtype),
+        head_VM=inputs.head_VM.to(place.device, place.dtype),
+        loss=train.loss,
+        attend=choose_attention(place.device)[1],
+        exchange=_exchange(config, inputs, train, mesh),
+        anchor_chunk=config.anchor_chunk,
+        activation_checkpointing=config.activation_checkpointing,
+    )
+    return Setup(engine, train, _stream(config, inputs, inputs.val, place), place)
+
+
+def tell(line: str) -> None:
+    """Print a line for the user, on the first rank."""
+    if ranks.is_first():
+        print(f"dflow: train: {line}", flush=True)
+
+
+def _stream(config: TrainDflash, inputs: Inputs, reader: FeatureReader, place: Place) -> Stream:
+    return Stream(
+        reader=reader,
+        draft=inputs.draft,
+        weights_K=block_weights(config.block_size, config.gamma),
+        num_anchors=config.num_anchors,
+        loss=Loss(kind=config.loss, focal_gamma=config.focal_gamma, dpace_alpha=config.dpace_alpha),
+        micro_batch_tokens=config.micro_batch_tokens,
+        pad_multiple=inputs.pad_multiple,
+        place=place,
+    )
+
+
+def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh: DeviceMesh | None) -> DraftModel:
+    """The draft with float32 master weights (float64 for a float64 training), sharded where there are several ranks."""
+    model = DraftModel(inputs.draft)
+    model.initialise(config.seed or 0)
+    warm_start = stage.inputs.get("warm_start")
+    if warm_start is not None:
+        load_weights(model, warm_start.path)
+    model.to(place.device, torch.promote_types(place.dtype, torch.float32))
+    if mesh is not None:
+        ranks.shard_model(model, flat_mesh(mesh), place.dtype)
+    compiled = place.device.type == "cuda" if config.compile is None else config.compile
+    if compiled:
+        for layer in model.layers:
+            layer.project = torch.compile(layer.project, dynamic=True)
+            layer.finish = torch.compile(layer.finish, dynamic=True)
+    tell(
+        f"{place.dp_size} x {place.sp_degree} ranks (dp x sp) on {place.device.type}, {config.dtype}, "
+        f"{choose_attention(place.device)[0]} attention, head by {choose_head(place.device)[0]}, "
+        f"layers {'compiled' if compiled else 'not compiled'}"
+    )
+    return model
+
+
+def _exchange(config: TrainDflash, inputs: Inputs, train: Stream, mesh: DeviceMesh | None) -> Exchange:
+    """Chosen by the sizes of the plan's first micro-batch, which every rank knows."""
+    draft, degree = inputs.draft, train.place.sp_degree
+    if mesh is None or degree == 1:
+        return Alone()
+    drawn = train.drawn(inputs.steps[0], config.seed or 0)
+    samples = next(iter(train.batches(drawn, dp_rank=0)), [])
+    name, reason = choose_exchange(
+        config.sp_exchange,
+        context=sum(sample.prefix for sample in samples),
+        slots=sum(len(sample.anchors_A) for sample in samples) * draft.block_size,
+        query_heads=draft.num_attention_heads,
+        kv_heads=draft.num_key_value_heads,
+        head_dim=draft.head_dim,
+        degree=degree,
+    )
+    tell(f"sequence parallelism by {name}: {reason}")
+    return make_exchange(name, mesh.get_group(SP))
