@@ -1,53 +1,27 @@
-"""Attention of blocks over [their context | themselves]: one softmax, never a mask of all blocks by all keys.
+"""Attention of blocks over [their context | themselves] in one softmax: the definition, and the choice of a fast path.
 
-Three functions of one signature. `dense_attention` makes the whole mask and is the definition. `split_attention` is
-for the CPU: blocks in the order of what they see are cut into buckets; the context that all rows of a bucket see (its
-core) is attended without a mask, the ragged edges on both sides of it with a small one, the own blocks as a batch of
-small problems, and the parts are merged by their log-sum-exp. `flex_attention` is for CUDA: compiled FlexAttention
-with a compiled block mask over [context | all blocks].
+`dense_attention` makes the whole mask and defines the others, which have its signature and never make that mask:
+`split_attention` for the CPU and `flex_attention` for CUDA.
 
 Block n sees the packed context positions [start_n, end_n) and its own K slots. Slot k stands at end_n - start_n + k of
 its sample, context token t at t - start_n. Without a window all slots see all of that; with a window W a query at p
 sees keys at j where 0 <= p - j < W, so that a block is causal in itself.
-Source: DFlash, arXiv 2602.06036; merging by log-sum-exp: FlashAttention, arXiv 2205.14135, section 3.1.
+Source: DFlash, arXiv 2602.06036.
 
-Legend: T packed context tokens, N blocks, B blocks of a bucket, K block size, H query heads, G key/value heads,
-R = H / G, D head size, X = B * K * R rows of a bucket per key/value head, E tokens of an edge, Q = N * K.
+Legend: T packed context tokens, N blocks, K block size, H query heads, G key/value heads, R = H / G, D head size,
+C = T + N * K keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
-from math import gcd
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from attrs import field, frozen
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
-BUCKET_ROWS = 512  # rows (block, slot, query head) of a bucket per key/value head: 16 blocks of 16 slots and R = 2
-BUCKET_SPREAD = 512  # tokens between the ends of a bucket's blocks: sparse anchors would make wide masked edges
-FLEX_TILE = 128  # FlexAttention's block size; queries and context are padded to multiples of it
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-
-@frozen(eq=False)
-class Seen:
-    """Which packed context positions each block sees: [start_n, end_n), int64 CPU tensors [N], blocks in any order.
-
-    Made once for blocks that all layers share; what the functions below derive from it is kept in it.
-    """
-
-    start_N: Tensor
-    end_N: Tensor
-    derived: dict[tuple[Any, ...], Any] = field(factory=dict, init=False, repr=False)
-
+from ops.dflash.flex import flex_attention
+from ops.dflash.seen import Seen
+from ops.dflash.split import split_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Tensor]
 
@@ -73,49 +47,11 @@ def dense_attention(
     mask_NKC = _visible(seen, K, T, window).to(q_NKHD.device)
     keys_GCD = torch.cat((k_GTD, k_NKGD.permute(2, 0, 1, 3).reshape(G, N * K, D)), dim=1)
     values_GCD = torch.cat((v_GTD, v_NKGD.permute(2, 0, 1, 3).reshape(G, N * K, D)), dim=1)
-    scores = torch.einsum("nkgrd,gcd->nkgrc", q_NKHD.unflatten(2, (G, -1)), keys_GCD).to(_wide(q_NKHD.dtype))
+    scores = torch.einsum("nkgrd,gcd->nkgrc", q_NKHD.unflatten(2, (G, -1)), keys_GCD).to(
+        torch.promote_types(q_NKHD.dtype, torch.float32)
+    )
     scores = (scores * D**-0.5).masked_fill(~mask_NKC[:, :, None, None], float("-inf"))
     return torch.einsum("nkgrc,gcd->nkgrd", scores.softmax(-1).to(q_NKHD.dtype), values_GCD).flatten(2, 3)
-
-
-def split_attention(
-    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: Seen, window: int | None
-) -> Tensor:
-    """Attention bucket by bucket, [N, K, H, D]; CPU only; float32, float64, bfloat16 or float16.
-
-    For the backward pass only the inputs, the output and the log-sum-exp [G, N * K * R] are kept. Both passes need,
-    beyond inputs, outputs and gradients, what one bucket needs: a few [G, X, D], and masks [X, E].
-    Cost: that of the visible scores, plus BUCKET_ROWS / (K * R) - 1 gaps between anchors per query.
-    """
-    return _Split.apply(q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, seen, window)
-
-
-def flex_attention(
-    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: Seen, window: int | None
-) -> Tensor:
-    """Attention by FlexAttention over [context | all blocks], [N, K, H, D]; compiled on CUDA; forward only elsewhere.
-
-    N * K and T differ from micro-batch to micro-batch. Both are padded to multiples of FLEX_TILE, so that no kernel
-    needs to mask its last tile, and the graph is compiled once for all lengths (dynamic=True). Padding blocks see their
-    own zero keys and nothing else, padding context is seen by nobody; both get no gradient.
-    """
-    N, K, H, D = q_NKHD.shape
-    G, T, _ = k_GTD.shape
-    compiled = q_NKHD.device.type == "cuda"
-    more_N, more_T = _flex_padding(N, K, T)
-    key = ("flex", q_NKHD.device, K, T, window)
-    if key not in seen.derived:
-        seen.derived[key] = _flex_mask(seen, K, T, window, q_NKHD.device, compiled)
-    own = (torch.cat((x, x.new_zeros(more_N, *x.shape[1:]))) for x in (q_NKHD, k_NKGD, v_NKGD))
-    q_QHD, k_QGD, v_QGD = (x.flatten(0, 1) for x in own)
-    padding_GTD = k_GTD.new_zeros(G, more_T, D)
-    keys_GCD = torch.cat((k_GTD, padding_GTD, k_QGD.transpose(0, 1)), dim=1)
-    values_GCD = torch.cat((v_GTD, padding_GTD, v_QGD.transpose(0, 1)), dim=1)
-    kernel = _compiled_flex() if compiled else flex_kernel
-    out_1HQD = kernel(
-        q_QHD.transpose(0, 1)[None], keys_GCD[None], values_GCD[None], block_mask=seen.derived[key], enable_gqa=H > G
-    )
-    return out_1HQD[0].transpose(0, 1)[: N * K].unflatten(0, (N, K))
 
 
 def _visible(seen: Seen, K: int, T: int, window: int | None) -> Tensor:
@@ -131,267 +67,3 @@ def _visible(seen: Seen, K: int, T: int, window: int | None) -> Tensor:
         own_KK = (behind_KK >= 0) & (behind_KK < window)
     own_NKNK = torch.eye(N, dtype=torch.bool)[:, None, :, None] & own_KK[None, :, None, :]
     return torch.cat((context_NKT, own_NKNK.flatten(2)), dim=2)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which scores, merges and sums of gradients are held."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-@frozen(eq=False)
-class Edge:
-    """Context [low, high) that only some rows of a bucket see.
-
-    bias: 0 or -inf, [B, high - low] where all slots of a block see the same, else [B * K, high - low].
-    """
-
-    low: int
-    high: int
-    bias: Tensor
-
-    def mask(self, rows: int) -> Tensor:
-        """The bias for every row, [X, E]: made when needed, since it is as large as the scores of one head."""
-        lines, width = self.bias.shape
-        return self.bias[:, None].expand(lines, rows // lines, width).reshape(rows, width)
-
-
-@frozen(eq=False)
-class Bucket:
-    """Blocks that are attended together: the core is context that every row sees.
-
-    blocks: which, a slice where the blocks come sorted; rows: where their rows lie in sorted order.
-    """
-
-    blocks: slice | Tensor
-    rows: slice
-    core: tuple[int, int]
-    edges: tuple[Edge, ...]
-
-    def parts(self) -> Iterator[tuple[slice, Tensor | None]]:
-        """The core and the edges, as slices of the context, and the masks of the edges."""
-        if self.core[0] < self.core[1]:
-            yield slice(*self.core), None
-        for edge in self.edges:
-            yield slice(edge.low, edge.high), edge.mask(self.rows.stop - self.rows.start)
-
-
-def _plan(seen: Seen, K: int, R: int, window: int | None, dtype: torch.dtype) -> list[Bucket]:
-    """Blocks sorted by (start, end), cut where the sample changes, at BUCKET_ROWS rows and at BUCKET_SPREAD tokens."""
-    N = len(seen.start_N)
-    if N == 0:
-        return []
-    order_N = torch.argsort(seen.start_N * (int(seen.end_N.max()) + 1) + seen.end_N, stable=True)
-    is_sorted = torch.equal(order_N, torch.arange(N))
-    start_N, end_N = seen.start_N[order_N], seen.end_N[order_N]
-    cuts = _cuts(start_N.tolist(), end_N.tolist(), max(1, BUCKET_ROWS // (K * R)))
-    buckets = []
-    for low, high in zip(cuts, [*cuts[1:], N], strict=True):
-        blocks = slice(low, high) if is_sorted else order_N[low:high]
-        first, last = start_N[low:high, None], end_N[low:high, None]
-        if window is not None:
-            first = torch.maximum(first, last + torch.arange(K) - window + 1).minimum(last)
-        core, edges = _core_and_edges(first.reshape(-1, 1), last.expand_as(first).reshape(-1, 1), dtype)
-        buckets.append(Bucket(blocks, slice(low * K * R, high * K * R), core, edges))
-    return buckets
-
-
-def _cuts(starts: list[int], ends: list[int], most: int) -> list[int]:
-    """Where buckets begin."""
-    cuts = [0]
-    for n in range(1, len(starts)):
-        low = cuts[-1]
-        if starts[n] != starts[low] or n - low == most or ends[n] - ends[low] > BUCKET_SPREAD:
-            cuts.append(n)
-    return cuts
-
-
-def _core_and_edges(first: Tensor, last: Tensor, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[Edge, ...]]:
-    """What all intervals [first, last), int64 [lines, 1], have in common, and what lies around it."""
-    core = int(first.max()), int(last.min())
-    low, high = int(first.min()), int(last.max())
-    edges = []
-    for begin, end in [(low, core[0]), (core[1], high)] if core[0] < core[1] else [(low, high)]:
-        if begin < end:
-            token_E = torch.arange(begin, end)
-            hidden = (token_E < first) | (token_E >= last)
-            edges.append(Edge(begin, end, torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))))
-    return core, tuple(edges)
-
-
-def _own_bias(K: int, R: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-    """Additive mask [K * R, K] of a block over itself; None where every slot sees every slot."""
-    if window is None:
-        return None
-    behind_KK = torch.arange(K)[:, None] - torch.arange(K)
-    hidden_KK = (behind_KK < 0) | (behind_KK >= window)
-    return torch.zeros(K, K, dtype=dtype).masked_fill_(hidden_KK, float("-inf")).repeat_interleave(R, dim=0)
-
-
-class _Split(torch.autograd.Function):
-    """split_attention. Flash attention's backward of a part is exact when given the merged output and log-sum-exp."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q_NKHD: Tensor,
-        k_NKGD: Tensor,
-        v_NKGD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        seen: Seen,
-        window: int | None,
-    ) -> Tensor:
-        N, K, H, D = q_NKHD.shape
-        G = k_GTD.shape[0]
-        R = H // G
-        key = ("split", K, R, window, q_NKHD.dtype)
-        if key not in seen.derived:
-            seen.derived[key] = _plan(seen, K, R, window, q_NKHD.dtype)
-        own_bias = _own_bias(K, R, window, q_NKHD.dtype)
-        k_NKGD, v_NKGD, k_GTD, v_GTD = (_rows(x) for x in (k_NKGD, v_NKGD, k_GTD, v_GTD))
-        out_NKHD = q_NKHD.new_empty(N, K, H, D)
-        lse_GX = q_NKHD.new_empty(G, N * K * R, dtype=_wide(q_NKHD.dtype))
-        for bucket in seen.derived[key]:
-            q_GXD = _fold(q_NKHD, bucket, G)
-            own = _flash(_per_block(q_GXD, K * R), _slots(k_NKGD, bucket), _slots(v_NKGD, bucket), attn_mask=own_bias)
-            outs = [own[0].transpose(0, 1).flatten(1, 2)]
-            lses = [own[1].transpose(0, 1).flatten(1, 2)]
-            for tokens, bias_XE in bucket.parts():
-                kv = (x_GTD[None, :, tokens] for x_GTD in (k_GTD, v_GTD))
-                out_1GXD, lse_1GX = _flash(q_GXD[None], *kv, attn_mask=bias_XE)
-                outs.append(out_1GXD[0])
-                # The kernel gives 0 as the log-sum-exp of a row that sees nothing of an edge; it is -inf.
-                lses.append(lse_1GX[0] if bias_XE is None else lse_1GX[0] + bias_XE.amax(1))
-            out_GXD, lse_GX[:, bucket.rows] = _merge(outs, lses)
-            _unfold(out_GXD, out_NKHD, bucket)
-        ctx.save_for_backward(q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, out_NKHD, lse_GX)
-        ctx.buckets, ctx.own_bias = seen.derived[key], own_bias
-        return out_NKHD
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_NKHD: Tensor) -> tuple[Tensor | None, ...]:
-        q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, out_NKHD, lse_GX = ctx.saved_tensors
-        G, T, D = k_GTD.shape
-        wide, KR = _wide(q_NKHD.dtype), q_NKHD.shape[1] * q_NKHD.shape[2] // G
-        grad_q, grad_k_own, grad_v_own = (x.new_empty(x.shape) for x in (q_NKHD, k_NKGD, v_NKGD))
-        # The kernel's gradients lie as [T, G, D] in memory: sums in the same layout are contiguous.
-        grad_k, grad_v = (q_NKHD.new_zeros(T, G, D, dtype=wide).transpose(0, 1) for _ in range(2))
-        for bucket in ctx.buckets:
-            q_GXD, out_GXD, grad_GXD = (_fold(x, bucket, G) for x in (q_NKHD, out_NKHD, grad_NKHD))
-            lse_BGX = _per_block(lse_GX[:, bucket.rows], KR)
-            own_q, own_k, own_v = _flash_backward(
-                _per_block(grad_GXD, KR),
-                _per_block(q_GXD, KR),
-                _slots(k_NKGD, bucket),
-                _slots(v_NKGD, bucket),
-                _per_block(out_GXD, KR),
-                lse_BGX,
-                0.0,
-                False,
-                attn_mask=ctx.own_bias,
-            )
-            grad_k_own[bucket.blocks] = own_k.transpose(1, 2)
-            grad_v_own[bucket.blocks] = own_v.transpose(1, 2)
-            grad_q_GXD = own_q.transpose(0, 1).flatten(1, 2).to(wide)
-            for tokens, bias_XE in bucket.parts():
-                part_q, part_k, part_v = _flash_backward(
-                    grad_GXD[None],
-                    q_GXD[None],
-                    k_GTD[None, :, tokens],
-                    v_GTD[None, :, tokens],
-                    out_GXD[None],
-                    lse_GX[None, :, bucket.rows],
-                    0.0,
-                    False,
-                    attn_mask=bias_XE,
-                )
-                grad_q_GXD += part_q[0]
-                grad_k[:, tokens] += part_k[0]
-                grad_v[:, tokens] += part_v[0]
-            _unfold(grad_q_GXD, grad_q, bucket)
-        return grad_q, grad_k_own, grad_v_own, grad_k.to(k_GTD.dtype), grad_v.to(v_GTD.dtype), None, None
-
-
-def _rows(x: Tensor) -> Tensor:
-    """The kernel reads any strides as long as a head's vector lies together."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _fold(x_NKHD: Tensor, bucket: Bucket, G: int) -> Tensor:
-    """A bucket's rows, contiguous [G, X, D]: slots and query heads that share a key/value head are one long side."""
-    x_BKHD = x_NKHD[bucket.blocks]
-    B, K, H, D = x_BKHD.shape
-    return x_BKHD.reshape(B, K, G, H // G, D).permute(2, 0, 1, 3, 4).reshape(G, B * K * (H // G), D).contiguous()
-
-
-def _unfold(x_GXD: Tensor, into_NKHD: Tensor, bucket: Bucket) -> None:
-    """The inverse of _fold, written into contiguous [N, K, H, D]."""
-    N, K, H, D = into_NKHD.shape
-    G = x_GXD.shape[0]
-    x_BKGRD = x_GXD.view(G, -1, K, H // G, D).permute(1, 2, 0, 3, 4)
-    into_NKHD.view(N, K, G, H // G, D)[bucket.blocks] = x_BKGRD.to(into_NKHD.dtype)
-
-
-def _per_block(x_GX: Tensor, KR: int) -> Tensor:
-    """[G, B * K * R, ...] as a batch of blocks [B, G, K * R, ...]; a view."""
-    return x_GX.view(x_GX.shape[0], -1, KR, *x_GX.shape[2:]).transpose(0, 1)
-
-
-def _slots(x_NKGD: Tensor, bucket: Bucket) -> Tensor:
-    """A bucket's own keys or values as a batch of blocks [B, G, K, D]."""
-    return x_NKGD[bucket.blocks].transpose(1, 2)
-
-
-def _merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Output [G, X, D] and log-sum-exp [G, X] over the keys of all parts, in the type of the log-sum-exp."""
-    lse_GX = lses[0]
-    for part_GX in lses[1:]:
-        lse_GX = torch.logaddexp(lse_GX, part_GX)
-    out_GXD = outs[0] * (lses[0] - lse_GX).exp_()[..., None]
-    for part_GXD, part_GX in zip(outs[1:], lses[1:], strict=True):
-        out_GXD.addcmul_(part_GXD, (part_GX - lse_GX).exp_()[..., None])
-    return out_GXD, lse_GX
-
-
-def _flex_padding(N: int, K: int, T: int) -> tuple[int, int]:
-    """Blocks and context tokens to add so that N * K and T are multiples of FLEX_TILE; there is one tile at least."""
-    step = FLEX_TILE // gcd(FLEX_TILE, K)
-    return -N % step if N else step, -T % FLEX_TILE if T else FLEX_TILE
-
-
-def _flex_mask(seen: Seen, K: int, T: int, window: int | None, device: torch.device, compiled: bool) -> BlockMask:
-    """The block mask of [context | all blocks]. Compiled, the mask of all queries by all keys is never stored.
-
-    The mask function reads the lengths from tensors, not from integers, which would be compiled into it.
-    """
-    N = len(seen.start_N)
-    more_N, more_T = _flex_padding(N, K, T)
-    nothing = seen.start_N.new_zeros(more_N)
-    start_N = torch.cat((seen.start_N, nothing)).to(device)
-    end_N = torch.cat((seen.end_N, nothing)).to(device)
-    own_N = (T + more_T + torch.arange(N + more_N) * K).to(device)
-
-    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        block, slot = query // K, query % K
-        in_context = (key >= start_N[block]) & (key < end_N[block])
-        own = key - own_N[block]
-        in_block = (own >= 0) & (own < K)
-        if window is None:
-            return in_context | in_block
-        in_context = in_context & (end_N[block] + slot - key < window)
-        return in_context | (in_block & (own <= slot) & (slot - own < window))
-
-    make = _compiled_block_mask() if compiled else create_block_mask
-    queries = (N + more_N) * K
-    return make(visible, None, None, queries, T + more_T + queries, device=device, BLOCK_SIZE=FLEX_TILE)
-
-
-@cache
-def _compiled_flex() -> Callable[..., Tensor]:
-    return torch.compile(flex_kernel, dynamic=True)
-
-
-@cache
-def _compiled_block_mask() -> Callable[..., BlockMask]:
-    return torch.compile(create_block_mask, dynamic=True)

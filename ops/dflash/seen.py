@@ -1,0 +1,20 @@
+"""Which context each block sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import field, frozen
+from torch import Tensor
+
+
+@frozen(eq=False)
+class Seen:
+    """Which packed context positions each block sees: [start_n, end_n), int64 CPU tensors [N], blocks in any order.
+
+    Made once for blocks that all layers share; what an attention derives from it is kept in it.
+    """
+
+    start_N: Tensor
+    end_N: Tensor
+    derived: dict[tuple[Any, ...], Any] = field(factory=dict, init=False, repr=False)
