@@ -19,6 +19,8 @@ from dsl.errors import DataError
 from ops.artifacts import TargetFeatures
 from ops.files import read_json
 
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
+
 
 @frozen
 class FeatureSample:
@@ -63,11 +65,22 @@ class FeatureReader:
             path = features.path / shard["file"]
             with safe_open(path, framework="pt") as tensors:
                 offsets = tensors.get_tensor("token_offsets").tolist()
+                self._check_stored(path, tensors)
             if len(offsets) != shard["samples"] + 1:
                 raise DataError(f"{path}: {len(offsets) - 1} samples, but features.json says {shard['samples']}")
             for start, end in pairwise(offsets):
                 self._rows.append((path, start, end))
                 self.lengths.append(end - start)
+
+    def _check_stored(self, path: Path, tensors: Any) -> None:
+        """Raises DataError where a shard holds other features than features.json describes."""
+        stored = tensors.get_slice("features")
+        dtype = stored.get_dtype()
+        found = f"{_DTYPES.get(dtype, dtype)} features of width {stored.get_shape()[1]}"
+        told = f"{self.info['dtype']} features of width {self.width}"
+        if found != told:
+            layers = f"{len(self.info['target_layer_ids'])} layers of {self.info['hidden_size']}"
+            raise DataError(f"{path}: {found}, but features.json says {told} ({layers}); capture again")
 
     def __len__(self) -> int:
         return len(self._rows)

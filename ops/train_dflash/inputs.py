@@ -12,7 +12,7 @@ from dsl.errors import ConfigError, DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.shards import FeatureReader
-from ops.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig
+from ops.dflash.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
 from ops.load_target.model import frozen_ends, target_info, text_config
 from ops.tokenize_chat.shards import TokenReader
 from ops.train_dflash.batches import PlannedStep, read_plan
@@ -43,22 +43,23 @@ class Inputs:
 
 
 def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
-    """Open the artifacts. Raises DataError or ConfigError where they do not fit each other."""
+    """Open the artifacts. Raises DataError that lists all that does not fit, or ConfigError for the draft's config."""
     features, target = stage.inputs["features"], stage.inputs["target"]
-    train = FeatureReader(features, "train")
-    if train.info["target"] != target.digest:
-        raise DataError(
-            f"{features.path}: these features were captured from the target {train.info['target'][:12]}, but the "
-            f"node's target is {target.digest[:12]}; give capture_targets and train_dflash the same target"
-        )
     tokens = stage.inputs.get("tokens")
-    if tokens is not None and train.info["tokens"] != tokens.digest:
-        raise DataError(
-            f"{features.path}: these features were captured from the tokens {train.info['tokens'][:12]}, but the "
-            f"node's tokens are {tokens.digest[:12]}; give capture_targets and train_dflash the same tokens"
+    train = FeatureReader(features, "train")
+    mistakes = [
+        *_origin_mistakes(train.info, target, tokens),
+        *_shape_mistakes(train.info, target_info(target)),
+    ]
+    if config.loss == "kl" and not train.info["final_hidden"]:
+        mistakes.append(
+            'loss = "kl" needs the target\'s final hidden states: set final_hidden = true in capture_targets'
         )
     if not len(train):
-        raise DataError(f"{features.path}: no sample in the split train; was everything dropped by tokenize_chat?")
+        mistakes.append("no sample in the split train; was everything dropped by tokenize_chat?")
+    if mistakes:
+        listed = mistakes[0] if len(mistakes) == 1 else "\n" + "\n".join(f"  {mistake}" for mistake in mistakes)
+        raise DataError(f"{features.path}: {listed}")
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
     draft = draft_config(config, target, train.info)
     embed_VM, head_VM = frozen_ends(target)
@@ -72,6 +73,36 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         head_VM=head_VM,
         tokens=tokens,
     )
+
+
+def _origin_mistakes(info: Mapping[str, Any], target: TargetModel, tokens: TokenShards | None) -> list[str]:
+    mistakes = []
+    if info["target"] != target.digest:
+        mistakes.append(
+            f"these features were captured from the target {info['target'][:12]}, but the node's target is "
+            f"{target.digest[:12]}; give capture_targets and train_dflash the same target"
+        )
+    if tokens is not None and info["tokens"] != tokens.digest:
+        mistakes.append(
+            f"these features were captured from the tokens {info['tokens'][:12]}, but the node's tokens are "
+            f"{tokens.digest[:12]}; give capture_targets and train_dflash the same tokens"
+        )
+    return mistakes
+
+
+def _shape_mistakes(info: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
+    """What features.json says, against target.json."""
+    mistakes = [
+        f"{name}: {info[name]} in the features, {expected} in the target; capture again from this target"
+        for name, expected in (("hidden_size", target["hidden_size"]), ("num_target_layers", target["num_layers"]))
+        if info[name] != expected
+    ]
+    beyond = [layer for layer in info["target_layer_ids"] if layer >= target["num_layers"] - 1]
+    if beyond:
+        mistakes.append(f"target_layer_ids: {beyond} are no inner layers of a target of {target['num_layers']} layers")
+    if info["positions"] != POSITIONS:
+        mistakes.append(f'positions: "{info["positions"]}" in the features; a draft is trained on "{POSITIONS}" ones')
+    return mistakes
 
 
 def draft_config(config: TrainDflash, target: TargetModel, features: Mapping[str, Any]) -> DraftConfig:

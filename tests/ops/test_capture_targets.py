@@ -64,7 +64,9 @@ def test_features_are_the_inputs_of_the_next_layer_deepstack_included(tokens, ta
         assert (difference > 1e-3) == (index == image)
 
 
-def test_final_hidden_states_give_the_targets_own_logits_and_are_kept_where_asked_for(tmp_path, tokens, target, features):
+def test_final_hidden_states_give_the_targets_own_logits_and_are_kept_where_asked_for(
+    tmp_path, tokens, target, features
+):
     stage = run(tmp_path, tokens, target, final_hidden=True, splits=("val",))
     captured = FeatureReader(stage.artifact(TargetFeatures), "val")
     assert captured.info["final_hidden"]

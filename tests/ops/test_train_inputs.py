@@ -6,6 +6,7 @@ from fake_stage import FakeStage
 
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TokenShards
+from ops.files import read_json, write_json
 from ops.train_dflash.inputs import draft_config, open_inputs
 
 FEATURES = {
@@ -100,6 +101,44 @@ def test_features_of_another_target_are_refused(tmp_path):
     other = make_target(tmp_path / "other", seed=1)
     with pytest.raises(DataError, match="captured from the target"):
         open_inputs(train_config(), FakeStage(tmp_path / "stage", inputs | {"target": other}))
+
+
+def test_everything_about_features_that_does_not_fit_is_listed_at_once(tmp_path):
+    inputs = make_inputs(tmp_path)
+    write_json(
+        inputs["features"].path / "features.json",
+        read_json(inputs["features"].path / "features.json")
+        | {"target": "x" * 64, "num_target_layers": 6, "target_layer_ids": [0, 3], "positions": "mrope"},
+    )
+    with pytest.raises(DataError) as caught:
+        open_inputs(train_config(loss="kl"), FakeStage(tmp_path / "stage", inputs))
+    lines = [line.strip() for line in str(caught.value).splitlines()[1:]]
+    assert [line.split()[0].strip(":") for line in lines] == [
+        "these",
+        "num_target_layers",
+        "target_layer_ids",
+        "positions",
+        "loss",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"hidden_size": 8},
+            r"float32 features of width 32, but features.json says float32 features of width 16 \(2 layers of 8\)",
+        ),
+        ({"target_layer_ids": [0, 1, 2]}, "features of width 32, but features.json says float32 features of width 48"),
+        ({"dtype": "bfloat16"}, "float32 features of width 32, but features.json says bfloat16"),
+    ],
+)
+def test_shards_that_are_not_what_features_json_says_are_refused(tmp_path, changes, expected):
+    inputs = make_inputs(tmp_path)
+    file = inputs["features"].path / "features.json"
+    write_json(file, read_json(file) | changes)
+    with pytest.raises(DataError, match=expected):
+        open_inputs(train_config(), FakeStage(tmp_path / "stage", inputs))
 
 
 def test_features_of_other_tokens_are_refused(tmp_path):
