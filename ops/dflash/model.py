@@ -140,6 +140,12 @@ class DraftModel(nn.Module):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     module.bias.zero_()
 
+    def compile_layers(self) -> None:
+        """Compile what happens to every slot by itself, with sizes left open."""
+        for layer in self.layers:
+            layer.project = torch.compile(layer.project, dynamic=True)
+            layer.finish = torch.compile(layer.finish, dynamic=True)
+
     def context_kv(self, features_TF: Tensor, positions_T: Tensor) -> ContextKV:
         """Per layer the context's keys (normed, rotated) and values, each [G, T, D].
 

@@ -104,9 +104,7 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
         ranks.shard_model(model, flat_mesh(mesh), place.dtype)
     compiled = place.device.type == "cuda" if config.compile is None else config.compile
     if compiled:
-        for layer in model.layers:
-            layer.project = torch.compile(layer.project, dynamic=True)
-            layer.finish = torch.compile(layer.finish, dynamic=True)
+        model.compile_layers()
     tell(
         f"{place.dp_size} x {place.sp_degree} ranks (dp x sp) on {place.device.type}, {config.dtype}, "
         f"{choose_attention(place.device)[0]} attention, head by {choose_head(place.device)[0]}, "

@@ -50,9 +50,11 @@ def drawn_samples(case: Case) -> list[Drawn]:
     ]
 
 
-def make_engine(case: Case, loss: Loss, exchange: Exchange | None = None, **options) -> Engine:
+def make_engine(case: Case, loss: Loss, exchange: Exchange | None = None, compiled: bool = False, **options) -> Engine:
     model = DraftModel(case.config).to(case.head_VM.dtype)
     model.load_state_dict(case.weights)
+    if compiled:
+        model.compile_layers()
     return Engine(
         model=model,
         embed_VM=case.embed_VM,

@@ -66,6 +66,12 @@ def test_activation_checkpointing_changes_nothing():
     assert_equal_steps(random_case(5), Loss(), activation_checkpointing=True, anchor_chunk=3)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler's own
+def test_compiled_layers_change_nothing():
+    assert_equal_steps(random_case(3, samples=3, num_hidden_layers=2), Loss(), compiled=True, anchor_chunk=4)
+
+
 def test_float32_stays_near_the_float64_reference():
     for seed in range(6):
         case = random_case(seed, samples=3)
