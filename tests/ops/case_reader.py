@@ -57,10 +57,10 @@ def make_engine(case: Case, loss: Loss, exchange: Exchange | None = None, compil
         model.compile_layers()
     return Engine(
         model=model,
-        embed_VM=case.embed_VM,
-        head_VM=case.head_VM,
+        embed_VM=case.embed_VM.to(device),
+        head_VM=case.head_VM.to(device),
         loss=loss,
-        attend=choose_attention(CPU)[1],
+        attend=choose_attention(device)[1],
         exchange=exchange or Alone(),
         **options,
     )
@@ -73,13 +73,14 @@ def fast_step(
     drawn = drawn_samples(case)
     engine = make_engine(case, loss, **options)
     total = sum(denominator(loss, sample.weights_AK) for sample in drawn)
-    place = Place(dp_rank=0, dp_size=1, sp_rank=0, sp_degree=1, device=CPU, dtype=case.head_VM.dtype)
+    device = options.get("device", CPU)
+    place = Place(dp_rank=0, dp_size=1, sp_rank=0, sp_degree=1, device=device, dtype=case.head_VM.dtype)
     outcomes = []
     for places in micro_batches or ([range(len(drawn))] if drawn else []):
         batch = prepare(CaseReader(case), [drawn[p] for p in places], place, with_teacher=loss.kind == "kl")
         outcomes.append(engine.train(batch, 1 / total))
     gradients = {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.cpu()
         for name, parameter in engine.model.named_parameters()
     }
     return sum(float(slots.loss) for slots in outcomes) / (total or 1), gradients, outcomes

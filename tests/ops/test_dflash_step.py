@@ -72,6 +72,21 @@ def test_compiled_layers_change_nothing():
     assert_equal_steps(random_case(3, samples=3, num_hidden_layers=2), Loss(), compiled=True, anchor_chunk=4)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_step_on_a_gpu_stays_near_the_float64_reference(compiled):
+    for seed in range(6):
+        case = random_case(seed, samples=3, head_dim=16)
+        reference, expected = reference_gradients(case)
+        options = {"device": torch.device("cuda"), "compiled": compiled, "anchor_chunk": 5}
+        value, gradients, _ = fast_step(case.to(torch.float32), Loss(), **options)
+        assert value == pytest.approx(float(reference.loss.detach()), rel=1e-4)
+        off = sum(float((gradients[name] - gradient).norm()) ** 2 for name, gradient in expected.items()) ** 0.5
+        size = sum(float(gradient.norm()) ** 2 for gradient in expected.values()) ** 0.5
+        assert off < 1e-3 * size
+
+
 def test_float32_stays_near_the_float64_reference():
     for seed in range(6):
         case = random_case(seed, samples=3)
