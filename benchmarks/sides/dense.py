@@ -155,6 +155,7 @@ def block_mask(problem: Problem) -> BlockMask:
 
 def _loss(hidden_NM: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     labels_AK, weights_AK = slot_targets(problem)
+    weights_AK = weights_AK.to(torch.promote_types(hidden_NM.dtype, torch.float32))
     hidden_AKM = hidden_NM.view(*labels_AK.shape, -1)
     losses, counts = [], []
     for rows in torch.arange(len(labels_AK)).split(LOSS_CHUNK):

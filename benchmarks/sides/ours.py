@@ -11,7 +11,6 @@ from benchmarks.sides import measured
 from benchmarks.sides.problem import Problem, Sizes, slot_targets
 from ops.dflash.attention import Seen, choose_attention
 from ops.dflash.config import DraftConfig
-from ops.dflash.head import head_cross_entropy, head_kl
 from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel
 from ops.dflash.step import Engine, MicroBatch
@@ -21,7 +20,7 @@ from ops.sequence_parallel.exchange import Alone
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step in one pass over all anchors, or with `--chunk` in passes of so many."""
     engine = _engine(problem, arguments.chunk)
-    weight = float(slot_targets(problem)[1].sum())
+    weight = float(slot_targets(problem)[1].sum(dtype=torch.float64))
 
     def run() -> tuple[float, int]:
         outcome = engine.train(_micro_batch(problem), 1 / weight)
@@ -45,8 +44,6 @@ def _engine(problem: Problem, anchor_chunk: int | None) -> Engine:
         head_VM=problem.head_VM,
         loss=Loss(kind="dflash"),
         attend=attend,
-        head=head_cross_entropy,
-        teached_head=head_kl,
         exchange=Alone(),
         anchor_chunk=anchor_chunk,
     )

@@ -1,0 +1,64 @@
+"""benchmarks/train_step.py at a tiny size: the table comes out, and our step is exact."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TINY = {
+    "context": 96,
+    "anchors": 10,
+    "rounds": 1,
+    "chunk": 4,
+    "hidden": 32,
+    "layers": 2,
+    "heads": 4,
+    "kv-heads": 2,
+    "head-dim": 8,
+    "intermediate": 48,
+    "vocabulary": 300,
+    "block": 8,
+    "target-layers": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory):
+    """The printed tables, and the figures written as JSON."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    options = [f"--{name}={value}" for name, value in TINY.items()]
+    command = [sys.executable, "benchmarks/train_step.py", *options]
+    command += [f"--speculators-venv={folder / 'none'}", f"--json={folder / 'figures.json'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    return done.stdout, json.loads((folder / "figures.json").read_text())
+
+
+def test_every_side_is_measured_in_a_table_and_a_missing_peer_says_so(benchmark):
+    printed, figures = benchmark
+    (setting,) = figures["settings"]
+    assert {"ours", "ours, chunked", "dense reference", "matmul floor"} == set(setting["figures"])
+    assert all(rounds[0]["seconds"] > 0 for rounds in setting["figures"].values())
+    row = next(line for line in printed.splitlines() if line.startswith("| 96 / 10"))
+    assert ["96 / 10", "not installed"] == [row.split("|")[1].strip(), row.split("|")[5].strip()]
+
+
+def test_our_step_has_the_dense_references_loss_and_gradients(benchmark):
+    _, figures = benchmark
+    rows = [row for row in figures["exactness"] if row["side"].startswith("ours")]
+    assert [("ours", "dense reference"), ("ours, chunked", "dense reference")] == [
+        (row["side"], row["against"]) for row in rows
+    ]
+    assert max(row["loss"] for row in rows) < 1e-5
+    assert max(row["worst"] for row in rows) < 1e-4
+
+
+def test_sides_count_the_same_correct_slots(benchmark):
+    _, figures = benchmark
+    sides = figures["settings"][0]["figures"]
+    counts = {name: rounds[0]["correct"] for name, rounds in sides.items() if "correct" in rounds[0]}
+    assert {"ours", "ours, chunked", "dense reference"} == set(counts)
+    assert 1 == len(set(counts.values()))
