@@ -50,8 +50,15 @@ def drawn_samples(case: Case) -> list[Drawn]:
     ]
 
 
-def make_engine(case: Case, loss: Loss, exchange: Exchange | None = None, compiled: bool = False, **options) -> Engine:
-    model = DraftModel(case.config).to(case.head_VM.dtype)
+def make_engine(
+    case: Case,
+    loss: Loss,
+    exchange: Exchange | None = None,
+    compiled: bool = False,
+    device: torch.device = CPU,
+    **options,
+) -> Engine:
+    model = DraftModel(case.config).to(device, case.head_VM.dtype)
     model.load_state_dict(case.weights)
     if compiled:
         model.compile_layers()

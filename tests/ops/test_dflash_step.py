@@ -19,8 +19,8 @@ def assert_equal_steps(case, loss, rtol=1e-10, **options):
     K = case.config.block_size
     seen, correct = torch.zeros(K, dtype=torch.int64), torch.zeros(K, dtype=torch.int64)
     for slots in outcomes:
-        seen += torch.bincount(slots.slots_W, minlength=K)
-        correct += torch.bincount(slots.slots_W[slots.correct_W], minlength=K)
+        seen += torch.bincount(slots.slots_W.cpu(), minlength=K)
+        correct += torch.bincount(slots.slots_W[slots.correct_W].cpu(), minlength=K)
     assert seen.tolist() == reference.seen_K.tolist()
     assert correct.tolist() == reference.correct_K.tolist()
     assert gradients.keys() == expected.keys()
