@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.dflash.model import DraftModel
 
@@ -23,7 +24,8 @@ def joined(stage: Stage) -> Iterator[None]:
     """Join the process group that torchrun's environment names, and leave it behind a barrier.
 
     Without the barrier a rank that ends first tears connections down that others still use. After an error there is
-    no barrier, since the others may never come to it.
+    no barrier, since the others may never come to it, and no leaving over nccl, which would wait for them too. A stop
+    is no error: all ranks raise it after the same step.
     """
     if stage.world_size == 1:
         yield
@@ -31,11 +33,17 @@ def joined(stage: Stage) -> Iterator[None]:
     mine = not dist.is_initialized()
     if mine:
         dist.init_process_group("nccl" if stage.device == "cuda" else "gloo")
+    together = False
     try:
         yield
-        dist.barrier()
+        together = True
+    except StopRequested:
+        together = True
+        raise
     finally:
-        if mine:
+        if together:
+            dist.barrier()
+        if mine and (together or dist.get_backend() != "nccl"):
             dist.destroy_process_group()
 
 
