@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 
 import attrs
 import numpy as np
 import pytest
 import torch
 from fake_stage import FakeStage
+from lively_target import make_lively
 from reference_draft import reference_block
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from dsl.errors import DataError
 from dsl.op import Ref
@@ -35,16 +35,7 @@ BLOCK = 6
 @pytest.fixture(scope="module")
 def target(target, tmp_path_factory) -> TargetModel:
     """A target with large random weights, whose every greedy token depends on all tokens before it."""
-    folder = tmp_path_factory.mktemp("lively") / "target"
-    shutil.copytree(target.path, folder)
-    file = folder / "model" / "model.safetensors"
-    weights, generator = load_file(file), torch.Generator().manual_seed(0)
-    for name, weight in sorted(weights.items()):
-        if weight.ndim == 2:
-            scale = 0.3 if "embed_tokens" in name else 2 * weight.shape[1] ** -0.5
-            weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
-    save_file(weights, file, {"format": "pt"})
-    return TargetModel(folder, "lively")
+    return make_lively(target, tmp_path_factory.mktemp("lively") / "target")
 
 
 @pytest.fixture(scope="module")
