@@ -74,9 +74,9 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs) -> Setup:
 
 
 def tell(line: str) -> None:
-    """Print a line for the user, on the first rank."""
+    """Print a line that dflow shows the user, on the first rank."""
     if ranks.is_first():
-        print(f"dflow: train: {line}", flush=True)
+        print(f"dflow: {line}", flush=True)
 
 
 def _stream(config: TrainDflash, inputs: Inputs, reader: FeatureReader, place: Place) -> Stream:
