@@ -1,8 +1,9 @@
-"""The pipeline file that users run, and its twin in Python."""
+"""The pipeline files that users run, and the twin in Python."""
 
 from pathlib import Path
 
 from dsl.graph import graph_to_json
+from dsl.pipeline import Launch
 from dsl.read_toml import read_graph
 from executor.content import ExternalDigests
 from executor.keys import graph_parts
@@ -18,3 +19,14 @@ def test_the_toml_pipeline_and_its_python_twin_compile_to_the_same_graph_and_key
     assert graph_to_json(python) == graph_to_json(toml)
     externals = ExternalDigests(tmp_path / "external.jsonl")
     assert graph_parts(python, externals) == graph_parts(toml, externals)
+
+
+def test_the_pipeline_under_sequence_parallelism_differs_by_the_launch_of_its_training_and_shares_all_keys(
+    tmp_path: Path,
+) -> None:
+    alone = read_graph(PIPELINES / "vlm_dflash.toml")
+    shared = read_graph(PIPELINES / "vlm_dflash_sp.toml")
+    externals = ExternalDigests(tmp_path / "external.jsonl")
+    assert graph_parts(alone, externals) == graph_parts(shared, externals)
+    launches = {node_id: node.launch for node_id, node in shared.nodes.items() if node.launch != Launch()}
+    assert {"train": Launch(kind="torchrun", nproc=2, sp_degree=2)} == launches

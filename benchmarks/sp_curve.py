@@ -1,0 +1,170 @@
+"""The loss of a training under sequence parallelism beside that of the same training on one process, step by step.
+
+    python benchmarks/sp_curve.py --store runs --steps 50 --figure docs/sp_loss_curves.png
+
+Takes the newest run of the store (or `--run`), in which everything above the node of train_dflash is done, and trains
+its first steps in a temporary folder: on one process, and on `--degree` gloo ranks that share every sequence, with each
+exchange. The schedule is that of the whole training; nothing is written to the store. Prints the largest relative
+difference of the loss over the steps, and draws the curves. Exits with 1 where it is more than `--within`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from attrs import evolve, frozen
+from matplotlib.figure import Figure
+
+from dsl.errors import DflowError, StopRequested
+from executor.keys import node_inputs
+from executor.record import find_record
+from executor.store import Store, store_path
+from ops.files import read_json, write_json
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.run import train_dflash
+
+
+@frozen
+class CurveStage:
+    """A dsl.stage.Stage that asks the training to stop after so many steps, and keeps the losses.
+
+    losses gets the pair (step, loss) of every step.
+    """
+
+    inputs: Mapping[str, Any]
+    out_dir: Path
+    work_dir: Path
+    rank: int
+    world_size: int
+    sp_degree: int
+    steps: int
+    losses: list[tuple[int, float]]
+    device: str = "cpu"
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if "train/loss" in metrics:
+            self.losses.append((step, metrics["train/loss"]))
+
+    def progress(self, done: int, total: int) -> None:
+        if self.rank == 0 and sys.stderr.isatty():
+            print(f"\rstep {done} of {min(self.steps, total)} ", end="", file=sys.stderr, flush=True)
+
+    def figure(self, name: str, fig: Figure) -> None:
+        """A training that ends within the steps draws its figures for nobody."""
+
+    def stop_requested(self) -> bool:
+        return len(self.losses) >= self.steps
+
+
+def main() -> int:
+    options = _options()
+    try:
+        config, inputs = training(Store.open(store_path(options.store, None), write=False), options.run)
+    except DflowError as error:
+        print(f"sp_curve: {error}", file=sys.stderr)
+        return 2
+    alone = curve(config, inputs, options.steps, ranks=1)
+    print(f"one process: loss {alone[0]:.6f} at step 1, {alone[-1]:.6f} at step {len(alone)}")
+    shared: dict[str, list[float]] = {}
+    for exchange in options.exchange:
+        shared[exchange] = curve(evolve(config, sp_exchange=exchange), inputs, options.steps, ranks=options.degree)
+        worst = max(differences(alone, shared[exchange]))
+        print(f"sp_degree {options.degree}, {exchange}: differs by at most {worst:.2e}, relative")
+    if options.figure is not None:
+        draw(alone, shared, options.degree).savefig(options.figure, dpi=150)
+    largest = max(max(differences(alone, losses)) for losses in shared.values())
+    print(f"largest relative difference over {len(alone)} steps: {largest:.2e} (at most {options.within:g} allowed)")
+    return 0 if largest <= options.within else 1
+
+
+def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]]:
+    """Config and input artifacts of a run's only node of train_dflash. Raises DflowError where they are not there."""
+    record = find_record(store.records, run)
+    graph, states = record.graph(), record.state.nodes
+    nodes = [node for node in graph.nodes.values() if isinstance(node.config, TrainDflash)]
+    if len(nodes) != 1:
+        raise DflowError(f"run {record.run} has {len(nodes)} nodes of train_dflash; it must have one")
+    (node,) = nodes
+    inputs: dict[str, Any] = {}
+    for name, digest in node_inputs(node, lambda parent: states[parent].digest).items():
+        if digest is None and node.inputs.get(name):
+            raise DflowError(f'run {record.run}: "{node.inputs[name][0]}" above "{node.id}" is not done')
+        inputs[name] = None if digest is None else node.op.edges[name].type(store.object_path(digest), digest)
+    return evolve(node.config, log_every=1, checkpoint_every=10**9, eval_every=None), inputs
+
+
+def curve(config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int) -> list[float]:
+    """The loss of each of the first steps, trained by this many fresh processes, one thread each."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        # The server imports torch once for all; it never computes, so forking it is safe.
+        multiprocessing.set_forkserver_preload(["ops.train_dflash.run"])
+        arguments = (config, inputs, steps, ranks, Path(folder), port)
+        mp.start_processes(one_rank, arguments, nprocs=ranks, start_method="forkserver")
+        return read_json(Path(folder) / "losses.json")
+
+
+def one_rank(
+    rank: int, config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int, folder: Path, port: int
+) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    out_dir, work_dir = folder / "out", folder / "work"
+    for made in (out_dir, work_dir):
+        made.mkdir(exist_ok=True)
+    stage = CurveStage(inputs, out_dir, work_dir, rank, ranks, ranks, steps, [])
+    with suppress(StopRequested):
+        train_dflash(config, stage)
+    if rank == 0:
+        write_json(folder / "losses.json", [loss for _, loss in sorted(stage.losses)])
+
+
+def differences(alone: Sequence[float], shared: Sequence[float]) -> list[float]:
+    """|shared - alone| / alone of every step."""
+    return [abs(theirs - ours) / ours for ours, theirs in zip(alone, shared, strict=True)]
+
+
+def draw(alone: Sequence[float], shared: Mapping[str, Sequence[float]], degree: int) -> Figure:
+    """All curves, and below them the relative difference of each from that of one process."""
+    figure = Figure(figsize=(7, 5.5), layout="constrained")
+    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    steps = range(1, len(alone) + 1)
+    above.plot(steps, alone, color="black", linewidth=3, alpha=0.3, label="one process")
+    for style, (exchange, losses) in zip(("-", "--", ":"), shared.items(), strict=False):
+        above.plot(steps, losses, linestyle=style, linewidth=1, label=f"sp_degree {degree}, {exchange}")
+        below.plot(steps, differences(alone, losses), linestyle=style, linewidth=1)
+    above.set(ylabel="loss", title="Loss of the draft on one process and under sequence parallelism")
+    above.legend()
+    below.axhline(1e-4, color="grey", linewidth=0.8)
+    below.set(xlabel="step", ylabel="relative difference", yscale="log", ylim=(1e-12, 1e-3))
+    below.grid(alpha=0.3)
+    return figure
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--store", help="as for dflow; DFLOW_STORE or ./runs unless given")
+    parser.add_argument("--run", help="the run whose training it is; the newest unless given")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--degree", type=int, default=2, help="ranks that share every sequence")
+    parser.add_argument("--exchange", nargs="+", default=["ulysses", "gather"], choices=["ulysses", "gather", "auto"])
+    parser.add_argument("--within", type=float, default=1e-4, help="largest relative difference that is allowed")
+    parser.add_argument("--figure", type=Path, help="where to draw the curves (png)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
