@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "pipelines" / "tiny.toml"
 NODES = ["ingest", "inject", "tokenize", "target", "capture", "shard", "train", "export", "eval"]
+TWO_RANKS = ["-s", "train.launch.kind=torchrun", "-s", "train.launch.nproc=2", "-s", "train.launch.sp_degree=2"]
 
 
 def command(store: Path, *arguments: str) -> list[str]:
@@ -79,8 +80,31 @@ def test_another_learning_rate_runs_exactly_train_export_and_eval(store, undistu
         row["id"]: row["cache"] for row in planned if row["cache"] != "hit"
     }
     assert "train.lr from 0.0006 to 0.001" in next(row["reason"] for row in planned if row["id"] == "train")
-    dflow(store, "run", str(TINY), "-s", "train.lr=1e-3")
+    dflow(store, "run", str(TINY), "-s", "train.lr=1e-3", *TWO_RANKS)
     assert ["train", "export", "eval"] == executed(store)
+
+
+def test_the_launch_of_a_training_is_outside_its_key(store, undisturbed):
+    planned = json.loads(dflow(store, "plan", str(TINY), *TWO_RANKS, "--json"))["nodes"]
+    assert ["hit"] * len(NODES) == [row["cache"] for row in planned]
+
+
+def test_a_training_on_two_ranks_that_share_every_sequence_gives_a_draft_that_loses_nothing(store, undisturbed):
+    dflow(store, "run", str(TINY), "-s", "train.lr=1e-3", *TWO_RANKS)  # done above, where that test ran
+    made = digests(store)
+    training = json.loads((store / "objects" / made["train"] / "manifest.json").read_text())
+    assert ("torchrun", 2, 2) == tuple(training["launch"][name] for name in ("kind", "nproc", "sp_degree"))
+    report = json.loads((store / "objects" / made["eval"] / "report.json").read_text())
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+
+
+def test_two_ranks_that_share_every_sequence_have_the_losses_of_one_process(store, undisturbed, tmp_path):
+    figure = tmp_path / "curves.png"
+    command = [sys.executable, "benchmarks/sp_curve.py", "--store", str(store), "--steps", "6", "--figure", str(figure)]
+    done = subprocess.run([*command, "--exchange", "gather"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "over 6 steps" in done.stdout.splitlines()[-1]
+    assert b"PNG" == figure.read_bytes()[1:4]
 
 
 def test_resume_from_capture_runs_exactly_capture_and_all_below_it(store, undisturbed):
