@@ -5,6 +5,7 @@ For one process everything here is the identity.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -80,6 +81,8 @@ def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype) -> None
     half = dtype in (torch.bfloat16, torch.float16)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     fully_shard(model, mesh=flat, reshard_after_forward=False, mp_policy=policy)
+    # context_kv returns transposed views; nothing writes into them, which is what FSDP2 warns of on every rank.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for method in ("context_kv", "forward_blocks"):
         register_fsdp_forward_method(model, method)
 
