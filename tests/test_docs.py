@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import textwrap
 from pathlib import Path
 
@@ -36,3 +37,15 @@ def test_the_example_op_gives_samples_that_the_next_node_takes(tmp_path: Path) -
     injected = FakeStage(tmp_path / "inject", {"samples": shortened.artifact(Samples)})
     inject_images(InjectImages(samples=Ref("shorten")), injected)
     assert 7 == read_json(injected.artifact(ImageSamples).path / "summary.json")["kept"]
+
+
+def test_every_test_that_the_features_table_names_exists() -> None:
+    tests = Path(__file__).parent
+    missing = []
+    for row in (DOCS / "FEATURES.md").read_text().splitlines():
+        file = ""
+        for named, function in re.findall(r"((?:\w+/)?test_\w+\.py)|::(test_\w+)", row):
+            file = named or file
+            if not (tests / file).is_file() or f"def {function}" not in (tests / file).read_text():
+                missing.append(f"{file}::{function}")
+    assert [] == missing

@@ -161,7 +161,7 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
     missing = sum(plan.tokens for plan in plans if not (stage.work_dir / plan.file).exists())
     free = shutil.disk_usage(stage.work_dir).free
     print(
-        f"dflow: capture: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
+        f"dflow: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
         f"{tokens * bytes_per_token / 1e9:.2f} GB in all, {free / 1e9:.1f} GB free",
         flush=True,
     )
