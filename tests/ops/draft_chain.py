@@ -82,14 +82,26 @@ def make_target(folder: Path, text: dict[str, Any] | None = None, seed: int = 0)
 
 
 def make_features(
-    folder: Path, target: TargetModel, *, samples: int = 24, val: int = 4, prompt: int = 4, **info: Any
+    folder: Path,
+    target: TargetModel,
+    *,
+    samples: int = 24,
+    val: int = 4,
+    prompt: int = 4,
+    first_length: int = 12,
+    **info: Any,
 ) -> TargetFeatures:
-    """Samples of 12 to 23 tokens; the answer begins at token `prompt`."""
+    """Samples of 12 to 23 tokens, or from first_length on; the answer begins at token `prompt`.
+
+    info: further fields of features.json; with final_hidden = True there are such states.
+    """
     folder.mkdir(parents=True)
-    table = torch.randn(VOCAB, 2 * HIDDEN, generator=torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(5)
+    table = torch.randn(VOCAB, 2 * HIDDEN, generator=generator)
+    final = torch.randn(VOCAB, HIDDEN, generator=generator)
     shards = []
     for split, count in (("train", samples), ("val", val)):
-        lengths = [12 + index % 12 for index in range(count)]
+        lengths = [first_length + index % 12 for index in range(count)]
         ids = [(torch.arange(length) + 5 * index) % 20 for index, length in enumerate(lengths)]
         masks = [torch.arange(length) >= prompt for length in lengths]
         file = f"{split}-00000.safetensors"
@@ -99,6 +111,7 @@ def make_features(
             torch.cat(ids) if ids else torch.zeros(0),
             torch.cat(masks) if masks else torch.zeros(0),
             torch.tensor([0, *lengths]).cumsum(0),
+            final[torch.cat(ids)] if info.get("final_hidden") else None,
         )
         shards.append({"file": file, "split": split, "samples": count, "tokens": sum(lengths)})
     content = {
