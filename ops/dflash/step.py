@@ -79,7 +79,8 @@ class Engine:
         before_last is called before the last backward pass: the moment to let gradients be reduced over ranks.
         """
         context = self._context(batch)
-        leaves = [tensor.detach().requires_grad_() for tensor in context]
+        # In float32 at least, as every chunk adds to their gradients.
+        leaves = [tensor.detach().to(_wide(tensor.dtype)).requires_grad_() for tensor in context]
         outcomes = []
         for chunk in self._chunks(batch):
             outcome = self._blocks(chunk, leaves)
@@ -87,7 +88,8 @@ class Engine:
             outcomes.append(Slots(outcome.loss.detach(), outcome.slots_W, outcome.correct_W))
         if before_last is not None:
             before_last()
-        torch.autograd.backward(context, [_gradient(leaf) for leaf in leaves])
+        gradients = [_gradient(leaf).to(tensor.dtype) for leaf, tensor in zip(leaves, context, strict=True)]
+        torch.autograd.backward(context, gradients)
         return _joined(outcomes)
 
     @torch.no_grad()
@@ -132,7 +134,7 @@ class Engine:
             self.embed_VM[chunk.anchor_ids_N].to(dtype),
             self.embed_VM[self.model.config.mask_token_id].to(dtype),
             chunk.positions_N,
-            list(zip(context[::2], context[1::2], strict=True)),
+            [(k.to(dtype), v.to(dtype)) for k, v in zip(context[::2], context[1::2], strict=True)],
             attend,
             rows_W,
             self.activation_checkpointing,
@@ -151,6 +153,10 @@ class Engine:
 
 def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _joined(outcomes: Sequence[Slots]) -> Slots:
