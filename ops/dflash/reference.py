@@ -15,7 +15,8 @@ slot outside the loss mask or behind the end, 0 from there on. loss = numerator 
 
     dflash  sum w CE / sum w                         DFlash, arXiv 2602.06036, section 4.2
     focal   sum w (1 - p)^g CE / sum w               focal loss, arXiv 1708.02002, equation 4
-    kl      sum w KL(teacher || draft) / sum w       the teacher of slot (a, k) is the target at position a + k - 1
+    kl      sum w KL(teacher || draft) / sum w       DistillSpec, arXiv 2310.08461, with DFlash's weights; the teacher
+                                                     of slot (a, k) is the target at position a + k - 1
     dpace   sum v CE / (number of blocks with w > 0) D-PACE, arXiv 2605.18810, equations 7 to 9:
             v_k = sum over m >= k of prod over i <= m of ((1 - alpha) p_i + alpha), i and m over the slots with w > 0;
             no gradient goes through v

@@ -167,7 +167,9 @@ def prepare(reader: FeatureReader, samples: Sequence[Drawn], place: Place, *, wi
         positions_N=mine(anchors_N),
         labels_NK=mine(torch.cat([sample.labels_AK for sample in samples])),
         weights_NK=mine(torch.cat([sample.weights_AK for sample in samples])),
-        teacher_NKM=mine(_teacher(reader, samples)).to(place.dtype) if with_teacher else None,
+        teacher_NKM=_padded(_teacher(reader, samples, own), count).to(place.device, place.dtype)
+        if with_teacher
+        else None,
     )
 
 
@@ -205,17 +207,26 @@ def _packed(reader: FeatureReader, samples: Sequence[Drawn], starts: Sequence[in
     return torch.cat(parts)
 
 
-def _teacher(reader: FeatureReader, samples: Sequence[Drawn]) -> Tensor:
-    """The target's final hidden states [N, K, M] that predict the token at anchor + k: those at anchor + k - 1.
+def _teacher(reader: FeatureReader, samples: Sequence[Drawn], own: Tensor) -> Tensor:
+    """The target's final hidden states that predict the token at anchor + k, those at anchor + k - 1, of own blocks.
 
-    Rows that no weight asks for (slot 0, and slots behind the end) repeat a neighbour's.
+    own: ascending places among all blocks of the samples; [len(own), K, M]. Rows that no weight asks for (slot 0, and
+    slots behind the end) repeat a neighbour's.
     """
-    rows = []
+    K = samples[0].labels_AK.shape[1]
+    slots_K = torch.arange(K)
+    nothing_SM = reader.final_hidden(samples[0].index, 0, 0)
+    rows = [nothing_SM[:, None].expand(0, K, nothing_SM.shape[1])]
+    done = 0
     for sample in samples:
-        first = int(sample.anchors_A[0])
-        slots_K = torch.arange(sample.labels_AK.shape[1])
-        hidden = reader.final_hidden(sample.index, first, min(sample.prefix + len(slots_K), sample.length))
-        places_AK = sample.anchors_A[:, None] - first + (slots_K - 1).clamp(min=0)
+        count = len(sample.anchors_A)
+        anchors_A = sample.anchors_A[own[(own >= done) & (own < done + count)] - done]
+        done += count
+        if not len(anchors_A):
+            continue
+        first = int(anchors_A[0])
+        hidden = reader.final_hidden(sample.index, first, min(int(anchors_A[-1]) + K, sample.length))
+        places_AK = anchors_A[:, None] - first + (slots_K - 1).clamp(min=0)
         rows.append(hidden[places_AK.clamp(max=len(hidden) - 1)])
     return torch.cat(rows)
 

@@ -55,7 +55,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs) -> Setup:
         dp_size=stage.world_size // stage.sp_degree,
         sp_rank=stage.rank % stage.sp_degree,
         sp_degree=stage.sp_degree,
-        device=torch.device(stage.device),
+        device=_device(stage.device),
         dtype=getattr(torch, config.dtype),
     )
     mesh = None if stage.world_size == 1 else make_mesh(stage.world_size, stage.sp_degree, place.device)
@@ -101,7 +101,7 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
         load_weights(model, warm_start.path)
     model.to(place.device, torch.promote_types(place.dtype, torch.float32))
     if mesh is not None:
-        ranks.shard_model(model, flat_mesh(mesh), place.dtype)
+        ranks.shard_model(model, flat_mesh(mesh))
     compiled = place.device.type == "cuda" if config.compile is None else config.compile
     if compiled:
         model.compile_layers()
@@ -114,12 +114,12 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
 
 
 def _exchange(config: TrainDflash, inputs: Inputs, train: Stream, mesh: DeviceMesh | None) -> Exchange:
-    """Chosen by the sizes of the plan's first micro-batch, which every rank knows."""
+    """Chosen by the sizes of the plan's first step, which every rank knows: what is sent grows linearly with them."""
     draft, degree = inputs.draft, train.place.sp_degree
     if mesh is None or degree == 1:
         return Alone()
     drawn = train.drawn(inputs.steps[0], config.seed or 0)
-    samples = next(iter(train.batches(drawn, dp_rank=0)), [])
+    samples = [sample for sample in drawn if len(sample.anchors_A)]
     name, reason = choose_exchange(
         config.sp_exchange,
         context=sum(sample.prefix for sample in samples),
@@ -131,3 +131,8 @@ def _exchange(config: TrainDflash, inputs: Inputs, train: Stream, mesh: DeviceMe
     )
     tell(f"sequence parallelism by {name}: {reason}")
     return make_exchange(name, mesh.get_group(SP))
+
+
+def _device(name: str) -> torch.device:
+    """With its number: micro-batches are made in a thread, where torch's current GPU is the first one."""
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)

@@ -99,11 +99,11 @@ class TrainDflash:
     micro_batch_tokens: int = field(
         default=16384, validator=validators.ge(1), neutral=True, help="padded tokens in one forward pass of the draft"
     )
-    anchor_chunk: int | None = field(
-        default=None,
-        validator=AT_LEAST_1,
+    anchor_chunk: int = field(
+        default=512,
+        validator=validators.ge(1),
         neutral=True,
-        help="blocks in one pass, all of a micro-batch unless given: memory then does not grow with the anchors",
+        help="blocks in one pass: memory does not grow with further anchors; 32 is nearly as fast on a CPU",
     )
     activation_checkpointing: bool = field(
         default=False, neutral=True, help="compute layers twice instead of keeping their activations"

@@ -65,21 +65,14 @@ def is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def wait_for_all() -> None:
-    """A barrier; nothing for one process."""
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype) -> None:
+def shard_model(model: DraftModel, flat: DeviceMesh) -> None:
     """Shard the draft over all ranks, as one unit, with FSDP2; gradients are averaged over all ranks.
 
-    dtype is that of the computation: below float32, weights are gathered in it and gradients reduced in float32.
+    Weights are gathered and gradients reduced in the dtype of the master weights; layers cast when they compute.
     The draft is gathered once per step and its gradients reduced once, however many passes a step takes: micro-batches
     and chunks of anchors differ in number between ranks, and so must not communicate.
     """
-    half = dtype in (torch.bfloat16, torch.float16)
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     fully_shard(model, mesh=flat, reshard_after_forward=False, mp_policy=policy)
     # context_kv returns transposed views; nothing writes into them, which is what FSDP2 warns of on every rank.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

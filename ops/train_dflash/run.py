@@ -25,7 +25,7 @@ from ops.files import write_json
 from ops.optimizer import clip_gradients, learning_rate, make_optimizer, set_rate
 from ops.train_dflash import ranks
 from ops.train_dflash.background import Checkpoints
-from ops.train_dflash.checkpoint import Kept, TrainState
+from ops.train_dflash.checkpoint import Kept, TrainState, best_checkpoint
 from ops.train_dflash.ema import Ema
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.figures import accuracy_figure, loss_figure
@@ -165,11 +165,13 @@ class _Training:
         step, total, config = self.state.step, self.total, self.config
         if step % config.log_every == 0 or step == total:
             self._log(self.state.history[(step - 1) // config.log_every * config.log_every :])
+        paused = time.perf_counter()
         val = None
         if config.eval_every and step % config.eval_every == 0 and step < total:
             val = self._measure_val()
         if step < total and (val is not None or step % config.checkpoint_every == 0):
             self.checkpoints.save(self.state, None if val is None else mean_loss(val))
+        self.logged_at += time.perf_counter() - paused
         self.stage.progress(step, total)
 
     def write_result(self) -> None:
@@ -177,10 +179,11 @@ class _Training:
         val = self._measure_val()
         with self._averaged():
             reshard(self.state.model)
-            weights = {
-                name: gathered(parameter).float().cpu().contiguous()
-                for name, parameter in self.state.model.named_parameters()
-            }
+            weights = {}
+            for name, parameter in self.state.model.named_parameters():
+                whole = gathered(parameter)
+                if self.stage.rank == 0:
+                    weights[name] = whole.float().cpu().contiguous()
         if self.stage.rank:
             return
         history = torch.stack(self.state.history)
@@ -204,7 +207,15 @@ class _Training:
         write_json(out_dir / "training.json", result)
         seconds = time.perf_counter() - self.started
         steps = self.state.step - self.first_step
-        write_json(out_dir / "measurements.json", {"seconds": seconds, "steps_in_this_attempt": steps})
+        best = best_checkpoint(self.stage.work_dir)
+        write_json(
+            out_dir / "measurements.json",
+            {
+                "seconds": seconds,
+                "steps_in_this_attempt": steps,
+                "best_step_on_val": None if best is None else int(best.name.removeprefix("checkpoint-")),
+            },
+        )
         self.stage.figure("loss", loss_figure([mean_loss(row[TALLY:]) for row in history]))
         self.stage.figure("accuracy", accuracy_figure(slot_accuracy(last), None if val is None else slot_accuracy(val)))
 
@@ -238,11 +249,13 @@ class _Training:
         return nullcontext() if self.state.ema is None else self.state.ema.swapped()
 
     def _measure_val(self) -> Tensor | None:
-        """The tally of the val split, logged; None where the features hold no such split."""
+        """The tally of the val split, logged; None where the features hold no such split, or one without an anchor."""
         if not len(self.inputs.val):
             return None
         with self._averaged():
             tally = measure(self.setup.engine, self.setup.val)
+        if not tally[WEIGHT]:
+            return None
         self.stage.log(metrics(tally, "val"), self.state.step)
         return tally
 

@@ -43,7 +43,7 @@ class Layout:
 
 @frozen(kw_only=True)
 class Problem:
-    """A training of a few steps. changes: fields of TrainDflash. float32: whether it is compared in float32 as well."""
+    """A training of a few steps. changes: fields of TrainDflash. float32, bfloat16: whether it runs in them as well."""
 
     name: str
     inputs: str
@@ -51,6 +51,7 @@ class Problem:
     steps: int = 3
     changes: Mapping[str, Any] = field(factory=dict)
     float32: bool = False
+    bfloat16: bool = False
 
 
 ONE, DATA_2, DATA_4 = Layout(1, 1), Layout(2, 1), Layout(4, 1)
@@ -65,7 +66,7 @@ TABLE = tuple(
     for name, changes in (("text", SINGLE), ("vlm", SINGLE), ("packed", {}), ("ragged", {}))
 )
 OPTIONS = (
-    Problem(name="anchors in chunks", inputs="packed", layouts=(U22, G2), changes={"anchor_chunk": 4}),
+    Problem(name="anchors in chunks", inputs="packed", layouts=(U22, G2), changes={"anchor_chunk": 4}, bfloat16=True),
     Problem(name="a rank without samples", inputs="lonely", layouts=(DATA_4, U22, G22)),
     Problem(name="steps and samples without anchors", inputs="bare", layouts=(DATA_2, U22, G4), steps=6),
     Problem(

@@ -138,6 +138,9 @@ class _Worker:
             figures["float32"] = norm_off(
                 torch.load(self._alone(problem, "float32"), weights_only=False).first, single.first
             )
+        if problem.bfloat16:
+            half = self._outcome(problem, layout, rank, "bfloat16")
+            figures["bfloat16"] = norm_off(self._expected(problem).first, half.first)
         if problem is MUON:
             figures["muon"] = norm_off(self._moved(self._expected(problem)), self._moved(outcome))
         if rank == 0:

@@ -111,6 +111,12 @@ def test_every_option_is_exact_over_ranks(seen, problem, layout):
     }
 
 
+def test_bfloat16_with_float32_masters_over_ranks_stays_near_the_exact_gradient(seen):
+    figures = [seen[key_of(problem, layout)] for problem in OPTIONS if problem.bfloat16 for layout in problem.layouts]
+    assert len(figures) > 1
+    assert all(0 < figure["bfloat16"] < 0.05 for figure in figures)
+
+
 def test_every_case_has_contexts_that_are_no_multiple_of_the_degree(seen):
     for layout in LAYOUTS:
         shares = [seen[key_of(problem, layout)]["padded"] for problem in TABLE]
