@@ -23,8 +23,7 @@ class Loss:
     dflash: cross-entropy with the slots' weights (arXiv 2602.06036, section 4.2). focal: that times
     (1 - p)^focal_gamma, p the label's probability (arXiv 1708.02002, equation 4). kl: the divergence from the
     target's distribution with the slots' weights (DistillSpec, arXiv 2310.08461). dpace: weights from the draft's own
-    confidence, smoothed by
-    dpace_alpha (arXiv 2605.18810, equations 7 to 9).
+    confidence, smoothed by dpace_alpha (arXiv 2605.18810, equations 7 to 9).
     Raises ConfigError for another kind, focal_gamma below 0 or dpace_alpha outside 0..1.
     """
 
