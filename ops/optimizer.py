@@ -7,7 +7,7 @@ its state is read and restored by the parameters' names, so that it does not dep
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -90,24 +90,30 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Set the state from whole tensors named as in named_state; those shaped as their parameter are cut like it."""
+    """Set the state from whole tensors named as in named_state; those shaped as their parameter are cut like it.
+
+    Every tensor is asked for once and copied, so a mapping that reads from a file keeps host memory to one at a time.
+    """
     name_of = {parameter: name for name, parameter in model.named_parameters()}
-    entries_of: MutableMapping[str, dict[str, Tensor]] = {}
-    for full_name, tensor in tensors.items():
+    keys_of: dict[str, list[str]] = {}
+    for full_name in tensors:
         name, _, key = full_name.rpartition(".")
-        entries_of.setdefault(name, {})[key] = tensor
+        keys_of.setdefault(name, []).append(key)
     for part in optimizer.parts if isinstance(optimizer, MuonAdamW) else (optimizer,):
         content = part.state_dict()
         parameters = [parameter for group in part.param_groups for parameter in group["params"]]
         content["state"] = {
             index: {
-                key: cut_like(tensor, parameter) if tensor.shape == parameter.shape else tensor
-                for key, tensor in entries_of[name_of[parameter]].items()
+                key: _restored(tensors[f"{name_of[parameter]}.{key}"], parameter) for key in keys_of[name_of[parameter]]
             }
             for index, parameter in enumerate(parameters)
-            if name_of[parameter] in entries_of
+            if name_of[parameter] in keys_of
         }
         part.load_state_dict(content)
+
+
+def _restored(whole: Tensor, parameter: nn.Parameter) -> Tensor:
+    return cut_like(whole, parameter) if whole.shape == parameter.shape else whole.clone()
 
 
 @torch.no_grad()

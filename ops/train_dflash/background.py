@@ -18,7 +18,7 @@ class Checkpoints:
 
     A step stops for the copy to host memory only: rank 0 keeps that copy until it is written, so there is at most
     one. What fails while writing is raised on rank 0 by the next call. Used as a context manager, so that nothing is
-    left half-written when the training ends.
+    left half-written when the training ends; where it ends by an error, a write that failed as well is printed.
     """
 
     def __init__(self, work_dir: Path, identity: Mapping[str, Any], *, rank: int, kept: Kept | None = None) -> None:
@@ -75,7 +75,7 @@ class Checkpoints:
         self._pool.shutdown()
         failed = self._pending.exception() if self._pending else None
         if failed is not None:
-            error.add_note(f"and the checkpoint of step {self._saved} was not written: {failed}")
+            print(f"dflow: the checkpoint of step {self._saved} was not written either: {failed}", flush=True)
 
     def _finish(self) -> None:
         pending, self._pending = self._pending, None

@@ -33,6 +33,7 @@ from ops.files import read_json, sync, write_json
 from ops.optimizer import Optimizer, named_state, restore_state
 from ops.train_dflash.differences import differences
 from ops.train_dflash.ema import Ema
+from ops.train_dflash.ranks import is_first
 
 FORMAT = 2
 
@@ -59,22 +60,9 @@ class TrainState:
 
 @frozen
 class Kept:
-    """Which checkpoints stay: the last `last`, and the one with the best metric, the earlier of two equal ones."""
+    """Which checkpoints stay: the last `last`, and the one with the lowest metric, the earlier of two equal ones."""
 
     last: int = field(default=2, validator=validators.ge(1))
-    lower_is_better: bool = True
-
-
-def save_checkpoint(
-    work_dir: Path,
-    state: TrainState,
-    identity: Mapping[str, Any],
-    *,
-    metric: float | None = None,
-    kept: Kept = Kept(),
-) -> None:
-    """Write a checkpoint and wait for it: one process alone, which holds whole tensors."""
-    write_checkpoint(work_dir, snapshot(state), content_of(state, identity, metric), kept)
 
 
 def snapshot(state: TrainState, copy: bool = True) -> dict[str, Tensor]:
@@ -115,7 +103,7 @@ def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Map
         _remove(place)
     unfinished.rename(place)
     sync(work_dir)
-    best = best_checkpoint(work_dir, kept.lower_is_better)
+    best = best_checkpoint(work_dir)
     for old in checkpoints(work_dir)[: -kept.last]:
         if old != best:
             _remove(old)
@@ -133,13 +121,18 @@ def checkpoints(work_dir: Path) -> list[Path]:
     return sorted(path for path in work_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d{8}", path.name))
 
 
-def best_checkpoint(work_dir: Path, lower_is_better: bool = True) -> Path | None:
-    """The checkpoint with the best metric; None where none has one."""
+def checkpoint_step(folder: Path) -> int:
+    """The finished steps of a checkpoint, by its folder's name."""
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+def best_checkpoint(work_dir: Path) -> Path | None:
+    """The checkpoint with the lowest metric, which is a loss; None where none has one."""
     metrics = {}
     for folder in checkpoints(work_dir):
         content = _content(folder)
         if content is not None and content.get("metric") is not None:
-            metrics[folder] = content["metric"] if lower_is_better else -content["metric"]
+            metrics[folder] = content["metric"]
     return min(metrics, key=lambda folder: (metrics[folder], folder)) if metrics else None
 
 
@@ -149,7 +142,7 @@ def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, An
     A damaged one is renamed to *.damaged with a note, and the one before is taken. Raises ConfigError for a checkpoint
     of another training, naming what differs.
     """
-    step = _agreed(_newest_whole(work_dir) if _is_first_rank() else -1, next(state.model.parameters()).device)
+    step = _agreed(_newest_whole(work_dir) if is_first() else -1, next(state.model.parameters()).device)
     if step < 0:
         return False
     folder = work_dir / f"checkpoint-{step:08d}"
@@ -163,8 +156,8 @@ def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, An
         )
         raise ConfigError(f"{folder}: the checkpoint is that of another training:\n{listed}\nremove it to start anew")
     with safe_open(folder / "state.safetensors", framework="pt") as saved:
-        tensors = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118 (no mapping)
-    _restore(state, tensors)
+        _restore(state, _Saved(saved, "model."), _Saved(saved, "optimizer."), _Saved(saved, "ema."))
+        state.history[:] = saved.get_tensor("history").clone().unbind()
     state.counters.clear()
     state.counters.update(content["counters"])
     if state.ema:
@@ -172,14 +165,37 @@ def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, An
     return True
 
 
-def _restore(state: TrainState, tensors: Mapping[str, Tensor]) -> None:
+class _Saved(Mapping[str, Tensor]):
+    """The tensors of an open file whose names begin with a prefix, by the rest of their names.
+
+    Each is read when it is asked for and kept nowhere, so that a rank holds one whole tensor at a time.
+    """
+
+    def __init__(self, file: Any, prefix: str) -> None:
+        self._file = file
+        names = file.keys()
+        self._names = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(self._names[name])
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _restore(
+    state: TrainState, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], ema: Mapping[str, Tensor]
+) -> None:
     reshard(state.model)
     for name, parameter in state.model.named_parameters():
-        load_whole(parameter, tensors[f"model.{name}"])
-    restore_state(state.optimizer, state.model, _below(tensors, "optimizer."))
+        load_whole(parameter, model[name])
+    restore_state(state.optimizer, state.model, optimizer)
     for name, average in state.ema.weights.items() if state.ema else ():
-        load_whole(average, tensors[f"ema.{name}"])
-    state.history[:] = tensors["history"].clone().unbind()
+        load_whole(average, ema[name])
 
 
 def _tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
@@ -193,17 +209,13 @@ def _tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
     yield "history", torch.stack(state.history) if state.history else torch.zeros(0, 0, dtype=torch.float64)
 
 
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
 def _newest_whole(work_dir: Path) -> int:
     """The step of the newest checkpoint that is not damaged, -1 without one; damaged ones are set aside."""
     found = checkpoints(work_dir)
     for index, folder in reversed(list(enumerate(found))):
         damage = _damage(folder)
         if damage is None:
-            return int(folder.name.removeprefix("checkpoint-"))
+            return checkpoint_step(folder)
         aside = folder.with_suffix(".damaged")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
@@ -238,10 +250,6 @@ def _content(folder: Path) -> dict[str, Any] | None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_first_rank() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _agreed(step: int, device: torch.device) -> int:

@@ -2,18 +2,20 @@
 
 import json
 import threading
+import weakref
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from dsl.errors import ConfigError
+from dsl.errors import ConfigError, DataError
 from ops.files import read_json
-from ops.optimizer import clip_gradients, make_optimizer, set_rate
-from ops.train_dflash import background
+from ops.optimizer import clip_gradients, make_optimizer, named_state, set_rate
+from ops.train_dflash import background, checkpoint
 from ops.train_dflash.background import Checkpoints
-from ops.train_dflash.checkpoint import Kept, TrainState, best_checkpoint, load_checkpoint, save_checkpoint
+from ops.train_dflash.checkpoint import Kept, TrainState, best_checkpoint, checkpoint_step, load_checkpoint
 from ops.train_dflash.ema import Ema
 
 IDENTITY = {"config": {"lr": 0.1, "gamma": None}, "inputs": {"features": "abc"}}
@@ -37,6 +39,11 @@ def train(state, steps):
         state.ema.update()
         state.counters["seen"] = state.counters.get("seen", 0) + 4
         state.history.append(torch.tensor([0.01, norm, loss.item()], dtype=torch.float64))
+
+
+def save(folder, state, kept=None):
+    with Checkpoints(folder, IDENTITY, rank=0, kept=kept) as saving:
+        saving.save(state)
 
 
 def everything(state):
@@ -70,6 +77,45 @@ def test_a_resumed_training_ends_with_the_same_bytes(tmp_path, kind):
     assert_same(everything(whole), everything(resumed))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_checkpoint_is_read_one_tensor_at_a_time_and_nothing_of_the_file_is_kept(tmp_path, monkeypatch, kind):
+    state = new_state(kind)
+    train(state, 2)
+    save(tmp_path, state)
+    read = []
+
+    class Watched:
+        """An open file whose tensors must be gone before the next one is read."""
+
+        def __init__(self, *arguments, **options):
+            self.file = safe_open(*arguments, **options)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_error):
+            self.file.__exit__(None, None, None)
+
+        def keys(self):
+            return self.file.keys()
+
+        def get_tensor(self, name):
+            assert [] == [earlier for earlier, tensor in read if tensor() is not None]
+            tensor = self.file.get_tensor(name)
+            read.append((name, weakref.ref(tensor)))
+            return tensor
+
+    monkeypatch.setattr(checkpoint, "safe_open", Watched)
+    resumed = new_state(kind, seed=2)
+    assert load_checkpoint(tmp_path, resumed, IDENTITY)
+    assert [] == [name for name, tensor in read if tensor() is not None]
+    with safe_open(tmp_path / "checkpoint-00000002" / "state.safetensors", framework="pt") as saved:
+        assert sorted(saved.keys()) == sorted(name for name, _ in read)
+    assert_same(everything(state), everything(resumed))
+    for tensor in named_state(resumed.optimizer, resumed.model).values():
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
     state = new_state()
     assert not load_checkpoint(tmp_path, state, IDENTITY)
@@ -84,14 +130,14 @@ def test_the_last_and_the_best_are_kept(tmp_path):
             saving.save(state, metric)
     assert ["checkpoint-00000002", "checkpoint-00000005", "checkpoint-00000006"] == names(tmp_path)
     assert 1.0 == read_json(best_checkpoint(tmp_path) / "state.json")["metric"]
-    assert "checkpoint-00000006" == best_checkpoint(tmp_path, lower_is_better=False).name
+    assert 2 == checkpoint_step(best_checkpoint(tmp_path))
 
 
 def test_without_a_metric_the_last_are_kept_and_none_is_best(tmp_path):
     state = new_state()
     for _ in range(4):
         train(state, 1)
-        save_checkpoint(tmp_path, state, IDENTITY, kept=Kept(last=3))
+        save(tmp_path, state, Kept(last=3))
     assert [f"checkpoint-0000000{step}" for step in (2, 3, 4)] == names(tmp_path)
     assert best_checkpoint(tmp_path) is None
 
@@ -123,7 +169,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_note_and_the_one_before_taken(
     state = new_state()
     for _ in range(2):
         train(state, 2)
-        save_checkpoint(tmp_path, state, IDENTITY)
+        save(tmp_path, state)
     damage, text = DAMAGE[kind]
     damage(tmp_path / "checkpoint-00000004")
     resumed = new_state(seed=3)
@@ -131,14 +177,14 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_note_and_the_one_before_taken(
     assert resumed.step == 2
     note = f"dflow: {tmp_path}/checkpoint-00000004.damaged: damaged checkpoint left out, {text}; "
     assert note + "trying checkpoint-00000002\n" == capsys.readouterr().out
-    save_checkpoint(tmp_path, resumed, IDENTITY)
+    save(tmp_path, resumed)
     assert ["checkpoint-00000002", "checkpoint-00000004.damaged"] == names(tmp_path)
 
 
 def test_where_all_are_damaged_the_training_starts_anew_and_says_so(tmp_path, capsys):
     state = new_state()
     train(state, 1)
-    save_checkpoint(tmp_path, state, IDENTITY)
+    save(tmp_path, state)
     truncate(tmp_path / "checkpoint-00000001")
     assert not load_checkpoint(tmp_path, new_state(), IDENTITY)
     assert capsys.readouterr().out.endswith("; starting anew\n")
@@ -152,14 +198,14 @@ def test_an_unfinished_folder_is_never_taken_and_goes_with_the_next_write(tmp_pa
     state = new_state()
     assert not load_checkpoint(tmp_path, state, IDENTITY)
     train(state, 1)
-    save_checkpoint(tmp_path, state, IDENTITY)
+    save(tmp_path, state)
     assert ["checkpoint-00000001"] == names(tmp_path)
 
 
 def test_a_checkpoint_of_another_config_is_refused_with_every_difference(tmp_path):
     state = new_state()
     train(state, 1)
-    save_checkpoint(tmp_path, state, IDENTITY)
+    save(tmp_path, state)
     other = {"config": {"lr": 0.2, "gamma": None, "ema": 0.9}, "inputs": {"features": "abd"}}
     with pytest.raises(ConfigError) as caught:
         load_checkpoint(tmp_path, new_state(), other)
@@ -174,7 +220,7 @@ def test_a_checkpoint_of_another_config_is_refused_with_every_difference(tmp_pat
 def test_a_checkpoint_of_another_format_is_refused_and_not_taken_for_damaged(tmp_path):
     state = new_state()
     train(state, 1)
-    save_checkpoint(tmp_path, state, IDENTITY)
+    save(tmp_path, state)
     file = tmp_path / "checkpoint-00000001" / "state.json"
     file.write_text(json.dumps(read_json(file) | {"format": 1}))
     with pytest.raises(ConfigError, match="format: 1 then, 2 now"):
@@ -236,10 +282,20 @@ def test_an_error_of_the_writer_comes_up_at_the_next_call(tmp_path, monkeypatch,
     with pytest.raises(OSError, match="no space left"):
         getattr(saving, call)(*arguments)
     saving.close()
-    with pytest.raises(KeyError) as caught, Checkpoints(tmp_path, IDENTITY, rank=0) as saving:
+
+
+def test_a_failed_write_is_told_to_the_user_where_the_training_ends_by_another_error(tmp_path, monkeypatch, capsys):
+    def fail(*arguments):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(background, "write_checkpoint", fail)
+    state = new_state()
+    train(state, 2)
+    with pytest.raises(DataError, match="loss nan"), Checkpoints(tmp_path, IDENTITY, rank=0) as saving:
         saving.save(state)
-        raise KeyError
-    assert ["and the checkpoint of step 2 was not written: no space left on device"] == caught.value.__notes__
+        raise DataError("loss nan")
+    expected = "dflow: the checkpoint of step 2 was not written either: no space left on device\n"
+    assert expected == capsys.readouterr().out
 
 
 def test_a_step_that_is_saved_is_not_written_again_unless_a_metric_comes_with_it(tmp_path):

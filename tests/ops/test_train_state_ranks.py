@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from ops.dtensors import gathered, reshard
 from ops.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.train_dflash.background import Checkpoints
-from ops.train_dflash.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from ops.train_dflash.checkpoint import TrainState, load_checkpoint
 from ops.train_dflash.ema import Ema
 
 KINDS = ("adamw", "muon")
@@ -122,7 +122,8 @@ def two_ranks(tmp_path_factory):
         train(state, STEPS)
         (folder / f"by-one-{kind}").mkdir()
         (folder / f"by-two-{kind}").mkdir()
-        save_checkpoint(folder / f"by-one-{kind}", state, IDENTITY)
+        with Checkpoints(folder / f"by-one-{kind}", IDENTITY, rank=0) as checkpoints:
+            checkpoints.save(state)
         after = whole(state)
         after = {key: [x.clone() for x in value] if isinstance(value, list) else value for key, value in after.items()}
         train(state, MORE)
