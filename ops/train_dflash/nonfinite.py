@@ -18,7 +18,8 @@ class NonFinite:
     """Decides whether a step may be applied.
 
     limit: after so many steps in a row the training ends; 1 ends it at the first. work_dir: where the checkpoints are,
-    for the message. counters: those of the TrainState, so that a resumed training goes on counting.
+    for the message. counters: those of the TrainState, so that a resumed training goes on counting; it does not know
+    the samples of the steps before, and names only those since.
     """
 
     limit: int
@@ -50,6 +51,7 @@ class NonFinite:
             "in these samples, or lower lr"
         ]
         if self.counters[IN_A_ROW] > 1:
-            lines.append(f"{self.counters[IN_A_ROW]} steps in a row were skipped; before this one:")
+            known = "; before this one:" if len(self._row) > 1 else ""
+            lines.append(f"{self.counters[IN_A_ROW]} steps in a row were skipped{known}")
         lines += [f"  step {earlier}, samples {list(samples)}" for earlier, samples in self._row[:-1]]
         return "\n".join(lines)
