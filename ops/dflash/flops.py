@@ -42,8 +42,3 @@ def step_flops(
             seen = min(seen, blocks * config.sliding_window)
         attention += 3 * 2 * 2 * K * H * D * (seen + slots)
     return float(fc + config.num_hidden_layers * (context + projections + mlp) + attention + head)
-
-
-def sample_cost(config: DraftConfig, tokens: int, num_anchors: int, prefix_sum: int) -> float:
-    """FLOPs of one sample with `num_anchors` blocks whose slots 1..K-1 all have weight."""
-    return step_flops(config, tokens, num_anchors, prefix_sum, num_anchors * (config.block_size - 1))
