@@ -23,10 +23,10 @@ class _End:
 
 
 class Prefetch(Generic[Item]):
-    """The items of an iterable, in order, made at most `depth` items ahead.
+    """The items of an iterable, in order; `depth` wait for the consumer, and one more may be made meanwhile.
 
-    An error of the iterable is raised to the consumer at its place. `close` ends the thread; the object is a context
-    manager that does so.
+    An error of the iterable is raised to the consumer at its place, and by every call after it. `close` ends the
+    thread; the object is a context manager that does so.
     """
 
     def __init__(self, items: Iterable[Item], depth: int = 2) -> None:
