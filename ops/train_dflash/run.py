@@ -25,7 +25,7 @@ from ops.files import write_json
 from ops.optimizer import clip_gradients, learning_rate, make_optimizer, set_rate
 from ops.train_dflash import ranks
 from ops.train_dflash.background import Checkpoints
-from ops.train_dflash.checkpoint import Kept, TrainState, best_checkpoint
+from ops.train_dflash.checkpoint import Kept, TrainState, best_checkpoint, checkpoint_step
 from ops.train_dflash.ema import Ema
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.figures import accuracy_figure, loss_figure
@@ -213,7 +213,7 @@ class _Training:
             {
                 "seconds": seconds,
                 "steps_in_this_attempt": steps,
-                "best_step_on_val": None if best is None else int(best.name.removeprefix("checkpoint-")),
+                "best_step_on_val": None if best is None else checkpoint_step(best),
             },
         )
         self.stage.figure("loss", loss_figure([mean_loss(row[TALLY:]) for row in history]))
