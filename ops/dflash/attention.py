@@ -1,7 +1,7 @@
 """Attention of blocks over [their context | themselves] in one softmax: the definition, and the choice of a fast path.
 
 `dense_attention` makes the whole mask and defines the others, which have its signature and never make that mask:
-`split_attention` for the CPU and `flex_attention` for CUDA.
+`kernel_attention` and, without a C compiler, `split_attention` for the CPU, `flex_attention` for CUDA.
 
 Block n sees the packed context positions [start_n, end_n) and its own K slots. Slot k stands at end_n - start_n + k of
 its sample, context token t at t - start_n. Without a window all slots see all of that; with a window W a query at p
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from ops.dflash.flex import flex_attention
+from ops.dflash.fused import kernel_attention
+from ops.dflash.kernels import has_compiler
 from ops.dflash.seen import Seen
 from ops.dflash.split import split_attention
 
@@ -27,9 +29,9 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Te
 
 
 def choose_attention(device: torch.device) -> tuple[str, Attend]:
-    """The name, for the log, and the function of the fastest attention on a device: split, flex, or else dense."""
+    """The name, for the log, and the function of the fastest attention on a device: kernel or split; flex; or dense."""
     if device.type == "cpu":
-        return "split", split_attention
+        return ("kernel", kernel_attention) if has_compiler() else ("split", split_attention)
     if device.type == "cuda":
         return "flex", flex_attention
     return "dense", dense_attention

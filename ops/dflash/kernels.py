@@ -1,9 +1,10 @@
-"""The sweep over a tile of logits as a C function, compiled when a process first asks for it.
+"""Libraries from C source, compiled when a process first asks for them, and the sweep over a tile of logits as one.
+
+A library is made with the system's C compiler in a directory of the process's own (its code fits this processor only)
+and needs about a second at most. Without a compiler there are no libraries, and torch does their work.
 
 One sweep finds each row's maximum, replaces the logits by their exponentials and sums these, while the row is in the
-first-level cache; torch needs four passes for it. The library is made with the system's C compiler in a directory of
-the process's own (its code fits this processor only) and needs a fraction of a second. Without a compiler there is
-no kernel, and `ops.dflash.head` goes on with torch.
+first-level cache; torch needs four passes for it.
 
 Legend: R rows of a tile, C its columns.
 """
@@ -19,7 +20,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-fno-math-errno", "-shared", "-fPIC")
@@ -127,18 +127,34 @@ def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
     takes data pointers of contiguous CPU tensors (float32; total_R float64, labels_R int64 or None, ahead_R bool)
     and does in place what `ops.dflash.sweep.torch_sweep` does. It returns 0 where every scale is 1.
     """
-    command = _compiler()
-    if not command:
-        return "no C compiler", None
-    try:
-        function = _load(command)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"{Path(command[0]).name} failed: {type(error).__name__}", None
+    name, library = compiled_library("sweep", SOURCE)
+    if library is None:
+        return name, None
+    function = library.sweep
     pointer, number, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     sizes = [number, number, number, ctypes.c_float]
     function.argtypes = [pointer, *sizes, pointer, pointer, pointer, pointer, pointer, integer, pointer, pointer]
     function.restype = integer
-    return Path(command[0]).name, function
+    return name, function
+
+
+def compiled_library(name: str, source: str, *flags: str) -> tuple[str, ctypes.CDLL | None]:
+    """The compiler's name and the library made of a C source, or the reason why there is none and None.
+
+    name is that of the source's file; flags are the compiler's, beside FLAGS. Compiles at every call.
+    """
+    command = _compiler()
+    if not command:
+        return "no C compiler", None
+    try:
+        return Path(command[0]).name, _load(command, name, source, flags)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{Path(command[0]).name} failed: {type(error).__name__}", None
+
+
+def has_compiler() -> bool:
+    """Whether there is a C compiler; what it makes of a source is not tried."""
+    return bool(_compiler())
 
 
 def _compiler() -> list[str]:
@@ -150,14 +166,14 @@ def _compiler() -> list[str]:
     return []
 
 
-def _load(command: list[str]) -> Any:
-    """The function `sweep` of the compiled SOURCE. The file is gone once it is loaded.
+def _load(command: list[str], name: str, source: str, flags: tuple[str, ...]) -> ctypes.CDLL:
+    """The compiled source. The file is gone once it is loaded.
 
     Raises OSError or subprocess.SubprocessError where the compiler or the loader fails.
     """
     with tempfile.TemporaryDirectory(prefix="dflow-kernels-") as folder:
-        source, library = Path(folder, "sweep.c"), Path(folder, "sweep.so")
-        source.write_text(SOURCE)
-        build = [*command, *FLAGS, "-march=native", "-o", str(library), str(source), "-lm"]
+        text, library = Path(folder, f"{name}.c"), Path(folder, f"{name}.so")
+        text.write_text(source)
+        build = [*command, *FLAGS, *flags, "-march=native", "-o", str(library), str(text), "-lm"]
         subprocess.run(build, check=True, capture_output=True, timeout=SECONDS)
-        return ctypes.CDLL(str(library)).sweep
+        return ctypes.CDLL(str(library))

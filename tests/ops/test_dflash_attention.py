@@ -7,76 +7,30 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attrs import frozen
+from attention_cases import Case, attended, error, random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ops.dflash.attention import (
-    Attend,
-    Seen,
     choose_attention,
     dense_attention,
     flex_attention,
+    kernel_attention,
     split_attention,
 )
+from ops.dflash.fused import compiled_attention
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+needs_kernel = pytest.mark.skipif(compiled_attention(16)[1] is None, reason="no C compiler for this processor")
+kernel = pytest.param(kernel_attention, marks=needs_kernel)
 uncompiled_flex = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 
 
-@frozen
-class Case:
-    """Blocks and context of a few samples: what each block sees, and the sizes."""
-
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-    T: int
-    K: int
-    G: int = 2
-    R: int = 2
-    D: int = 8
-    window: int | None = None
-
-    def seen(self) -> Seen:
-        return Seen(torch.tensor(self.starts), torch.tensor(self.ends))
-
-    def inputs(self, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
-        """q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, the context as the projections leave it: [T, G, D] in memory."""
-        generator = torch.Generator().manual_seed(0)
-        N, K, G, D = len(self.starts), self.K, self.G, self.D
-        shapes = [(N, K, G * self.R, D), (N, K, G, D), (N, K, G, D), (self.T, G, D), (self.T, G, D)]
-        made = [torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype) for shape in shapes]
-        return [x.requires_grad_() for x in (*made[:3], made[3].transpose(0, 1), made[4].transpose(0, 1))]
-
-
-def random_case(seed: int, sorted_blocks: bool = False, **sizes) -> Case:
-    """Three samples of 70, 1 and 200 tokens, blocks at random places with dummies, and 9 tokens that nobody sees."""
-    generator = torch.Generator().manual_seed(seed)
-    spans = []
-    for start, length, blocks in ((0, 70, 9), (70, 1, 2), (71, 200, 25)):
-        drawn = torch.randint(0, length + 1, (blocks,), generator=generator).tolist()
-        spans += [(start, start + end) for end in (*drawn, 0, length)]
-    spans += [(0, 0), (0, 0)]
-    order = sorted(spans) if sorted_blocks else [spans[i] for i in torch.randperm(len(spans), generator=generator)]
-    starts, ends = zip(*order, strict=True)
-    return Case(starts, ends, T=280, **sizes)
-
-
-def attended(attend: Attend, case: Case, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
-    """The output and the gradients of q, own k and v, context k and v, all float64 on the CPU."""
-    inputs = case.inputs(dtype, device)
-    out = attend(*inputs, case.seen(), case.window)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    gradients = torch.autograd.grad(out, inputs, direction.to(device, dtype))
-    return [x.detach().to("cpu", torch.float64) for x in (out, *gradients)]
-
-
-def error(expected: list[Tensor], actual: list[Tensor]) -> float:
-    """The largest difference of an element, relative to the largest element of its tensor where that is above 1."""
-    assert [x.shape for x in expected] == [x.shape for x in actual]
-    pairs = zip(expected, actual, strict=True)
-    return max(float((a - e).abs().max() / e.abs().max().clamp(min=1)) for e, a in pairs if e.numel())
+EXACT = [
+    (split_attention, torch.float64, 1e-12),
+    pytest.param(kernel_attention, torch.float32, 5e-6, marks=needs_kernel),
+]
 
 
 def query_by_query(case: Case) -> Tensor:
@@ -132,23 +86,27 @@ def test_split_attention_is_exact_for_any_blocks(spans, K, R, window):
     assert error(expected, attended(split_attention, case, torch.float64)) < 1e-12
 
 
-def test_anchors_far_from_each_other_are_exact():
-    case = Case((0,) * 9, (0, 3, 700, 701, 1400, 1401, 1402, 2900, 2999), T=3000, K=4)
+@pytest.mark.parametrize(("attend", "dtype", "tolerance"), EXACT)
+def test_anchors_far_from_each_other_are_exact(attend, dtype, tolerance):
+    case = Case((0,) * 9, (0, 3, 700, 701, 1400, 1401, 1402, 2900, 2999), T=3000, K=4, D=16)
     expected = attended(dense_attention, case, torch.float64)
-    assert error(expected, attended(split_attention, case, torch.float64)) < 1e-12
+    assert error(expected, attended(attend, case, dtype)) < tolerance
 
 
-@pytest.mark.parametrize("case", [Case((0,), (0,), T=4, K=4), Case((0, 0), (0, 0), T=0, K=4), Case((), (), T=8, K=4)])
-def test_no_context_and_no_blocks_give_numbers(case):
+@pytest.mark.parametrize(("attend", "dtype", "tolerance"), EXACT)
+@pytest.mark.parametrize("spans", [([0], [0], 4), ([0, 0], [0, 0], 0), ([], [], 8)])
+def test_no_context_and_no_blocks_give_numbers(spans, attend, dtype, tolerance):
+    starts, ends, T = spans
+    case = Case(tuple(starts), tuple(ends), T=T, K=4, D=16)
     expected = attended(dense_attention, case, torch.float64)
-    actual = attended(split_attention, case, torch.float64)
+    actual = attended(attend, case, dtype)
     assert all(bool(x.isfinite().all()) for x in actual)
-    assert error(expected, actual) < 1e-12
+    assert error(expected, actual) < tolerance
 
 
-@pytest.mark.parametrize("attend", [dense_attention, split_attention])
+@pytest.mark.parametrize("attend", [dense_attention, split_attention, kernel])
 def test_context_that_nobody_sees_has_a_gradient_of_exactly_zero(attend):
-    case = random_case(0, K=8)
+    case = random_case(0, K=8, D=16)
     *_, grad_k_GTD, grad_v_GTD = attended(attend, case, torch.float32)
     assert 0 == torch.count_nonzero(grad_k_GTD[:, 271:]) + torch.count_nonzero(grad_v_GTD[:, 271:])
     assert bool((grad_v_GTD[:, :70].abs().amax((0, 2)) > 0).any())
@@ -162,27 +120,32 @@ def test_split_attention_rounds_no_worse_than_its_dtype(dtype, tolerance, window
     assert error(expected, attended(split_attention, case, dtype)) < tolerance
 
 
-def test_large_scores_do_not_overflow():
-    case = random_case(4, K=8)
+@pytest.mark.parametrize("attend", [split_attention, kernel])
+def test_large_scores_do_not_overflow(attend):
+    case = random_case(4, K=8, D=16)
     inputs = [60 * x.detach() for x in case.inputs(torch.float32)]
     expected = dense_attention(*(x.double() for x in inputs), case.seen(), None)
-    actual = split_attention(*inputs, case.seen(), None)
+    actual = attend(*inputs, case.seen(), None)
     assert error([expected], [actual.double()]) < 1e-3
 
 
-def test_split_attention_keeps_its_inputs_its_output_and_one_number_a_row():
+@pytest.mark.parametrize("attend", [split_attention, kernel])
+def test_inputs_output_and_one_number_a_row_are_kept(attend):
     case = random_case(5, K=16, D=32)
     inputs = case.inputs(torch.float32)
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        out = split_attention(*inputs, case.seen(), None)
+        out = attend(*inputs, case.seen(), None)
     rows = out.numel() // case.D
     allowed = sum(x.numel() for x in inputs) + out.numel() + rows
     assert allowed == sum(x.numel() for x in saved)
 
 
-def test_no_tensor_of_split_attention_is_as_large_as_a_mask_of_blocks_by_context():
-    N, T, K, G, R, D = 128, 4096, 4, 1, 4, 4
+@pytest.mark.parametrize(
+    ("attend", "D"), [(split_attention, 4), pytest.param(kernel_attention, 16, marks=needs_kernel)]
+)
+def test_no_tensor_is_as_large_as_a_mask_of_blocks_by_context(attend, D):
+    N, T, K, G, R = 128, 4096, 4, 1, 4
     ends = tuple(range(T // N, T + 1, T // N))
     case = Case((0,) * N, ends, T=T, K=K, G=G, R=R, D=D)
     inputs = case.inputs(torch.float32)
@@ -199,22 +162,35 @@ def test_no_tensor_of_split_attention_is_as_large_as_a_mask_of_blocks_by_context
 
     seen = case.seen()
     with Watch():
-        out = split_attention(*inputs, seen, None)
+        out = attend(*inputs, seen, None)
         torch.autograd.grad(out, inputs, torch.ones_like(out))
     rows_by_context = N * K * R * T * 4
-    plan = sum(edge.bias.numel() for buckets in seen.derived.values() for bucket in buckets for edge in bucket.edges)
     assert largest < rows_by_context // 16
-    assert plan < N * T // 4
 
 
-def test_the_plan_is_made_once_for_all_layers_of_a_window():
-    case, seen = random_case(6, K=4), random_case(6, K=4).seen()
+def test_the_masks_of_split_attention_are_smaller_than_one_of_blocks_by_context():
+    N, T = 128, 4096
+    case = Case((0,) * N, tuple(range(T // N, T + 1, T // N)), T=T, K=4, G=1, R=4, D=4)
+    seen = case.seen()
+    split_attention(*case.inputs(torch.float32), seen, None)
+    plan = sum(edge.bias.numel() for buckets in seen.derived.values() for bucket in buckets for edge in bucket.edges)
+    assert 0 < plan < N * T // 4
+
+
+@pytest.mark.parametrize(
+    ("attend", "plans"), [(split_attention, 2), pytest.param(kernel_attention, 1, marks=needs_kernel)]
+)
+def test_the_plan_is_made_once_for_all_layers_of_a_window(attend, plans):
+    case, seen = random_case(6, K=4, D=16), random_case(6, K=4).seen()
     for window in (None, 16, None, 16):
-        split_attention(*case.inputs(torch.float32), seen, window)
-    assert 2 == len(seen.derived)
+        attend(*case.inputs(torch.float32), seen, window)
+    assert plans == len(seen.derived)
 
 
-def test_a_cpu_takes_split_attention_and_cuda_flex():
+def test_a_cpu_takes_the_kernel_or_split_attention_and_cuda_flex(monkeypatch):
+    monkeypatch.setenv("CC", "true")
+    assert ("kernel", kernel_attention) == choose_attention(torch.device("cpu"))
+    monkeypatch.setenv("CC", "no-such-compiler")
     assert ("split", split_attention) == choose_attention(torch.device("cpu"))
     assert ("flex", flex_attention) == choose_attention(torch.device("cuda", 0))
 
