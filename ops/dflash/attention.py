@@ -19,8 +19,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ops.dflash.config import DraftConfig
 from ops.dflash.flex import flex_attention
-from ops.dflash.fused import kernel_attention
+from ops.dflash.fused import kernel_attention, kernel_takes
 from ops.dflash.kernels import has_compiler
 from ops.dflash.seen import Seen
 from ops.dflash.split import split_attention
@@ -28,13 +29,19 @@ from ops.dflash.split import split_attention
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Tensor]
 
 
-def choose_attention(device: torch.device) -> tuple[str, Attend]:
-    """The name, for the log, and the function of the fastest attention on a device: kernel or split; flex; or dense."""
-    if device.type == "cpu":
-        return ("kernel", kernel_attention) if has_compiler() else ("split", split_attention)
+def choose_attention(
+    device: torch.device, config: DraftConfig | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[str, Attend]:
+    """The name, for the log, and the function of the fastest attention on a device: kernel or split; flex; or dense.
+
+    config and dtype: of the draft, to be sure that the kernel takes them; without a config any float32 draft is tried.
+    """
     if device.type == "cuda":
         return "flex", flex_attention
-    return "dense", dense_attention
+    if device.type != "cpu":
+        return "dense", dense_attention
+    takes = has_compiler() if config is None else kernel_takes(dtype, config.head_dim, config.num_key_value_heads)
+    return ("kernel", kernel_attention) if takes else ("split", split_attention)
 
 
 def dense_attention(

@@ -53,11 +53,15 @@ def kernel_attention(
     """
     inputs = (q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD)
     G, _, D = k_GTD.shape
-    fits = all(x.dtype == torch.float32 for x in inputs) and D in HEAD_SIZES and torch.get_num_threads() <= G
-    library = compiled_attention(D)[1] if fits else None
-    if library is None:
+    if not kernel_takes(functools.reduce(torch.promote_types, (x.dtype for x in inputs)), D, G):
         return split_attention(*inputs, seen, window)
-    return _Fused.apply(*inputs, seen, window, library)
+    return _Fused.apply(*inputs, seen, window, compiled_attention(D)[1])
+
+
+def kernel_takes(dtype: torch.dtype, head_dim: int, kv_heads: int) -> bool:
+    """Whether the kernel takes such inputs; it is compiled where it would."""
+    fits = dtype == torch.float32 and head_dim in HEAD_SIZES and torch.get_num_threads() <= kv_heads
+    return fits and compiled_attention(head_dim)[1] is not None
 
 
 @functools.cache

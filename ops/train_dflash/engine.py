@@ -65,7 +65,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs) -> Setup:
         embed_VM=inputs.embed_VM.to(place.device, place.dtype),
         head_VM=inputs.head_VM.to(place.device, place.dtype),
         loss=train.loss,
-        attend=choose_attention(place.device)[1],
+        attend=choose_attention(place.device, draft, place.dtype)[1],
         exchange=_exchange(config, inputs, train, mesh),
         anchor_chunk=config.anchor_chunk,
         activation_checkpointing=config.activation_checkpointing,
@@ -105,9 +105,10 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
     compiled = place.device.type == "cuda" if config.compile is None else config.compile
     if compiled:
         model.compile_layers()
+    attention, _ = choose_attention(place.device, inputs.draft, place.dtype)
     tell(
         f"{place.dp_size} x {place.sp_degree} ranks (dp x sp) on {place.device.type}, {config.dtype}, "
-        f"{choose_attention(place.device)[0]} attention, head by {choose_head(place.device)[0]}, "
+        f"{attention} attention, head by {choose_head(place.device)[0]}, "
         f"layers {'compiled' if compiled else 'not compiled'}"
     )
     return model

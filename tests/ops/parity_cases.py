@@ -123,7 +123,7 @@ def train_values(problem: Problem) -> dict[str, Any]:
         "num_layers": 2,
         "num_heads": 4,
         "num_kv_heads": 2,
-        "head_dim": 8,
+        "head_dim": 16,
         "intermediate_size": 32,
         "num_anchors": 7,
         "lr": 2e-3,
