@@ -120,6 +120,8 @@ def arguments() -> tuple[Sizes, list[int]]:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     asked = vars(parser.parse_args())
     degrees = asked.pop("degrees")
+    if asked["anchors"] > asked["context"]:
+        parser.error(f"--anchors {asked['anchors']} do not fit into --context {asked['context']}")
     multiple = math.lcm(*degrees)
     asked["context"] = math.ceil(asked["context"] / multiple) * multiple
     for degree in degrees:

@@ -65,7 +65,9 @@ def _ends(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[s
             ends.append(_End(rank, result["time"], result["lost_connection"], cause))
     for seen in exits:
         rank, code = seen["rank"], seen["code"]
-        if results[rank] is None:
+        result = results[rank]
+        # A rank may be killed after its work, while it waits for the others to leave together.
+        if result is None or (result["status"] != "failed" and code < 0):
             # torchrun dates in whole seconds, after it looked: make a kill older than what it may have caused at once.
             when = seen["time"] - SEEN_WITHIN_S
             ends.append(_End(rank, when, code in TAKEN_ALONG, f"rank {rank} {_exit_text(code)}"))

@@ -71,7 +71,7 @@ def _length_mistakes(sp_degree: int, shortest: int, pad_multiple: int) -> list[s
     if pad_multiple % sp_degree:
         mistakes.append(
             f"sp_degree: {sp_degree} does not divide pad_multiple = {pad_multiple}, and every rank takes an equal "
-            f"slice; set pad_multiple to a multiple of {sp_degree}"
+            f"slice; set pad_multiple of shard_sequence to a multiple of {sp_degree}"
         )
     return mistakes
 

@@ -151,7 +151,8 @@ def choose_exchange(
         return asked, "as asked for"
     exchanged = math.lcm(kv_heads, degree)
     if query_heads % exchanged:
-        return "gather", f"{query_heads} query heads are no multiple of the {exchanged} key/value heads of ulysses"
+        reason = f"ulysses would repeat the {kv_heads} key/value heads to {exchanged} at sp_degree {degree}"
+        return "gather", f"{reason}, which do not divide {query_heads} query heads"
     sizes = {"query_heads": query_heads, "kv_heads": kv_heads, "head_dim": head_dim, "degree": degree}
     ulysses, gather = (elements_sent(name, context=context, slots=slots, **sizes) for name in ("ulysses", "gather"))
     return (

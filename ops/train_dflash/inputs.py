@@ -135,16 +135,6 @@ def _first(*values: Any) -> Any:
 
 
 def _layer_types(config: TrainDflash) -> tuple[str, ...]:
-    outside = [layer for layer in config.sliding_layers if layer >= config.num_layers]
-    if outside:
-        raise ConfigError(
-            f"sliding_layers: {outside} outside 0..{config.num_layers - 1} (num_layers is {config.num_layers})"
-        )
-    if (config.sliding_window is None) != (not config.sliding_layers):
-        raise ConfigError(
-            f"sliding_layers = {list(config.sliding_layers)} and sliding_window = {config.sliding_window}: "
-            "give both, or neither"
-        )
     return tuple(
         SLIDING_ATTENTION if layer in config.sliding_layers else FULL_ATTENTION for layer in range(config.num_layers)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen, validators
 
@@ -12,6 +12,40 @@ from ops.sequence_parallel.degree import known_exchange
 
 AT_LEAST_1 = validators.optional(validators.ge(1))
 SHARE = validators.and_(validators.ge(0), validators.lt(1))
+
+
+def _sliding_layers(instance: Any, _attribute: object, layers: tuple[int, ...]) -> None:
+    """The layers exist, and have a window."""
+    outside = [layer for layer in layers if not 0 <= layer < instance.num_layers]
+    if outside:
+        raise ValueError(f"'sliding_layers': {outside} outside 0..{instance.num_layers - 1} (num_layers)")
+    if layers and getattr(instance, "sliding_window", None) is None:
+        raise ValueError("'sliding_layers' need a sliding_window")
+
+
+def _sliding_window(instance: Any, _attribute: object, window: int | None) -> None:
+    if window is not None and window < 2:
+        raise ValueError(f"'sliding_window' must be >= 2: {window}")
+    if window is not None and not getattr(instance, "sliding_layers", ()):
+        raise ValueError("'sliding_window' needs sliding_layers: the numbers of the layers that have it")
+
+
+def _kv_heads(instance: Any, _attribute: object, kv_heads: int | None) -> None:
+    heads = getattr(instance, "num_heads", None)
+    if kv_heads is not None and kv_heads < 1:
+        raise ValueError(f"'num_kv_heads' must be >= 1: {kv_heads}")
+    if kv_heads is not None and heads is not None and heads % kv_heads:
+        raise ValueError(f"'num_kv_heads': num_heads = {heads} is no multiple of {kv_heads}")
+
+
+def _phases(instance: Any, _attribute: object, _ratio: float) -> None:
+    """Warm-up and decay of "wsd" do not overlap."""
+    ratios = [getattr(instance, name, 0.0) for name in ("warmup_ratio", "decay_ratio")]
+    if getattr(instance, "schedule", "") == "wsd" and sum(ratios) > 1:
+        raise ValueError(f"warmup_ratio = {ratios[0]} and decay_ratio = {ratios[1]} overlap: their sum must be <= 1")
+
+
+PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 
 
 @op(
@@ -34,7 +68,7 @@ class TrainDflash:
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; the target's unless given")
     num_kv_heads: int | None = field(
-        default=None, validator=AT_LEAST_1, help="key/value heads; the target's unless given"
+        default=None, validator=_kv_heads, help="key/value heads; the target's unless given"
     )
     head_dim: int | None = field(default=None, validator=AT_LEAST_1, help="size of a head; the target's unless given")
     intermediate_size: int | None = field(
@@ -42,12 +76,12 @@ class TrainDflash:
     )
     sliding_layers: tuple[int, ...] = field(
         default=(),
-        validator=validators.deep_iterable(validators.ge(0)),
+        validator=_sliding_layers,
         help="draft layers, counted from 0, with a sliding window: causal, over the last sliding_window tokens",
     )
     sliding_window: int | None = field(
         default=None,
-        validator=validators.optional(validators.ge(2)),
+        validator=_sliding_window,
         help="tokens that a query of a sliding layer sees, its own included",
     )
     rope_theta: float | None = field(
@@ -84,9 +118,9 @@ class TrainDflash:
     schedule: Literal["cosine", "wsd"] = field(
         default="cosine", help="of the learning rate: half a cosine, or warm-up, stable, decay"
     )
-    warmup_ratio: float = field(default=0.04, validator=SHARE, help="share of the steps")
+    warmup_ratio: float = field(default=0.04, validator=PHASE, help="share of the steps")
     decay_ratio: float = field(
-        default=0.2, validator=SHARE, help='share of the steps that schedule = "wsd" decays over'
+        default=0.2, validator=PHASE, help='share of the steps that schedule = "wsd" decays over'
     )
     min_lr_ratio: float = field(default=0.0, validator=SHARE, help="last learning rate as a share of the peak")
     grad_clip: float = field(default=1.0, validator=validators.gt(0), help="largest global norm of the gradient")

@@ -117,6 +117,9 @@ LOST = "Connection closed by peer"
         ([failed(8.9, "a"), None], [(0, 1, 9), (1, -6, 9)], "DataError (rank 0): a (rank 1 ended after it)"),
         ([DONE, None], [(1, 3, 9)], "rank 1 ended with exit code 3 and without a result"),
         ([DONE, None], [], None),
+        ([None, DONE], [(1, -9, 9)], KILLED),
+        ([None, {"status": "stopped"}], [(1, -9, 9), (0, -15, 9)], KILLED),
+        ([{"status": "stopped"}, {"status": "stopped"}], [(0, 75, 9), (1, 75, 9)], None),
         ([{"status": "stopped"}, None], [], None),
     ],
 )  # fmt: skip

@@ -208,8 +208,8 @@ def test_every_mistake_of_a_degree_is_told_at_once():
         "or set sp_degree to a divisor of 6",
         "  sp_degree: 4 ranks cannot share the shortest sample, which has 3 tokens; set sp_degree to at most 3, "
         "or drop short samples",
-        "  sp_degree: 4 does not divide pad_multiple = 6, and every rank takes an equal slice; set pad_multiple to "
-        "a multiple of 4",
+        "  sp_degree: 4 does not divide pad_multiple = 6, and every rank takes an equal slice; set pad_multiple of "
+        "shard_sequence to a multiple of 4",
         '  sp_exchange: "ulysses" at sp_degree = 4 needs 12 key/value heads (lcm of 3 and 4), which do not divide '
         '6 query heads; take sp_exchange = "gather", which has no limit by heads',
     ] == mistakes_of(world_size=6, shortest=3, pad_multiple=6, query_heads=6, kv_heads=3, sp_exchange="ulysses")
@@ -283,7 +283,7 @@ def test_the_choice_comes_with_its_reason():
     ) == choose_exchange("auto", **sizes, degree=2)
     assert (
         "gather",
-        "32 query heads are no multiple of the 24 key/value heads of ulysses",
+        "ulysses would repeat the 8 key/value heads to 24 at sp_degree 3, which do not divide 32 query heads",
     ) == choose_exchange("auto", **sizes, degree=3)
 
 

@@ -43,14 +43,21 @@ def test_sliding_layers_become_layer_types_with_a_window(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"sliding_layers": (0, 2), "sliding_window": 64}, r"sliding_layers: \[2\] outside 0\.\.1"),
-        ({"sliding_layers": (1,)}, "give both, or neither"),
-        ({"sliding_window": 64}, "give both, or neither"),
+        ({"sliding_layers": (0, 2), "sliding_window": 64}, r"\[2\] outside 0\.\.1 \(num_layers\)"),
+        ({"sliding_layers": (1,)}, "'sliding_layers' need a sliding_window"),
+        ({"sliding_window": 64}, "'sliding_window' needs sliding_layers"),
+        ({"sliding_layers": (1,), "sliding_window": 1}, "'sliding_window' must be >= 2: 1"),
+        ({"num_heads": 3, "num_kv_heads": 2}, "num_heads = 3 is no multiple of 2"),
+        ({"num_kv_heads": 0}, "'num_kv_heads' must be >= 1: 0"),
+        (
+            {"schedule": "wsd", "warmup_ratio": 0.9, "decay_ratio": 0.5},
+            "warmup_ratio = 0.9 and decay_ratio = 0.5 overlap",
+        ),
     ],
 )
-def test_sliding_layers_that_do_not_fit_are_refused(tmp_path, changes, expected):
+def test_fields_that_do_not_fit_each_other_are_refused_when_the_config_is_made(changes, expected):
     with pytest.raises(ConfigError, match=expected):
-        draft_config(train_config(num_layers=2, **changes), make_target(tmp_path / "target"), FEATURES)
+        train_config(num_layers=2, **changes)
 
 
 @pytest.mark.parametrize(
