@@ -80,7 +80,8 @@ class Engine:
         """
         context = self._context(batch)
         # In float32 at least, as every chunk adds to their gradients.
-        leaves = [tensor.detach().to(_wide(tensor.dtype)).requires_grad_() for tensor in context]
+        wide = torch.promote_types(batch.features_tF.dtype, torch.float32)
+        leaves = [tensor.detach().to(wide).requires_grad_() for tensor in context]
         outcomes = []
         for chunk in self._chunks(batch):
             outcome = self._blocks(chunk, leaves)
@@ -153,10 +154,6 @@ class Engine:
 
 def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _joined(outcomes: Sequence[Slots]) -> Slots:

@@ -16,9 +16,11 @@ SHARE = validators.and_(validators.ge(0), validators.lt(1))
 
 def _sliding_layers(instance: Any, _attribute: object, layers: tuple[int, ...]) -> None:
     """The layers exist, and have a window."""
-    outside = [layer for layer in layers if not 0 <= layer < instance.num_layers]
+    num_layers = getattr(instance, "num_layers", None)  # not there where it was given with a wrong value
+    outside = [layer for layer in layers if layer < 0 or (num_layers is not None and layer >= num_layers)]
     if outside:
-        raise ValueError(f"'sliding_layers': {outside} outside 0..{instance.num_layers - 1} (num_layers)")
+        bound = "" if num_layers is None else num_layers - 1
+        raise ValueError(f"'sliding_layers': {outside} outside 0..{bound} (num_layers)")
     if layers and getattr(instance, "sliding_window", None) is None:
         raise ValueError("'sliding_layers' need a sliding_window")
 

@@ -1,5 +1,8 @@
 """The draft's config from the target's, and inputs that do not belong together."""
 
+from types import SimpleNamespace
+
+import attrs
 import pytest
 from draft_chain import EOS, MASK, PAD, TEXT, make_features, make_inputs, make_plan, make_target, train_config
 from fake_stage import FakeStage
@@ -8,6 +11,7 @@ from dsl.errors import ConfigError, DataError
 from ops.artifacts import TokenShards
 from ops.files import read_json, write_json
 from ops.train_dflash.inputs import draft_config, open_inputs
+from ops.train_dflash.op import TrainDflash
 
 FEATURES = {
     "mask_token_id": MASK,
@@ -58,6 +62,13 @@ def test_sliding_layers_become_layer_types_with_a_window(tmp_path):
 def test_fields_that_do_not_fit_each_other_are_refused_when_the_config_is_made(changes, expected):
     with pytest.raises(ConfigError, match=expected):
         train_config(num_layers=2, **changes)
+
+
+def test_sliding_layers_are_checked_as_far_as_the_other_fields_are_known():
+    validator = attrs.fields(TrainDflash).sliding_layers.validator
+    validator(SimpleNamespace(sliding_window=4), None, (5,))  # num_layers was given with a value that is no number
+    with pytest.raises(ValueError, match=r"\[-1\] outside"):
+        validator(SimpleNamespace(sliding_window=4), None, (-1, 5))
 
 
 @pytest.mark.parametrize(
