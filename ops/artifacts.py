@@ -17,21 +17,23 @@ class Samples(Artifact):
     """Conversations as ingested.
 
     samples.jsonl       one object a line: {"id", "split", "category": "image" | "text",
-                        "conversations": [{"role": "system" | "user" | "assistant", "text"}],
-                        "image": image reference or null, "extra_images": [image reference, ...]}
+                        "conversations": [{"role": "system" | "user" | "assistant",
+                        "content": [{"type": "text", "text"} | {"type": "image"}]}],
+                        "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i]
     images-00000.bin    packs of encoded images, about 256 MiB each
     summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}}
+    dropped.csv         id, reason, detail of every sample that was dropped
     """
 
 
 @frozen
 class ImageSamples(Artifact):
-    """Conversations as chat messages with the image in the first user turn.
+    """Conversations as chat messages whose images can be decoded and stand where the policy wants them.
 
     samples.jsonl       {"id", "split", "category", "messages": [{"role", "content": [{"type": "image"} |
-                        {"type": "text", "text"}]}], "image": image reference or null}
+                        {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts as in Samples
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
-    summary.json        as in Samples
+    summary.json        as in Samples, and dropped.csv
     """
 
 
@@ -52,7 +54,8 @@ class TokenShards(Artifact):
                                 Text-only samples own zero rows; every tensor is there in every shard.
     processor/                  tokenizer.json, tokenizer_config.json, chat_template.jinja and, for images,
                                 preprocessor_config.json: loadable by transformers
-    summary.json                as in Samples
+    preview.html                the first samples of the train split: tokens coloured by the loss mask, images small
+    summary.json                as in Samples, and dropped.csv
     """
 
 
@@ -62,8 +65,9 @@ class TargetModel(Artifact):
 
     model/          config.json, model*.safetensors and the processor's files
     target.json     {"model_type", "vision": bool, "vocab_size", "hidden_size", "num_layers", "mask_token_id",
-                    "eos_token_ids", "embed_key", "lm_head_key", "tied": bool}
-    metrics.json    what was measured while it was made, e.g. {"digit_accuracy": 0.95}; may be {}
+                    "eos_token_ids", "embed_key", "lm_head_key", "tied": bool,
+                    "trust_remote_code": bool}
+    metrics.json    what was measured while it was made, e.g. {"accuracy": 0.95}; may be {}
     """
 
 

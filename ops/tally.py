@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 
 from dsl.errors import DataError
@@ -10,33 +11,50 @@ from ops.files import write_json
 
 SPLITS = ("train", "val", "test")
 NOT_TAKEN = "over max_samples"  # left out because the user asked for fewer: no fault of the sample
+SHOWN = 10
 
 
 class Tally:
-    """Counts samples; `group` names the metrics (`ingest/kept`)."""
+    """Counts samples, and writes those that are dropped to dropped.csv as it goes: id, reason, detail.
 
-    def __init__(self, group: str) -> None:
+    `group` names the metrics (`ingest/kept`). The file is there, with its header, where nothing was dropped too.
+    """
+
+    def __init__(self, stage: Stage, group: str) -> None:
         self.group = group
         self.splits: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
-        self._examples: dict[str, str] = {}
+        self._stage = stage
+        self._first: dict[str, str] = {}
+        self._shown: list[str] = []
+        self._file = (stage.out_dir / "dropped.csv").open("w", encoding="utf-8", newline="")
+        self._table = csv.writer(self._file, lineterminator="\n")
+        self._table.writerow(("id", "reason", "detail"))
 
     def keep(self, split: str) -> None:
         self.splits[split] += 1
 
-    def drop(self, reason: str, sample_id: str) -> None:
+    def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
+        """`reason` is counted and so belongs to a small set; `detail` says what is particular to this sample."""
         self.dropped[reason] += 1
-        self._examples.setdefault(reason, sample_id)
+        self._first.setdefault(reason, sample_id)
+        self._table.writerow((sample_id, reason, detail))
+        if reason != NOT_TAKEN and len(self._shown) < SHOWN:
+            self._shown.append(f'  sample "{sample_id}": {reason}{f" ({detail})" if detail else ""}')
 
-    def finish(self, stage: Stage, max_dropped: int | None) -> None:
+    def finish(self, max_dropped: int | None) -> None:
         """Write summary.json and log the counts.
 
         Raises DataError with the reasons where nothing is left, or where more than max_dropped samples were dropped
         for their own fault.
         """
+        self._file.close()
         kept, dropped = sum(self.splits.values()), sum(self.dropped.values())
         if max_dropped is not None and dropped - self.dropped[NOT_TAKEN] > max_dropped:
-            raise DataError(f"more than max_dropped = {max_dropped} samples were dropped:\n{self.reasons()}")
+            raise DataError(
+                f"more than max_dropped = {max_dropped} samples were dropped:\n{self.reasons()}\n"
+                + "\n".join(["the first of them:", *self._shown])
+            )
         if not kept:
             raise DataError(f"no sample is left of {dropped}:\n{self.reasons() or '  the source is empty'}")
         summary = {
@@ -45,9 +63,9 @@ class Tally:
             "dropped": dict(self.dropped),
             "splits": {split: self.splits[split] for split in SPLITS},
         }
-        write_json(stage.out_dir / "summary.json", summary)
+        write_json(self._stage.out_dir / "summary.json", summary)
         self._tell()
-        stage.log({f"{self.group}/kept": kept, f"{self.group}/dropped": dropped}, step=0)
+        self._stage.log({f"{self.group}/kept": kept, f"{self.group}/dropped": dropped}, step=0)
 
     def _tell(self) -> None:
         """Print what a user should know before later nodes spend their time."""
@@ -55,6 +73,10 @@ class Tally:
         print(f"dflow: kept {counts}", flush=True)
         for line in self.reasons().splitlines():
             print(f"dflow: {'left out' if NOT_TAKEN in line else 'dropped'} {line.strip()}", flush=True)
+        for line in self._shown:
+            print(f"dflow: {line.strip()}", flush=True)
+        if sum(self.dropped.values()) > self.dropped[NOT_TAKEN] + len(self._shown):
+            print("dflow: all of them are in dropped.csv", flush=True)
         for split in SPLITS:
             if not self.splits[split]:
                 remedy = 'give samples a "split", or raise val_fraction or test_fraction of ingest'
@@ -63,7 +85,7 @@ class Tally:
     def reasons(self) -> str:
         """One line per reason with its count and the first sample, the most frequent reason first."""
         lines = (
-            f'  {count:6d}  {reason} (first: sample "{self._examples[reason]}")'
+            f'  {count:6d}  {reason} (first: sample "{self._first[reason]}")'
             for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0]))
         )
         return "\n".join(lines)

@@ -29,7 +29,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
     "over max_samples" (which max_dropped does not count).
     Raises DataError for mistakes in the source, for more drops than max_dropped, and where no sample is left.
     """
-    tally = Tally("ingest")
+    tally = Tally(stage, "ingest")
     samples = []
     for sample in read_source(config.source):
         if isinstance(sample, DroppedSample):
@@ -52,7 +52,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
             tally.keep(row["split"])
             if done % 100 == 0 or done == len(samples):
                 stage.progress(done, len(samples))
-    tally.finish(stage, config.max_dropped)
+    tally.finish(config.max_dropped)
 
 
 def read_source(source: str) -> list[RawSample | DroppedSample]:

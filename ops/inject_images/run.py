@@ -26,7 +26,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
     Raises DataError for more drops than max_dropped, and where no sample is left.
     """
     samples: Samples = stage.inputs["samples"]
-    tally = Tally("inject")
+    tally = Tally(stage, "inject")
     rows = list(read_jsonl(samples.path / "samples.jsonl"))
     checked: dict[str, str] = {}  # sha256 -> reason: an image of many samples is decoded once
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
@@ -41,7 +41,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
                 stage.progress(done, len(rows))
     for pack in sorted(samples.path.glob("images-*.bin")):
         _link(pack, stage.out_dir / pack.name)
-    tally.finish(stage, config.max_dropped)
+    tally.finish(config.max_dropped)
 
 
 def messages(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     samples: ImageSamples = stage.inputs["samples"]
     rows = list(read_jsonl(samples.path / "samples.jsonl"))
     processor = prepare_processor(config, rows, stage.out_dir / "processor")
-    tally = Tally("tokenize")
+    tally = Tally(stage, "tokenize")
     records: list[dict[str, Any]] = []
     shards: list[dict[str, Any]] = []
     done = 0
@@ -57,7 +57,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
         shard.flush()
         records += shard.records
         shards += shard.shards
-    tally.finish(stage, config.max_dropped)
+    tally.finish(config.max_dropped)
     if not tally.splits["train"]:
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  none was there'}")
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
