@@ -27,9 +27,8 @@ class Tally:
         self._stage = stage
         self._first: dict[str, str] = {}
         self._shown: list[str] = []
-        self._file = (stage.out_dir / "dropped.csv").open("w", encoding="utf-8", newline="")
-        self._table = csv.writer(self._file, lineterminator="\n")
-        self._table.writerow(("id", "reason", "detail"))
+        self._table = stage.out_dir / "dropped.csv"
+        self._table.write_text("id,reason,detail\n", encoding="utf-8")
 
     def keep(self, split: str) -> None:
         self.splits[split] += 1
@@ -38,7 +37,8 @@ class Tally:
         """`reason` is counted and so belongs to a small set; `detail` says what is particular to this sample."""
         self.dropped[reason] += 1
         self._first.setdefault(reason, sample_id)
-        self._table.writerow((sample_id, reason, detail))
+        with self._table.open("a", encoding="utf-8", errors="backslashreplace", newline="") as table:
+            csv.writer(table, lineterminator="\n").writerow((sample_id, reason, detail))
         if reason != NOT_TAKEN and len(self._shown) < SHOWN:
             self._shown.append(f'  sample "{sample_id}": {reason}{f" ({detail})" if detail else ""}')
 
@@ -48,7 +48,6 @@ class Tally:
         Raises DataError with the reasons where nothing is left, or where more than max_dropped samples were dropped
         for their own fault.
         """
-        self._file.close()
         kept, dropped = sum(self.splits.values()), sum(self.dropped.values())
         if max_dropped is not None and dropped - self.dropped[NOT_TAKEN] > max_dropped:
             raise DataError(

@@ -17,7 +17,7 @@ from attrs import frozen
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from ops.ingest.sample import RawSample
+from ops.ingest.sample import IMAGE, RawSample, Turn
 
 FULL = 16  # ink of a full cell
 DARK = 8  # a cell with at least so much ink is dark
@@ -128,7 +128,7 @@ def digit_samples() -> list[RawSample]:
             RawSample(
                 id=f"digit-{index:04d}",
                 split=splits[index],
-                turns=(("user", question.text), ("assistant", answer)),
+                turns=(Turn("user", (IMAGE, question.text)), Turn("assistant", (answer,))),
                 images=(digit_png(ink),),
             )
         )

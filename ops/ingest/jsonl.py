@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError, did_you_mean
-from ops.ingest.sample import ROLES, DroppedSample, RawSample
+from ops.ingest.sample import ROLES, DroppedSample, RawSample, Turn, with_leading_images
 from ops.tally import SPLITS
 
 KEYS = ("id", "conversations", "image", "split")
@@ -125,8 +125,6 @@ def _structure_mistake(row: Any) -> str:
             if not isinstance(_either(turn, names), str):
                 return f'conversations[{place}]: no string "{names[0]}" (or "{names[1]}")'
     image = row.get("image")
-    if "images" in row and image is None:
-        return 'key "images": write "image", a path or a list of paths'
     for key in row:
         if key not in KEYS and (meant := did_you_mean(key, [known for known in KEYS if known not in row])):
             return f'unknown key "{key}" ({meant})'
@@ -158,7 +156,9 @@ def _sample(sample_id: str, row: dict[str, Any], folder: Path) -> RawSample | Dr
         if not isinstance(path, Path):
             return DroppedSample(sample_id, path)
         images.append(path)
-    return RawSample(sample_id, row.get("split"), tuple(turns), tuple(images))
+    placed = tuple(Turn(role, (text,)) for role, text in turns)
+    placed = with_leading_images(placed, len(images)) if images else placed
+    return RawSample(sample_id, row.get("split"), placed, tuple(images))
 
 
 def _reason_to_drop(turns: list[tuple[str, str]]) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pydoc_data.topics import topics
 
-from ops.ingest.sample import RawSample
+from ops.ingest.sample import RawSample, Turn
 
 SAMPLES = 300
 TEST_SAMPLES = 25
@@ -26,7 +26,7 @@ def prose_samples() -> list[RawSample]:
     chosen = sorted(candidates.values(), key=lambda sample: hashlib.sha256(sample[0].encode()).hexdigest())[:SAMPLES]
     splits = ["test"] * TEST_SAMPLES + ["val"] * VAL_SAMPLES + ["train"] * len(chosen)
     samples = [
-        RawSample(id=sample_id, split=split, turns=(("user", question), ("assistant", passage)))
+        RawSample(id=sample_id, split=split, turns=(Turn("user", (question,)), Turn("assistant", (passage,))))
         for split, (sample_id, question, passage) in zip(splits, chosen, strict=False)
     ]
     return sorted(samples, key=lambda sample: sample.id)

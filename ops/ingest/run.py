@@ -33,7 +33,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
     samples = []
     for sample in read_source(config.source):
         if isinstance(sample, DroppedSample):
-            tally.drop(sample.reason, sample.id)
+            tally.drop(sample.reason, sample.id, sample.detail)
         else:
             samples.append(attrs.evolve(sample, split=sample.split or draw_split(config, sample.id)))
     taken = take(samples, config.max_samples, config.seed or 0)
@@ -108,9 +108,8 @@ def sample_row(sample: RawSample, packs: PackWriter) -> dict[str, object]:
         "id": sample.id,
         "split": sample.split,
         "category": "image" if references else "text",
-        "conversations": [{"role": role, "text": text} for role, text in sample.turns],
-        "image": references[0] if references else None,
-        "extra_images": references[1:],
+        "conversations": [turn.row() for turn in sample.turns],
+        "images": references,
     }
 
 

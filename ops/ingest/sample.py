@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
@@ -10,23 +12,69 @@ ROLES = ("system", "user", "assistant")
 
 
 @frozen
+class ImagePart:
+    """The place of an image within a turn."""
+
+
+IMAGE = ImagePart()
+
+
+@frozen
+class Turn:
+    """One turn: texts, and IMAGE where the next of the sample's images stands.
+
+    reasoning_content   what the assistant thought before its answer, where the source keeps the two apart
+    """
+
+    role: str
+    content: tuple[str | ImagePart, ...]
+    reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.content if isinstance(part, str))
+
+    @property
+    def num_images(self) -> int:
+        return sum(isinstance(part, ImagePart) for part in self.content)
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in samples.jsonl."""
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content
+        ]
+        reasoning = {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
+        return {"role": self.role, "content": content, **reasoning}
+
+
+@frozen
 class RawSample:
     """A conversation that can be used.
 
     split   train, val or test, or None: to be drawn by hash
-    turns   (role, text) in order; roles of ROLES
-    images  files, or the encoded images themselves
+    turns   in order; roles of ROLES
+    images  files, or the encoded images themselves: as many as the turns have places for images
     """
 
     id: str
     split: str | None
-    turns: tuple[tuple[str, str], ...]
+    turns: tuple[Turn, ...]
     images: tuple[Path | bytes, ...] = ()
 
 
 @frozen
 class DroppedSample:
-    """A sample that cannot be used, and why."""
+    """A sample that cannot be used, and why; `detail` says what is particular to this one."""
 
     id: str
     reason: str
+    detail: str = ""
+
+
+def with_leading_images(turns: Iterable[Turn], count: int) -> tuple[Turn, ...]:
+    """The turns with `count` more images at the start of the first user turn."""
+    placed = list(turns)
+    first = next(place for place, turn in enumerate(placed) if turn.role == "user")
+    turn = placed[first]
+    placed[first] = Turn(turn.role, (*(IMAGE,) * count, *turn.content), turn.reasoning_content)
+    return tuple(placed)

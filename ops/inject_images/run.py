@@ -35,7 +35,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
             if reason:
                 tally.drop(reason, row["id"])
             else:
-                file.write(json_line({**_identity(row), "messages": messages(row), "image": row["image"]}))
+                file.write(json_line({**_identity(row), "messages": messages(row), "images": row["images"]}))
                 tally.keep(row["split"])
             if done % 100 == 0 or done == len(rows):
                 stage.progress(done, len(rows))
@@ -47,9 +47,10 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
 def messages(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Chat messages of an ingested sample; the image part stands before the text of the first user turn."""
     turns = [
-        {"role": turn["role"], "content": [{"type": "text", "text": turn["text"]}]} for turn in row["conversations"]
+        {**turn, "content": [part for part in turn["content"] if part["type"] != "image"]}
+        for turn in row["conversations"]
     ]
-    if row["image"] is not None:
+    if row["images"]:
         first = next(turn for turn in turns if turn["role"] == "user")
         first["content"].insert(0, {"type": "image"})
     return turns
@@ -60,13 +61,13 @@ def _identity(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reason_to_drop(row: dict[str, Any], folder: Path, config: InjectImages, checked: dict[str, str]) -> str:
-    image = row["image"]
-    if image is None:
+    if not row["images"]:
         return ""
-    if row["extra_images"]:
+    if len(row["images"]) > 1:
         return TWO_IMAGES
     if all(turn["role"] != "user" for turn in row["conversations"]):
         return NO_USER_TURN
+    image = row["images"][0]
     if image["sha256"] not in checked:
         encoded = read_packed(folder, image)
         checked[image["sha256"]] = reason_to_drop(encoded, config.max_image_pixels, config.min_image_side)

@@ -20,6 +20,12 @@ ASK = {"role": "user", "text": "What is it?"}
 GOOD = {"conversations": [ASK, ANSWER]}
 
 
+def turn_row(turn: dict, num_images: int = 0) -> dict:
+    """A turn of one text as samples.jsonl holds it."""
+    content = [*[{"type": "image"}] * num_images, {"type": "text", "text": turn["text"]}]
+    return {"role": turn["role"], "content": content}
+
+
 def write_source(folder: Path, rows: list) -> str:
     """A source of objects (written as JSON) and strings (written as they are)."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,17 +61,15 @@ def test_samples_are_written_with_roles_text_split_and_image(tmp_path):
             "id": "a",
             "split": "val",
             "category": "image",
-            "conversations": [ASK, ANSWER],
-            "image": reference,
-            "extra_images": [],
+            "conversations": [turn_row(ASK, num_images=1), turn_row(ANSWER)],
+            "images": [reference],
         },
         {
             "id": "2",
             "split": "train",
             "category": "text",
-            "conversations": [{"role": "system", "text": "Be brief."}, ASK, ANSWER],
-            "image": None,
-            "extra_images": [],
+            "conversations": [turn_row({"role": "system", "text": "Be brief."}), turn_row(ASK), turn_row(ANSWER)],
+            "images": [],
         },
     ]
     assert summary == {"in": 2, "kept": 2, "dropped": {}, "splits": {"train": 1, "val": 1, "test": 0}}
@@ -78,7 +82,7 @@ def test_llava_spelling_is_read_and_its_image_markers_removed(tmp_path):
     turns = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A cat."}]
     _, written, _ = run_ingest(tmp_path, [{"id": 7, "image": ["x.png"], "conversations": turns}])
     assert written[0]["id"] == "7"
-    assert written[0]["conversations"] == [ASK, ANSWER]
+    assert written[0]["conversations"] == [turn_row(ASK, num_images=1), turn_row(ANSWER)]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +135,7 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
     (tmp_path / "real.png").write_bytes(b"x")
     (tmp_path / "link.png").symlink_to(tmp_path / "real.png")
     _, written, _ = run_ingest(tmp_path, [{**GOOD, "image": "link.png"}])
-    assert written[0]["image"]["size"] == 1
+    assert written[0]["images"][0]["size"] == 1
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,6 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
         ('{"conversations": [{"text": "hm"}]}', 'conversations[0]: no string "role" (or "from")'),
         ('{"conversations": [{"role": "user", "text": 1}]}', 'conversations[0]: no string "text" (or "value")'),
         ('{"conversations": [], "image": 7}', '"image" must be a path, a list of paths or null'),
-        ('{"conversations": [], "images": ["x.png"]}', 'key "images": write "image", a path or a list of paths'),
         ('{"conversations": [], "imgae": "x.png"}', 'unknown key "imgae" (did you mean "image"?)'),
         ('{"conversations": [], "split": "dev"}', "\"split\" must be one of train, val, test, got 'dev'"),
         ('{"conversations": [], "split": ["train"]}', "\"split\" must be one of train, val, test, got ['train']"),
@@ -197,6 +200,10 @@ def test_more_drops_than_max_dropped_fail_with_the_reasons(tmp_path):
         "more than max_dropped = 2 samples were dropped:",
         '       2  no answer (first: sample "2")',
         '       1  no turns (first: sample "3")',
+        "the first of them:",
+        '  sample "2": no answer',
+        '  sample "3": no turns',
+        '  sample "4": no answer',
     ]
 
 
@@ -206,6 +213,7 @@ def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_t
     assert capsys.readouterr().out.splitlines() == [
         "dflow: kept train 1, val 0, test 0",
         'dflow: dropped 1  no answer (first: sample "2")',
+        'dflow: sample "2": no answer',
         f'dflow: the split "val" is empty; {remedy}',
         f'dflow: the split "test" is empty; {remedy}',
     ]

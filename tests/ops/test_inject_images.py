@@ -30,6 +30,13 @@ def encoded(size=(4, 3), color=(200, 10, 30), file_format="PNG", **options) -> b
     return file.getvalue()
 
 
+def in_parts(turns: list[dict], num_images: int) -> list[dict]:
+    """Turns of one text each as ingest writes them, the images in the first."""
+    rows = [{"role": turn["role"], "content": [{"type": "text", "text": turn["text"]}]} for turn in turns]
+    rows[0]["content"] = [{"type": "image"}] * num_images + rows[0]["content"]
+    return rows
+
+
 def run_inject(folder: Path, samples: list[dict], **config) -> tuple[FakeStage, list[dict], dict]:
     """Inject samples given as {"images": [bytes], "turns": [...]}; the stage, the rows written and the summary."""
     source = folder / "samples"
@@ -43,9 +50,8 @@ def run_inject(folder: Path, samples: list[dict], **config) -> tuple[FakeStage, 
                 "id": f"s{place}",
                 "split": "train",
                 "category": "image" if references else "text",
-                "conversations": sample.get("turns", [ASK, ANSWER]),
-                "image": references[0] if references else None,
-                "extra_images": references[1:],
+                "conversations": in_parts(sample.get("turns", [ASK, ANSWER]), len(references)),
+                "images": references,
             }
         )
     (source / "samples.jsonl").write_text("".join(json_line(row) for row in rows), encoding="utf-8")
@@ -66,14 +72,14 @@ def test_the_image_stands_before_the_text_of_the_first_user_turn_only(tmp_path):
         {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
         {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]},
     ]
-    assert set(written[0]) == {"id", "split", "category", "messages", "image"}
+    assert set(written[0]) == {"id", "split", "category", "messages", "images"}
     assert summary == {"in": 1, "kept": 1, "dropped": {}, "splits": {"train": 1, "val": 0, "test": 0}}
     assert stage.logged == [({"inject/kept": 1, "inject/dropped": 0}, 0)]
 
 
 def test_a_text_only_sample_gets_plain_messages(tmp_path):
     _, written, _ = run_inject(tmp_path, [{}])
-    assert written[0]["image"] is None
+    assert written[0]["images"] == []
     assert written[0]["messages"][0] == {"role": "user", "content": [{"type": "text", "text": "What is it?"}]}
 
 
