@@ -107,20 +107,6 @@ def draw(reader: FeatureReader, index: int, weights_K: Tensor, num_anchors: int,
     )
 
 
-def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """The places of a list that each rank gets, ascending: the dearest first to the rank with the least so far.
-
-    A rank may get none.
-    """
-    loads = [0.0] * ranks
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
-    for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
-        rank = loads.index(min(loads))
-        dealt[rank].append(place)
-        loads[rank] += costs[place]
-    return [sorted(places) for places in dealt]
-
-
 def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
     """Cut a list of samples into runs of at most `limit` tokens, those of similar length together, as places.
 

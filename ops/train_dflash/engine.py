@@ -20,12 +20,13 @@ from ops.dflash.step import Engine
 from ops.sequence_parallel.degree import check_degree
 from ops.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
 from ops.sequence_parallel.mesh import SP, flat_mesh, make_mesh
-from ops.train_dflash import ranks
 from ops.train_dflash.batches import Place
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.sharding import shard_model
 from ops.train_dflash.step import Stream
 from ops.train_dflash.warm_start import load_weights
+from ops.training import ranks
 
 
 @frozen(eq=False)
@@ -101,7 +102,7 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
         load_weights(model, warm_start.path)
     model.to(place.device, torch.promote_types(place.dtype, torch.float32))
     if mesh is not None:
-        ranks.shard_model(model, flat_mesh(mesh))
+        shard_model(model, flat_mesh(mesh))
     compiled = place.device.type == "cuda" if config.compile is None else config.compile
     if compiled:
         model.compile_layers()

@@ -23,15 +23,10 @@ from ops.dflash.config import to_serving
 from ops.dtensors import gathered, reshard
 from ops.files import write_json
 from ops.optimizer import clip_gradients, learning_rate, make_optimizer, set_rate
-from ops.train_dflash import ranks
-from ops.train_dflash.background import Checkpoints
-from ops.train_dflash.checkpoint import Kept, TrainState, best_checkpoint, checkpoint_step
-from ops.train_dflash.ema import Ema
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.figures import accuracy_figure, loss_figure
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
-from ops.train_dflash.nonfinite import SKIPPED, NonFinite
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.step import Prepared, measure, train_step
@@ -47,6 +42,11 @@ from ops.train_dflash.tally import (
     metrics,
     slot_accuracy,
 )
+from ops.training import ranks
+from ops.training.background import Checkpoints
+from ops.training.checkpoint import Kept, TrainState, best_checkpoint, checkpoint_step
+from ops.training.ema import Ema
+from ops.training.nonfinite import SKIPPED, NonFinite
 
 FINAL_STEPS = 50
 RATE, NORM, TALLY = 0, 1, 2

@@ -21,10 +21,11 @@ from ops.dflash.loss import Loss, denominator
 from ops.dflash.step import Engine, MicroBatch, Slots
 from ops.dtensors import reshard
 from ops.shard_sequence.run import padded_length
-from ops.train_dflash import ranks
-from ops.train_dflash.batches import Drawn, Place, PlannedStep, deal, draw, idle_batch, micro_batches, prepare
+from ops.train_dflash.batches import Drawn, Place, PlannedStep, draw, idle_batch, micro_batches, prepare
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
+from ops.training import ranks
+from ops.training.ranks import deal
 
 VAL_SEED, VAL_EPOCH = 0, -1
 

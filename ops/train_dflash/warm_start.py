@@ -15,7 +15,7 @@ from ops.dflash.config import from_serving, to_serving
 from ops.dflash.model import DraftModel
 from ops.dtensors import load_whole
 from ops.files import read_json
-from ops.train_dflash.differences import differences
+from ops.training.differences import differences
 
 
 def load_weights(model: DraftModel, directory: Path) -> None:

@@ -13,10 +13,10 @@ from torch import nn
 from dsl.errors import ConfigError, DataError
 from ops.files import read_json
 from ops.optimizer import clip_gradients, make_optimizer, named_state, set_rate
-from ops.train_dflash import background, checkpoint
-from ops.train_dflash.background import Checkpoints
-from ops.train_dflash.checkpoint import Kept, TrainState, best_checkpoint, checkpoint_step, load_checkpoint
-from ops.train_dflash.ema import Ema
+from ops.training import background, checkpoint
+from ops.training.background import Checkpoints
+from ops.training.checkpoint import Kept, TrainState, best_checkpoint, checkpoint_step, load_checkpoint
+from ops.training.ema import Ema
 
 IDENTITY = {"config": {"lr": 0.1, "gamma": None}, "inputs": {"features": "abc"}}
 

@@ -13,10 +13,10 @@ from dsl.errors import ConfigError, DataError
 from ops.dflash.config import to_serving
 from ops.dflash.model import DraftModel
 from ops.files import read_json, write_json
-from ops.train_dflash.ema import Ema
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
-from ops.train_dflash.nonfinite import NonFinite
 from ops.train_dflash.warm_start import load_weights
+from ops.training.ema import Ema
+from ops.training.nonfinite import NonFinite
 
 CPU = torch.device("cpu")
 
@@ -63,7 +63,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_until_too_many_follow
         policy.accepts(7, math.nan, 0.5, lambda: ["d", "e"])
     assert str(caught.value).splitlines() == [
         "step 7: loss nan and gradient norm 0.5 are not finite; samples of the step (split train): ['d', 'e']; the "
-        f"last checkpoint in {tmp_path} is kept. Look for non-finite features in these samples, or lower lr",
+        f"last checkpoint in {tmp_path} is kept. Look for non-finite values in these samples, or lower lr",
         "3 steps in a row were skipped; before this one:",
         "  step 5, samples ['a', 'b']",
         "  step 6, samples ['c']",

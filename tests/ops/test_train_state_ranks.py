@@ -15,9 +15,9 @@ from torch.distributed.fsdp import fully_shard
 
 from ops.dtensors import gathered, reshard
 from ops.optimizer import clip_gradients, make_optimizer, set_rate
-from ops.train_dflash.background import Checkpoints
-from ops.train_dflash.checkpoint import TrainState, load_checkpoint
-from ops.train_dflash.ema import Ema
+from ops.training.background import Checkpoints
+from ops.training.checkpoint import TrainState, load_checkpoint
+from ops.training.ema import Ema
 
 KINDS = ("adamw", "muon")
 IDENTITY = {"config": {"lr": 0.1}}
@@ -135,7 +135,7 @@ def two_ranks(tmp_path_factory):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # The server imports torch once for both ranks; it never computes, so forking it is safe.
-    multiprocessing.set_forkserver_preload(["ops.train_dflash.background"])
+    multiprocessing.set_forkserver_preload(["ops.training.background"])
     mp.start_processes(one_of_two, (folder, port), nprocs=2, start_method="forkserver")
     results = [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
     return folder, results, alone

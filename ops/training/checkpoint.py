@@ -1,7 +1,7 @@
 """Checkpoints of a training under its work folder: everything for a resume that gives the same bytes.
 
     checkpoint-00000050/    the folder's name is the number of finished steps
-        state.safetensors   model.<name>, optimizer.<name>.<key>, ema.<name>, history
+        state.safetensors   model.<name> of all but frozen parameters, optimizer.<name>.<key>, ema.<name>, history
         state.json          {"format", "step", "identity", "counters", "ema_updates", "metric", "sha256"}
 
 Tensors are whole, so a checkpoint does not depend on the number of ranks. No generator states: anchors and order are
@@ -31,9 +31,9 @@ from dsl.errors import ConfigError
 from ops.dtensors import gathered, load_whole, reshard
 from ops.files import read_json, sync, write_json
 from ops.optimizer import Optimizer, named_state, restore_state
-from ops.train_dflash.differences import differences
-from ops.train_dflash.ema import Ema
-from ops.train_dflash.ranks import is_first
+from ops.training.differences import differences
+from ops.training.ema import Ema
+from ops.training.ranks import is_first
 
 FORMAT = 2
 
@@ -42,8 +42,8 @@ FORMAT = 2
 class TrainState:
     """What changes from step to step.
 
-    history: one row a step, float64 (see run.py); counters: what else is counted. The model's parameters and the
-    optimizer's moments may be DTensors.
+    history: one row a step, float64; counters: what else is counted. The model's parameters and the optimizer's moments
+    may be DTensors.
     """
 
     model: nn.Module
@@ -191,7 +191,7 @@ def _restore(
     state: TrainState, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], ema: Mapping[str, Tensor]
 ) -> None:
     reshard(state.model)
-    for name, parameter in state.model.named_parameters():
+    for name, parameter in _trained(state.model):
         load_whole(parameter, model[name])
     restore_state(state.optimizer, state.model, optimizer)
     for name, average in state.ema.weights.items() if state.ema else ():
@@ -200,13 +200,18 @@ def _restore(
 
 def _tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
     """All tensors of a state under their names in the file, in the same order on every rank."""
-    for name, parameter in state.model.named_parameters():
+    for name, parameter in _trained(state.model):
         yield f"model.{name}", parameter
     for name, tensor in named_state(state.optimizer, state.model).items():
         yield f"optimizer.{name}", tensor
     for name, average in state.ema.weights.items() if state.ema else ():
         yield f"ema.{name}", average
     yield "history", torch.stack(state.history) if state.history else torch.zeros(0, 0, dtype=torch.float64)
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Frozen parameters are as they were before the first step, and need not be kept."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def _newest_whole(work_dir: Path) -> int:

@@ -47,7 +47,7 @@ class NonFinite:
     def _message(self, step: int, loss: float, norm: float) -> str:
         lines = [
             f"step {step}: loss {loss} and gradient norm {norm} are not finite; samples of the step (split train): "
-            f"{list(self._row[-1][1])}; the last checkpoint in {self.work_dir} is kept. Look for non-finite features "
+            f"{list(self._row[-1][1])}; the last checkpoint in {self.work_dir} is kept. Look for non-finite values "
             "in these samples, or lower lr"
         ]
         if self.counters[IN_A_ROW] > 1:

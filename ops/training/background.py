@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ops.train_dflash.checkpoint import Kept, TrainState, content_of, load_checkpoint, snapshot, write_checkpoint
+from ops.training.checkpoint import Kept, TrainState, content_of, load_checkpoint, snapshot, write_checkpoint
 
 
 class Checkpoints:

@@ -1,23 +1,20 @@
-"""The ranks of a training: joining, sums over all of them, and the draft sharded over them by FSDP2.
+"""The ranks of a training: joining, sums over all of them, and when FSDP2 communicates.
 
 For one process everything here is the identity.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
-from ops.dflash.model import DraftModel
 
 
 @contextmanager
@@ -65,33 +62,32 @@ def is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def shard_model(model: DraftModel, flat: DeviceMesh) -> None:
-    """Shard the draft over all ranks, as one unit, with FSDP2; gradients are averaged over all ranks.
-
-    Weights are gathered and gradients reduced in the dtype of the master weights; layers cast when they compute.
-    The draft is gathered once per step and its gradients reduced once, however many passes a step takes: micro-batches
-    and chunks of anchors differ in number between ranks, and so must not communicate.
-    """
-    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-    fully_shard(model, mesh=flat, reshard_after_forward=False, mp_policy=policy)
-    # context_kv returns transposed views; nothing writes into them, which is what FSDP2 warns of on every rank.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for method in ("context_kv", "forward_blocks"):
-        register_fsdp_forward_method(model, method)
-
-
-def hold_gradients(model: DraftModel) -> None:
+def hold_gradients(model: nn.Module) -> None:
     """Gradients of the passes that follow are kept on this rank, and its gathered weights too."""
     _communicate(model, False)
 
 
-def release_gradients(model: DraftModel) -> None:
+def release_gradients(model: nn.Module) -> None:
     """The pass that follows is the step's last: its end reduces all gradients and drops the gathered weights."""
     _communicate(model, True)
 
 
-def _communicate(model: DraftModel, now: bool) -> None:
+def _communicate(model: nn.Module, now: bool) -> None:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(now)
         model.set_reshard_after_backward(now)
         model.set_is_last_backward(now)
+
+
+def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """The places of a list that each rank gets, ascending: the dearest first to the rank with the least so far.
+
+    A rank may get none.
+    """
+    loads = [0.0] * ranks
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
+        rank = loads.index(min(loads))
+        dealt[rank].append(place)
+        loads[rank] += costs[place]
+    return [sorted(places) for places in dealt]
