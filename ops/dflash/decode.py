@@ -9,12 +9,12 @@ them; the longest matching prefix is kept, and the target's own next token becom
 from __future__ import annotations
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 from transformers import DynamicCache
 
 from ops.dflash.model import DraftModel
-from ops.load_target.model import ModelInputs, Target
+from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenSample
 
 
@@ -51,7 +51,7 @@ class Decoded:
 def decode_plain(target: Target, sample: TokenSample, max_new_tokens: int) -> Decoded:
     """The target's own greedy answer, one token per forward pass."""
     cache = DynamicCache(config=target.model.config.get_text_config())
-    logits_V = target.forward(_prompt(target, sample), past_key_values=cache, logits_to_keep=1).logits[0, -1]
+    logits_V = target.forward(target.prompts([sample]), past_key_values=cache, logits_to_keep=1).logits[0, -1]
     tokens: list[int] = []
     margins: list[float] = []
     while True:
@@ -68,7 +68,7 @@ def decode_speculative(target: Target, draft: DraftModel, sample: TokenSample, m
     """The same answer by speculative decoding; at most `max_new_tokens` behind the first token."""
     cache = DynamicCache(config=target.model.config.get_text_config())
     with target.capture_inputs(draft.config.target_layer_ids) as captured:
-        output = target.forward(_prompt(target, sample), past_key_values=cache, logits_to_keep=1)
+        output = target.forward(target.prompts([sample]), past_key_values=cache, logits_to_keep=1)
         context = DraftContext(draft)
         context.append(captured.features()[0])
         tokens = [int(output.logits[0, -1].argmax())]
@@ -129,11 +129,6 @@ def until_eos(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:
         if token in eos_token_ids:
             return tokens[: index + 1]
     return tokens
-
-
-def _prompt(target: Target, sample: TokenSample) -> ModelInputs:
-    """The sample without its last answer."""
-    return target.inputs([evolve(sample, input_ids=sample.input_ids[: sample.prompt_tokens])])
 
 
 def _extend(target: Target, cache: DynamicCache, tokens: list[int]) -> Tensor:

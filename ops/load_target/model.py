@@ -12,33 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, frozen
-from safetensors import SafetensorError, safe_open
+from attrs import Factory, define, evolve, field, frozen
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.files import read_json
-
-# Families whose features were compared with an independent hook.
-SUPPORTED = ("qwen3_vl", "qwen3")
-EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
-HEAD_ENDINGS = ("lm_head.weight",)
-
-
-@frozen
-class ModelInputs:
-    """One padded batch for a target; padding stands on the right.
-
-    input_ids int64 [B, S]; attention_mask int64 [B, S]; pixel_values float32 [R, patch_dim] and
-    image_grid_thw int64 [I, 3] of all samples in order, both None when the batch has no image.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    pixel_values: Tensor | None
-    image_grid_thw: Tensor | None
+from ops.load_target.ends import find_ends
+from ops.tokenize_chat.shards import TokenSample
+from ops.vision.batch import ModelInputs, collate
+from ops.vision.families import Family, family_of, text_part
 
 
 @define
@@ -48,6 +32,7 @@ class Target:
     model: Any
     info: Mapping[str, Any]
     device: torch.device
+    family: Family = field(default=Factory(lambda self: family_of(self.model.config.to_dict()), takes_self=True))
 
     @classmethod
     def load(cls, target: TargetModel, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
@@ -58,10 +43,25 @@ class Target:
     def from_directory(
         cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Target:
-        config = AutoConfig.from_pretrained(directory)
-        auto = AutoModelForImageTextToText if is_vision_language(config.to_dict()) else AutoModelForCausalLM
-        model = auto.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa").to(device).eval()
-        model.requires_grad_(False)
+        """The same from a checkpoint directory; its own code runs only where `info` has trust_remote_code."""
+        family = family_of(read_config(directory))
+        trust = bool(info.get("trust_remote_code", False))
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
+        config.tie_word_embeddings = family.tied  # transformers asks the top of the config only
+        model, report = family.auto_class.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=trust,
+            output_loading_info=True,
+        )
+        if report["missing_keys"]:
+            raise DataError(
+                f"{directory}: the files lack {', '.join(sorted(report['missing_keys'])[:5])}, which the model would "
+                "get at random; is the checkpoint whole?"
+            )
+        model = model.to(device).eval().requires_grad_(False)
         return cls(model, info, torch.device(device))
 
     @property
@@ -88,51 +88,43 @@ class Target:
     def head_weight(self) -> Tensor:
         return self.model.get_output_embeddings().weight
 
-    def inputs(self, samples: Sequence[Any]) -> ModelInputs:
-        """Batch TokenSamples, padded on the right; empty pixel tensors become None."""
-        longest = max(len(sample.input_ids) for sample in samples)
-        input_ids = torch.zeros(len(samples), longest, dtype=torch.int64)
-        attention_mask = torch.zeros(len(samples), longest, dtype=torch.int64)
-        for row, sample in enumerate(samples):
-            input_ids[row, : len(sample.input_ids)] = sample.input_ids
-            attention_mask[row, : len(sample.input_ids)] = 1
-        pixel_values = torch.cat([sample.pixel_values for sample in samples])
-        image_grid_thw = torch.cat([sample.image_grid_thw for sample in samples])
-        has_images = len(image_grid_thw) > 0
-        return ModelInputs(
-            input_ids.to(self.device),
-            attention_mask.to(self.device),
-            pixel_values.to(self.device) if has_images else None,
-            image_grid_thw.to(self.device) if has_images else None,
+    @property
+    def has_linear_attention(self) -> bool:
+        """Whether some layers carry a recurrent state: padding must not stand before tokens that are still to come."""
+        return self.family.has_linear_attention
+
+    def inputs(self, samples: Sequence[TokenSample]) -> ModelInputs:
+        """A batch of samples on the target's device, padded on the right."""
+        return collate(samples, self.device)
+
+    def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
+        """The same of samples without their last answers."""
+        return self.inputs(
+            [
+                evolve(sample, input_ids=sample.input_ids[:length], loss_mask=sample.loss_mask[:length])
+                for sample, length in ((sample, sample.prompt_tokens) for sample in samples)
+            ]
         )
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Any:
         """The model's output, logits included, for a batch that starts at position 0 (a prefill)."""
-        return self.model(**self._arguments(inputs), **options)
+        return self.model(**self.model_arguments(inputs), **options)
 
     def hidden(self, inputs: ModelInputs) -> Tensor:
         """Hidden states after the final norm, [B, S, M], for a batch that starts at position 0; no logits are made."""
-        return self.model.model(**self._arguments(inputs), use_cache=False).last_hidden_state
+        return self.model.model(**self.model_arguments(inputs), use_cache=False).last_hidden_state
 
-    def _arguments(self, inputs: ModelInputs) -> dict[str, Any]:
-        """The model derives its positions itself; the rope deltas that a Qwen-VL model keeps from an earlier prompt
-        are dropped first, because stale ones shift the positions of every later token.
+    def model_arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+        """What the model's forward gets for a batch that starts at position 0, for which it derives the positions.
+
+        What it keeps of the positions of an earlier prompt is dropped first, because it would shift every later token.
         """
         self.forget_positions()
-        arguments: dict[str, Any] = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
-        if inputs.pixel_values is not None:
-            is_image = inputs.input_ids == self.model.config.image_token_id
-            arguments |= {
-                "pixel_values": inputs.pixel_values.to(self.model.dtype),
-                "image_grid_thw": inputs.image_grid_thw,
-                "mm_token_type_ids": is_image.int(),
-            }
-        return arguments
+        return self.family.arguments(inputs)
 
     def forget_positions(self) -> None:
-        """Drop the rope deltas of the last prefill."""
-        if hasattr(self.model.model, "rope_deltas"):
-            self.model.model.rope_deltas = None
+        """Drop what the model keeps of the positions of the last prefill."""
+        self.family.forget_positions(self.model)
 
     @contextmanager
     def capture_inputs(self, layer_ids: Sequence[int]) -> Iterator[LayerInputs]:
@@ -175,15 +167,9 @@ def target_info(target: TargetModel) -> dict[str, Any]:
     return read_json(target.path / "target.json")
 
 
-def is_vision_language(config: Mapping[str, Any]) -> bool:
-    """Whether a model config is that of a vision-language model."""
-    return config.get("vision_config") is not None
-
-
 def text_config(target: TargetModel) -> dict[str, Any]:
     """The part of model/config.json that describes the language model."""
-    config = read_config(target.path / "model")
-    return config.get("text_config", config)
+    return dict(text_part(read_config(target.path / "model")))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -199,24 +185,22 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
 
 
-def describe_target(directory: Path, mask_token_id: int | None, eos_token_ids: Sequence[int]) -> dict[str, Any]:
-    """The target.json of a checkpoint directory; sizes come from text_config where there is one."""
-    config = read_config(directory)
-    if config.get("model_type") not in SUPPORTED:
-        raise DataError(
-            f"{directory}/config.json: model_type {config.get('model_type')!r} is not supported; known are "
-            f"{', '.join(SUPPORTED)}"
-        )
-    text = config.get("text_config", config)
-    embed_key = _find_key(directory, EMBED_ENDINGS, "embed_tokens")
-    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-    # A tied model ignores an lm_head.weight that its checkpoint may hold all the same.
-    heads = [] if tied else [key for key in _tensor_files(directory) if key.endswith(HEAD_ENDINGS)]
-    if not heads and not tied:
-        raise DataError(f"{directory}: no lm_head.weight among the tensors, and tie_word_embeddings is not set")
-    missing = [name for name in ("vocab_size", "hidden_size", "num_hidden_layers") if name not in text]
-    if missing:
-        raise DataError(f"{directory}/config.json: missing {', '.join(missing)}, also in text_config")
+def describe_target(
+    directory: Path,
+    mask_token_id: int | None,
+    eos_token_ids: Sequence[int],
+    embed_key: str | None = None,
+    lm_head_key: str | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """The target.json of a checkpoint directory. Raises DataError for a checkpoint that cannot be a target."""
+    try:
+        family = family_of(read_config(directory))
+        family.check()
+    except DataError as error:
+        raise DataError(f"{directory}: {error}") from None
+    text = family.text_config
+    ends = find_ends(directory, (text["vocab_size"], text["hidden_size"]), family.tied, embed_key, lm_head_key)
     if mask_token_id is None:
         raise DataError(
             f"{directory}: no mask token is known for this model; give mask_token_id an id that no text produces"
@@ -226,16 +210,17 @@ def describe_target(directory: Path, mask_token_id: int | None, eos_token_ids: S
             f"mask_token_id {mask_token_id} lies outside the vocabulary of {text['vocab_size']} in {directory}"
         )
     return {
-        "model_type": config.get("model_type"),
-        "vision": is_vision_language(config),
+        "model_type": family.config["model_type"],
+        "vision": family.has_vision,
         "vocab_size": text["vocab_size"],
         "hidden_size": text["hidden_size"],
         "num_layers": text["num_hidden_layers"],
         "mask_token_id": mask_token_id,
         "eos_token_ids": sorted(eos_token_ids),
-        "embed_key": embed_key,
-        "lm_head_key": embed_key if tied else heads[0],
-        "tied": tied,
+        "embed_key": ends.embed_key,
+        "lm_head_key": ends.lm_head_key,
+        "tied": family.tied,
+        "trust_remote_code": trust_remote_code,
     }
 
 
@@ -252,39 +237,3 @@ def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> No
     else:
         return
     raise DataError(f"the tokens do not fit the target: {why}; give tokenize_chat the target's checkpoint as processor")
-
-
-def frozen_ends(target: TargetModel) -> tuple[Tensor, Tensor]:
-    """Embedding and lm_head weight, float32 [V, M] each, read alone from the checkpoint's files."""
-    info = target_info(target)
-    files = _tensor_files(target.path / "model")
-
-    def read(key: str) -> Tensor:
-        with safe_open(files[key], framework="pt") as tensors:
-            return tensors.get_tensor(key).float()
-
-    embed = read(info["embed_key"])
-    head = embed if info["lm_head_key"] == info["embed_key"] else read(info["lm_head_key"])
-    return embed, head
-
-
-def _find_key(directory: Path, endings: tuple[str, ...], what: str) -> str:
-    found = [key for key in _tensor_files(directory) if key.endswith(endings) and "visual" not in key]
-    if len(found) != 1:
-        raise DataError(f"{directory}: expected one {what} tensor, found {found or 'none'}")
-    return found[0]
-
-
-def _tensor_files(directory: Path) -> dict[str, Path]:
-    """Tensor name -> safetensors file. Raises DataError where the directory holds none."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise DataError(f"{directory}: no *.safetensors in this target directory; other formats are not loaded")
-    names: dict[str, Path] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                names |= dict.fromkeys(tensors.keys(), file)
-        except SafetensorError as error:
-            raise DataError(f"{file}: damaged or cut short ({error}); copy the checkpoint anew") from error
-    return names

@@ -18,4 +18,13 @@ class LoadTarget:
     mask_token_id: int | None = field(
         default=None, help="id of the mask token; that of the tokenizer or the family unless given"
     )
+    embed_key: str | None = field(
+        default=None, help="name of the embedding's tensor in the checkpoint's files; found by itself unless given"
+    )
+    lm_head_key: str | None = field(
+        default=None, help="name of the head's tensor in the checkpoint's files; found by itself unless given"
+    )
+    trust_remote_code: bool = field(
+        default=False, help="run the *.py files of the checkpoint, which travel along then; read them first"
+    )
     output = TargetModel

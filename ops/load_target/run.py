@@ -11,30 +11,57 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.load_target.model import describe_target, read_config
 from ops.load_target.op import LoadTarget
-from ops.load_target.save import CONFIGS, PROCESSOR, WEIGHTS, copy_files, write_target_json
+from ops.load_target.save import CODE, CONFIGS, PROCESSOR, WEIGHTS, copy_files, write_target_json
 from ops.vision.processor import load_processor
 
 
 def load_target(config: LoadTarget, stage: Stage) -> None:
     """Write the TargetModel artifact of a local directory or of a model id."""
-    directory = find_checkpoint(config.checkpoint, config.revision)
-    processor = load_processor(str(directory))
+    trust = config.trust_remote_code
+    directory = find_checkpoint(config.checkpoint, config.revision, trust)
+    processor = load_processor(str(directory), trust_remote_code=trust)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
-    info = describe_target(directory, mask_token_id, processor.eos_token_ids)  # before gigabytes are copied
-    copy_files(directory, stage.out_dir / "model", (*CONFIGS, *WEIGHTS, *PROCESSOR))
+    info = describe_target(  # before gigabytes are copied
+        directory, mask_token_id, processor.eos_token_ids, config.embed_key, config.lm_head_key, trust
+    )
+    copy_files(directory, stage.out_dir / "model", patterns(trust))
     write_target_json(stage.out_dir, info, {})
 
 
-def find_checkpoint(name: str, revision: str | None) -> Path:
-    """The directory of a checkpoint; a model id is downloaded into Hugging Face's cache first. Raises DataError."""
+def patterns(trust_remote_code: bool) -> tuple[str, ...]:
+    """The files of a checkpoint that are taken; its code only where it is trusted."""
+    return (*CONFIGS, *WEIGHTS, *PROCESSOR, *(CODE if trust_remote_code else ()))
+
+
+def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = False) -> Path:
+    """The directory of a checkpoint; a model id is downloaded into Hugging Face's cache first.
+
+    Raises DataError where there is none, or where it needs code of its own that is not trusted.
+    """
     directory = Path(name)
     if directory.is_file():
         raise DataError(f"{name} is a file; a checkpoint is the directory that holds config.json and *.safetensors")
     if not directory.is_dir():
-        patterns = [*CONFIGS, *WEIGHTS, *PROCESSOR]
+        taken = [*patterns(trust_remote_code)]
         try:
-            directory = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+            directory = Path(snapshot_download(name, revision=revision, allow_patterns=taken))
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             raise DataError(f'"{name}" is neither a directory here nor a model that can be fetched: {error}') from error
-    read_config(directory)
+    check_code(directory, trust_remote_code)
     return directory
+
+
+def check_code(directory: Path, trust_remote_code: bool) -> None:
+    """Raises DataError for a config.json that names code, unless that is trusted and lies in the directory."""
+    named = read_config(directory).get("auto_map") or {}
+    if named and not trust_remote_code:
+        raise DataError(
+            f"{directory}/config.json: auto_map names code of the checkpoint's own ({', '.join(map(str, named))}), "
+            "which runs only with trust_remote_code = true; read the *.py files first"
+        )
+    elsewhere = [str(place) for place in named.values() if "--" in str(place)]
+    if elsewhere:
+        raise DataError(
+            f"{directory}/config.json: auto_map names code of another repository ({', '.join(elsewhere)}); copy its "
+            "*.py files beside config.json and drop what stands before '--'"
+        )

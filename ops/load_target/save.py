@@ -19,6 +19,7 @@ PROCESSOR = (
     "chat_template*",
     "*processor*.json",
 )
+CODE = ("*.py",)
 CONFIGS = ("config.json", "generation_config.json")
 
 

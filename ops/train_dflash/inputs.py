@@ -13,7 +13,8 @@ from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.shards import FeatureReader
 from ops.dflash.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
-from ops.load_target.model import frozen_ends, target_info, text_config
+from ops.load_target.ends import frozen_ends
+from ops.load_target.model import target_info, text_config
 from ops.tokenize_chat.shards import TokenReader
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.op import TrainDflash

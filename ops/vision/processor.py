@@ -7,6 +7,7 @@ Here the two parts that images and text need are loaded each by itself, with the
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,12 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreT
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import DataError
+from ops.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
-# `image_processor_type` of preprocessor_config.json -> the class that needs no torchvision
-IMAGE_PROCESSORS = {
-    "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
-    "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
-    "Qwen2VLImageProcessorPil": Qwen2VLImageProcessorPil,
-}
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 IMAGE_TOKEN = "<|image_pad|>"
 MASK_TOKENS = ("<|mask|>", "<|MASK|>")
-FAMILY_MASK_TOKEN_IDS = (("qwen3_5", 248070), ("qwen3", 151669))  # prefixes of model_type, the longer first
 
 
 @frozen
@@ -72,9 +67,12 @@ class Processor:
             self.image_processor.save_pretrained(folder)
 
 
-def load_processor(source: str, min_pixels: int | None = None, max_pixels: int | None = None) -> Processor:
+def load_processor(
+    source: str, min_pixels: int | None = None, max_pixels: int | None = None, trust_remote_code: bool = False
+) -> Processor:
     """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
 
+    trust_remote_code: whether a tokenizer's own code may run.
     Raises DataError where the tokenizer cannot be loaded, gives no character offsets or has no chat template, EOS or
     padding token, and for an image processor of an unknown kind.
     """
@@ -84,7 +82,7 @@ def load_processor(source: str, min_pixels: int | None = None, max_pixels: int |
             f"processor {source}: no tokenizer can be loaded from there: none of {', '.join(TOKENIZER_FILES)}"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise DataError(f"processor {source}: no tokenizer can be loaded from there: {error}") from error
     if not tokenizer.is_fast:
@@ -94,7 +92,7 @@ def load_processor(source: str, min_pixels: int | None = None, max_pixels: int |
     if tokenizer.eos_token_id is None:
         raise DataError(f"processor {source}: the tokenizer names no EOS token")
     config = model_config(source)
-    text_config = config.get("text_config", config)
+    text_config = text_part(config)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text_config.get("pad_token_id")
     vocab_size = max(len(tokenizer), text_config.get("vocab_size", 0))
     image_processor = _image_processor(source, min_pixels, max_pixels)
@@ -105,7 +103,7 @@ def load_processor(source: str, min_pixels: int | None = None, max_pixels: int |
         image_processor=image_processor,
         image_token=image_token,
         image_token_id=tokenizer.get_vocab().get(image_token),
-        mask_token_id=mask_token_id(tokenizer, config.get("model_type", ""), vocab_size),
+        mask_token_id=mask_token_id(tokenizer, config, vocab_size),
         pad_token_id=tokenizer.eos_token_id if pad is None else pad,
         eos_token_ids=_eos_token_ids(source, tokenizer.eos_token_id),
         special_tokens=tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special),
@@ -113,16 +111,14 @@ def load_processor(source: str, min_pixels: int | None = None, max_pixels: int |
     )
 
 
-def mask_token_id(tokenizer: PreTrainedTokenizerBase, model_type: str, vocab_size: int) -> int | None:
+def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any], vocab_size: int) -> int | None:
     """The tokenizer's own mask token, else the one known for the family where the vocabulary reaches it, else None."""
     vocabulary = tokenizer.get_vocab()
     for token in MASK_TOKENS:
         if token in vocabulary:
             return vocabulary[token]
-    for family, token_id in FAMILY_MASK_TOKEN_IDS:
-        if model_type.startswith(family):
-            return token_id if token_id < vocab_size else None
-    return None
+    family = find_family(config)
+    return family.mask_token_id if family and family.mask_token_id < vocab_size else None
 
 
 def model_config(source: str) -> dict[str, Any]:
@@ -154,8 +150,9 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
             raise DataError(f"processor {source}: the image processor cannot be loaded: {error}") from error
         return None  # a text-only model
     kind = settings.get("image_processor_type", "")
-    if kind not in IMAGE_PROCESSORS:
-        known = ", ".join(IMAGE_PROCESSORS)
+    image_processor = image_processor_class(kind)
+    if image_processor is None:
+        known = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.image_processors))
         raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; known are {known}')
     smallest = min_pixels or _size_setting(settings, "min_pixels", "shortest_edge")
     largest = max_pixels or _size_setting(settings, "max_pixels", "longest_edge")
@@ -163,7 +160,7 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
         raise DataError(f"processor {source}: min_pixels {smallest} > max_pixels {largest}")
     others = {name: value for name, value in settings.items() if name not in ("min_pixels", "max_pixels")}
     size = {"shortest_edge": smallest, "longest_edge": largest}
-    return IMAGE_PROCESSORS[kind].from_dict({**others, "size": size})
+    return image_processor.from_dict({**others, "size": size})
 
 
 def _size_setting(settings: dict[str, Any], pixels: str, edge: str) -> int:

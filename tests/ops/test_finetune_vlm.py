@@ -18,7 +18,8 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.finetune_vlm.accuracy import answer_loss, greedy_starts
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.run import batch_indices, finetune_vlm
-from ops.load_target.model import Target, frozen_ends
+from ops.load_target.ends import frozen_ends
+from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader
 
 

@@ -13,7 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.load_target.model import Target, describe_target, frozen_ends, target_info, text_config
+from ops.load_target.ends import frozen_ends
+from ops.load_target.model import Target, describe_target, target_info, text_config
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.load_target.save import copy_files

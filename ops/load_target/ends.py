@@ -1,0 +1,108 @@
+"""The two ends of a target, its embedding and its lm_head, found and read in the files of a checkpoint.
+
+V vocabulary, M hidden size of the target
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dsl.errors import DataError
+from ops.artifacts import TargetModel
+from ops.files import read_json
+
+EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
+HEAD_ENDINGS = ("lm_head.weight",)
+OTHER_PARTS = ("visual.", "mtp.")  # the vision tower, and Qwen's own layers for predicting several tokens
+
+
+@frozen
+class Ends:
+    """The names under which the checkpoint's files hold the embedding and the head; equal where they are tied."""
+
+    embed_key: str
+    lm_head_key: str
+
+
+def find_ends(
+    directory: Path, shape: tuple[int, int], tied: bool, embed_key: str | None = None, lm_head_key: str | None = None
+) -> Ends:
+    """Find the tensors of shape [V, M], or check those that are given.
+
+    A tied model ignores an lm_head.weight that its checkpoint may hold all the same. Raises DataError with the
+    candidates where a key is not there, not of that shape, or not the only one that it could be.
+    """
+    shapes = {key: tuple(_shape(file, key)) for key, file in tensor_files(directory).items()}
+    fitting = sorted(key for key, found in shapes.items() if found == shape and not _elsewhere(key))
+    embed = _find("embed_key", embed_key, EMBED_ENDINGS, fitting, directory, shape)
+    if not tied:
+        others = [key for key in fitting if key != embed]
+        return Ends(embed, _find("lm_head_key", lm_head_key, HEAD_ENDINGS, others, directory, shape))
+    if lm_head_key not in (None, embed):
+        raise DataError(
+            f'{directory}: lm_head_key = "{lm_head_key}", but the config has tie_word_embeddings set, so the head is '
+            f"{embed}"
+        )
+    return Ends(embed, embed)
+
+
+def frozen_ends(target: TargetModel) -> tuple[Tensor, Tensor]:
+    """Embedding and lm_head weight, float32 [V, M] each, read alone from the checkpoint's files."""
+    info: Mapping[str, Any] = read_json(target.path / "target.json")
+    files = tensor_files(target.path / "model")
+
+    def read(key: str) -> Tensor:
+        with safe_open(files[key], framework="pt") as tensors:
+            return tensors.get_tensor(key).float()
+
+    embed = read(info["embed_key"])
+    head = embed if info["lm_head_key"] == info["embed_key"] else read(info["lm_head_key"])
+    return embed, head
+
+
+def tensor_files(directory: Path) -> dict[str, Path]:
+    """Tensor name -> safetensors file. Raises DataError where the directory holds none, or a damaged one."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{directory}: no *.safetensors in this target directory; other formats are not loaded")
+    names: dict[str, Path] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names |= dict.fromkeys(tensors.keys(), file)
+        except SafetensorError as error:
+            raise DataError(f"{file}: damaged or cut short ({error}); copy the checkpoint anew") from error
+    return names
+
+
+def _find(
+    field: str, given: str | None, endings: tuple[str, ...], fitting: Sequence[str], directory: Path, shape: tuple
+) -> str:
+    """The given key, or the only one of the fitting that has a known ending."""
+    listed = f"the tensors of shape {list(shape)} are: {', '.join(fitting) or 'none'}"
+    if given is not None:
+        if given not in fitting:
+            raise DataError(f'{directory}: {field} = "{given}" is none of the tensors that it could be; {listed}')
+        return given
+    found = [key for key in fitting if key.endswith(endings)]
+    if len(found) != 1:
+        count = "none" if not found else f"{len(found)}"
+        raise DataError(
+            f"{directory}: {count} of the tensors end in {' or '.join(endings)}; {listed}; name one of them as {field}"
+        )
+    return found[0]
+
+
+def _elsewhere(key: str) -> bool:
+    return any(f".{part}" in f".{key}" for part in OTHER_PARTS)
+
+
+def _shape(file: Path, key: str) -> list[int]:
+    with safe_open(file, framework="pt") as tensors:
+        return tensors.get_slice(key).get_shape()
