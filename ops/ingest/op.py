@@ -1,16 +1,18 @@
-"""Declaration of `ingest`: conversations and their images, from a file or from the built-in sample."""
+"""Declaration of `ingest`: conversations and their images, from files, a folder, or the built-in sample."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import Samples
-from ops.ingest.jsonl import named_images
+from ops.ingest.image_folder import LABEL
+from ops.ingest.read import Reading, named_images
 
 
 @op(version=1, run="ops.ingest.run:ingest", key_libraries=("pillow",), single_process=True)
@@ -20,7 +22,30 @@ class Ingest:
 
     source: str = field(
         external=True,
-        help='a JSONL file, or "builtin:digits": 1,797 real handwritten digits with questions, and text-only prose',
+        help="a file (JSON lines, a JSON array, Parquet) or a folder (of such files, an Arrow data set of the library "
+        '`datasets`, images by class), or "builtin:digits": 1,797 real handwritten digits with questions, and prose',
+    )
+    format: Literal["auto", "json", "parquet", "arrow", "image-folder"] = field(
+        default="auto",
+        help='of the source; "auto" tells by its content. Rows of "json", "parquet" and "arrow" may be spelled as '
+        "conversations, as OpenAI messages or as LLaVA / ShareGPT",
+    )
+    image_root: str | None = field(
+        default=None,
+        help="folder that relative paths of images start from, seen from the file's own folder, the default",
+    )
+    allow_outside: bool = field(
+        default=False,
+        help="use images that lie outside that folder too; otherwise their samples are dropped and counted",
+    )
+    duplicate_ids: Literal["refuse", "number"] = field(
+        default="refuse", help='two samples with one id are a mistake, or ("number") the second becomes "id#2"'
+    )
+    question: str = field(
+        default="What is in the image?", help="for images by class: the user's turn; {label} is the name of the class"
+    )
+    answer: str = field(
+        default=LABEL, help="for images by class: the assistant's turn; {label} is the name of the class"
     )
     val_fraction: float = field(
         default=0.02,
@@ -46,13 +71,26 @@ class Ingest:
     def __attrs_post_init__(self) -> None:
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError("val_fraction and test_fraction leave nothing to train on: together they must be below 1")
+        if LABEL not in self.answer:
+            raise ValueError(f'answer must hold "{LABEL}", which stands for the name of the class')
+
+    def reading(self) -> Reading:
+        """How the source on disk is read."""
+        return Reading(
+            source=Path(self.source),
+            format=self.format,
+            image_root=self.image_root,
+            allow_outside=self.allow_outside,
+            duplicate_ids=self.duplicate_ids,
+            question=self.question,
+            answer=self.answer,
+        )
 
     def external_files(self) -> Iterable[Path]:
-        """The images that the JSONL file names, or the files that hold the data of the built-in sample."""
+        """The image files that the source names, or the files that hold the data of the built-in sample."""
         if self.source == "builtin:digits":
             return builtin_files()
-        source = Path(self.source)
-        return sorted(set(named_images(source))) if source.is_file() else ()
+        return sorted(set(named_images(self.reading()))) if Path(self.source).exists() else ()
 
 
 def builtin_files() -> tuple[Path, ...]:

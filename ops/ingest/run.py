@@ -1,88 +1,111 @@
-"""Run `ingest`: read samples, give each a split, pack the images and write everything down."""
+"""Run `ingest`: read samples, give each a split, pack the images and write everything down, one sample at a time."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-import attrs
-
 from dsl.errors import DataError
+from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.files import json_line
 from ops.ingest.digits import digit_samples
-from ops.ingest.jsonl import read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
+from ops.ingest.read import Read, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.source import TableReaders
+from ops.ingest.tables import arrow_records, parquet_records
 from ops.tally import NOT_TAKEN, SPLITS, Tally
 from ops.vision.packs import PackWriter
 
 UNREADABLE = "image unreadable"
+STEPS = 10_000  # of the progress bar: a stream is measured by its share, not by a count
+Group = tuple[str, str]  # category, split
 
 
 def ingest(config: Ingest, stage: Stage) -> None:
-    """Write samples.jsonl, the image packs and summary.json.
+    """Write samples.jsonl, the image packs, summary.json and dropped.csv.
 
-    Drop reasons: those of ops/ingest/jsonl.py, "image unreadable" (the file is there but cannot be read), and
+    Memory holds one sample, the ids of all, and the digests of the images. With max_samples the source is read twice.
+    Drop reasons: those of ops/ingest/rows.py, "image unreadable" (the file is there but cannot be read), and
     "over max_samples" (which max_dropped does not count).
     Raises DataError for mistakes in the source, for more drops than max_dropped, and where no sample is left.
     """
+    last_taken = None if config.max_samples is None else last_hashes(config, config.max_samples)
     tally = Tally(stage, "ingest")
-    samples = []
-    for sample in read_source(config.source):
-        if isinstance(sample, DroppedSample):
-            tally.drop(sample.reason, sample.id, sample.detail)
-        else:
-            samples.append(attrs.evolve(sample, split=sample.split or draw_split(config, sample.id)))
-    taken = take(samples, config.max_samples, config.seed or 0)
     packs = PackWriter(stage.out_dir)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
-        for done, sample in enumerate(samples, start=1):
-            if sample.id not in taken:
+        for done, (share, sample) in enumerate(read_source(config), start=1):
+            if done % 100 == 0:
+                stage.progress(round(share * STEPS), STEPS)
+            if isinstance(sample, DroppedSample):
+                tally.drop(sample.reason, sample.id, sample.detail)
+                continue
+            split = split_of(config, sample)
+            if last_taken is not None and _hash(config.seed or 0, sample.id) > last_taken[category(sample), split]:
                 tally.drop(NOT_TAKEN, sample.id)
                 continue
             try:
-                row = sample_row(sample, packs)
-            except OSError:
-                tally.drop(UNREADABLE, sample.id)
+                row = sample_row(sample, split, packs)
+            except OSError as error:
+                tally.drop(UNREADABLE, sample.id, f"{Path(error.filename or '').name}: {error.strerror}")
                 continue
             file.write(json_line(row))
-            tally.keep(row["split"])
-            if done % 100 == 0 or done == len(samples):
-                stage.progress(done, len(samples))
+            tally.keep(split)
+    stage.progress(STEPS, STEPS)
     tally.finish(config.max_dropped)
 
 
-def read_source(source: str) -> list[RawSample | DroppedSample]:
-    """All samples of a source, in order. Raises DataError for an unknown built-in sample and for mistakes in a file."""
-    if source == "builtin:digits":
-        return [*digit_samples(), *prose_samples()]
-    if source == "builtin" or source.startswith("builtin:"):
-        raise DataError(f'source "{source}": the only built-in sample is "builtin:digits"')
-    return read_jsonl(Path(source))
+def read_source(config: Ingest) -> Iterator[Read]:
+    """(share of the source that is behind it, sample) in order.
+
+    Raises DataError for an unknown built-in sample, and for mistakes in a file.
+    """
+    if config.source == "builtin:digits":
+        samples = [*digit_samples(), *prose_samples()]
+        return ((done / len(samples), sample) for done, sample in enumerate(samples, start=1))
+    if is_builtin(config.source):
+        raise DataError(f'source "{config.source}": the only built-in sample is "builtin:digits"')
+    return read_samples(config.reading(), TableReaders(parquet=parquet_records, arrow=arrow_records))
 
 
-def draw_split(config: Ingest, sample_id: str) -> str:
-    """The split of a sample without a given one: a function of (seed, id) alone."""
-    place = _hash(config.seed or 0, sample_id) / 2**64
-    if place < config.test_fraction:
+def split_of(config: Ingest, sample: RawSample) -> str:
+    """The split given, or else a function of (seed, id) alone."""
+    if sample.split is not None:
+        return sample.split
+    place = _hash(config.seed or 0, sample.draw_id or sample.id) / 2**64
+    test_fraction = config.test_fraction if "test" in sample.draw else 0.0
+    if place < test_fraction:
         return "test"
-    return "val" if place < config.test_fraction + config.val_fraction else "train"
+    return "val" if "val" in sample.draw and place < test_fraction + config.val_fraction else "train"
 
 
-def take(samples: list[RawSample], max_samples: int | None, seed: int) -> set[str]:
-    """Ids of the samples to keep: at most max_samples of each category, spread over its splits in proportion."""
-    groups: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for sample in samples:
-        groups["image" if sample.images else "text"][sample.split or ""].append(sample.id)
-    taken: set[str] = set()
-    for by_split in groups.values():
-        counts = {split: len(by_split[split]) for split in SPLITS if split in by_split}
-        for split, quota in quotas(counts, max_samples).items():
-            taken.update(sorted(by_split[split], key=lambda sample_id: _hash(seed, sample_id))[:quota])
-    return taken
+def category(sample: RawSample) -> str:
+    return "image" if sample.images else "text"
+
+
+def last_hashes(config: Ingest, max_samples: int) -> dict[Group, int]:
+    """The last hash to take of every group, -1 for none: max_samples of each category, dealt over its splits."""
+    smallest: dict[Group, list[int]] = defaultdict(list)  # heaps of negative hashes: the largest hash on top
+    counts: Counter[Group] = Counter()
+    for _, sample in read_source(config):
+        if isinstance(sample, DroppedSample):
+            continue
+        group = category(sample), split_of(config, sample)
+        counts[group] += 1
+        heapq.heappush(smallest[group], -_hash(config.seed or 0, sample.id))
+        if len(smallest[group]) > max_samples:
+            heapq.heappop(smallest[group])
+    last: dict[Group, int] = {}
+    for name in ("image", "text"):
+        of_category = {split: counts[name, split] for split in SPLITS if counts[name, split]}
+        for split, quota in quotas(of_category, max_samples).items():
+            last[name, split] = sorted(-negative for negative in smallest[name, split])[quota - 1] if quota else -1
+    return last
 
 
 def quotas(counts: dict[str, int], limit: int | None) -> dict[str, int]:
@@ -100,16 +123,15 @@ def quotas(counts: dict[str, int], limit: int | None) -> dict[str, int]:
     return shares
 
 
-def sample_row(sample: RawSample, packs: PackWriter) -> dict[str, object]:
+def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, object]:
     """A line of samples.jsonl; its images are added to the packs. Raises OSError for a file that cannot be read."""
     encoded = [image if isinstance(image, bytes) else image.read_bytes() for image in sample.images]
-    references = [packs.add(image) for image in encoded]
     return {
         "id": sample.id,
-        "split": sample.split,
-        "category": "image" if references else "text",
+        "split": split,
+        "category": category(sample),
         "conversations": [turn.row() for turn in sample.turns],
-        "images": references,
+        "images": [packs.add(image) for image in encoded],
     }
 
 

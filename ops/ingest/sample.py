@@ -34,10 +34,6 @@ class Turn:
     def text(self) -> str:
         return "".join(part for part in self.content if isinstance(part, str))
 
-    @property
-    def num_images(self) -> int:
-        return sum(isinstance(part, ImagePart) for part in self.content)
-
     def row(self) -> dict[str, Any]:
         """As it stands in samples.jsonl."""
         content = [
@@ -51,7 +47,7 @@ class Turn:
 class RawSample:
     """A conversation that can be used.
 
-    split   train, val or test, or None: to be drawn by hash
+    split   train, val or test, or None: to be drawn by hash of draw_id, out of train and the splits of `draw`
     turns   in order; roles of ROLES
     images  files, or the encoded images themselves: as many as the turns have places for images
     """
@@ -60,6 +56,8 @@ class RawSample:
     split: str | None
     turns: tuple[Turn, ...]
     images: tuple[Path | bytes, ...] = ()
+    draw: tuple[str, ...] = ("test", "val")
+    draw_id: str | None = None
 
 
 @frozen
@@ -69,6 +67,15 @@ class DroppedSample:
     id: str
     reason: str
     detail: str = ""
+
+
+class Unusable(Exception):
+    """The sample at hand has to be dropped."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
 
 
 def with_leading_images(turns: Iterable[Turn], count: int) -> tuple[Turn, ...]:

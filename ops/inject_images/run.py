@@ -1,82 +1,122 @@
-"""Run `inject_images`: check each image and put it into the first user turn."""
+"""Run `inject_images`: check each image and put it where the policy wants it, one sample at a time."""
 
 from __future__ import annotations
 
 import os
-import shutil
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from attrs import define, field
+
 from dsl.stage import Stage
 from ops.artifacts import Samples
-from ops.files import json_line, read_jsonl
+from ops.files import json_line, link_or_copy, read_json, read_jsonl
 from ops.inject_images.op import InjectImages
 from ops.tally import Tally
-from ops.vision.images import reason_to_drop
+from ops.vision.images import fault_of, strict_pillow
 from ops.vision.packs import read_packed
 
-TWO_IMAGES, NO_USER_TURN = "more than one image", "image but no user turn"
+Fault = tuple[str, str]  # reason, detail; two empty strings for none
+NO_FAULT = ("", "")
+SEVERAL, NO_USER_TURN = "more than one image", "image but no user turn"
+DIFFER, ALONE = "placeholders and images differ", "a turn of nothing but an image"
+AHEAD = 8  # samples that each worker may have waiting
 
 
 def inject_images(config: InjectImages, stage: Stage) -> None:
-    """Write samples.jsonl with chat messages, link the image packs, and write summary.json.
+    """Write samples.jsonl with chat messages, link the image packs, and write summary.json and dropped.csv.
 
-    Drop reasons: "image undecodable", "image too large", "image too small", "more than one image",
-    "image but no user turn".
+    Images are checked by threads, since Pillow decodes outside Python's lock, a bounded number of samples ahead; the
+    rows keep their order. Memory holds those samples and the digests of the images.
+    Drop reasons: "image undecodable", "image too large", "image too small", "placeholders and images differ" and, with
+    image_policy = "first-user-turn", "more than one image", "image but no user turn" and "a turn of nothing but an
+    image" (which another turn than the first would leave empty).
     Raises DataError for more drops than max_dropped, and where no sample is left.
     """
     samples: Samples = stage.inputs["samples"]
     tally = Tally(stage, "inject")
-    rows = list(read_jsonl(samples.path / "samples.jsonl"))
-    checked: dict[str, str] = {}  # sha256 -> reason: an image of many samples is decoded once
+    total = read_json(samples.path / "summary.json")["kept"]
+    rows = read_jsonl(samples.path / "samples.jsonl")
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
-        for done, row in enumerate(rows, start=1):
-            reason = _reason_to_drop(row, samples.path, config, checked)
+        for done, (row, (reason, detail)) in enumerate(checked(rows, config, samples.path), start=1):
             if reason:
-                tally.drop(reason, row["id"])
+                tally.drop(reason, row["id"], detail)
             else:
-                file.write(json_line({**_identity(row), "messages": messages(row), "images": row["images"]}))
+                kept = {name: row[name] for name in ("id", "split", "category", "images")}
+                file.write(json_line({**kept, "messages": messages(row, config.image_policy)}))
                 tally.keep(row["split"])
-            if done % 100 == 0 or done == len(rows):
-                stage.progress(done, len(rows))
+            if done % 100 == 0 or done == total:
+                stage.progress(done, total)
     for pack in sorted(samples.path.glob("images-*.bin")):
-        _link(pack, stage.out_dir / pack.name)
+        link_or_copy(pack, stage.out_dir / pack.name)
     tally.finish(config.max_dropped)
 
 
-def messages(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Chat messages of an ingested sample; the image part stands before the text of the first user turn."""
-    turns = [
-        {**turn, "content": [part for part in turn["content"] if part["type"] != "image"]}
-        for turn in row["conversations"]
-    ]
-    if row["images"]:
-        first = next(turn for turn in turns if turn["role"] == "user")
-        first["content"].insert(0, {"type": "image"})
+def checked(rows: Iterator[dict[str, Any]], config: InjectImages, folder: Path) -> Iterator[tuple[dict, Fault]]:
+    """The rows in order, each with its fault."""
+    check = _Check(config, folder)
+    workers = config.workers or len(os.sched_getaffinity(0))
+    waiting: deque[tuple[dict[str, Any], Future[Fault]]] = deque()
+    with strict_pillow(), ThreadPoolExecutor(workers) as pool:
+        for row in rows:
+            waiting.append((row, pool.submit(check.fault, row)))
+            if len(waiting) > AHEAD * workers:
+                row, fault = waiting.popleft()
+                yield row, fault.result()
+        for row, fault in waiting:
+            yield row, fault.result()
+
+
+def messages(row: dict[str, Any], policy: str) -> list[dict[str, Any]]:
+    """Chat messages of an ingested sample without fault."""
+    if policy == "in-place" or not row["images"]:
+        return list(row["conversations"])
+    turns = [{**turn, "content": _texts(turn)} for turn in row["conversations"]]
+    first = next(turn for turn in turns if turn["role"] == "user")
+    first["content"].insert(0, {"type": "image"})
     return turns
 
 
-def _identity(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("id", "split", "category")}
+@define
+class _Check:
+    """Finds the fault of a row. An image of many samples is decoded once, or by several threads at the same moment."""
+
+    config: InjectImages
+    folder: Path
+    known: dict[bytes, Fault] = field(factory=dict)  # digest -> fault of an image
+
+    def fault(self, row: dict[str, Any]) -> Fault:
+        """(reason, detail); two empty strings where the row can be used."""
+        places = sum(part["type"] == "image" for turn in row["conversations"] for part in turn["content"])
+        if places != len(row["images"]):
+            return DIFFER, f"{places} placeholders, {len(row['images'])} images"
+        if row["images"] and self.config.image_policy == "first-user-turn" and (fault := _policy_fault(row))[0]:
+            return fault
+        faults = (self._image_fault(image) for image in row["images"])
+        return next((fault for fault in faults if fault[0]), NO_FAULT)
+
+    def _image_fault(self, image: dict[str, Any]) -> Fault:
+        digest = bytes.fromhex(image["sha256"])
+        if digest not in self.known:
+            encoded = read_packed(self.folder, image)
+            self.known[digest] = fault_of(encoded, self.config.max_image_pixels, self.config.min_image_side)
+        return self.known[digest]
 
 
-def _reason_to_drop(row: dict[str, Any], folder: Path, config: InjectImages, checked: dict[str, str]) -> str:
-    if not row["images"]:
-        return ""
+def _policy_fault(row: dict[str, Any]) -> Fault:
+    """Why a sample with images cannot have its only one at the start of the first user turn."""
+    turns = row["conversations"]
+    first = next((turn for turn in turns if turn["role"] == "user"), None)
     if len(row["images"]) > 1:
-        return TWO_IMAGES
-    if all(turn["role"] != "user" for turn in row["conversations"]):
-        return NO_USER_TURN
-    image = row["images"][0]
-    if image["sha256"] not in checked:
-        encoded = read_packed(folder, image)
-        checked[image["sha256"]] = reason_to_drop(encoded, config.max_image_pixels, config.min_image_side)
-    return checked[image["sha256"]]
+        return SEVERAL, f'{len(row["images"])} images; image_policy = "in-place" keeps them'
+    if first is None:
+        return NO_USER_TURN, ""
+    empty = next((place for place, turn in enumerate(turns, start=1) if turn is not first and not _texts(turn)), None)
+    return NO_FAULT if empty is None else (ALONE, f'turn {empty}; image_policy = "in-place" keeps it')
 
 
-def _link(source: Path, target: Path) -> None:
-    """A hard link, or a copy where the file system makes none."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+def _texts(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    return [part for part in turn["content"] if part["type"] != "image"]

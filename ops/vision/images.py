@@ -1,14 +1,30 @@
-"""Decoding images with Pillow, which raises many kinds of errors on broken data."""
+"""Decoding images with Pillow, which raises many kinds of errors on broken data.
+
+Colours are those that a serving engine sees: transformers' `load_image` turns an image upright and calls
+`convert("RGB")`, SGLang's loader calls the latter. So alpha is dropped, not composed onto a background: a transparent
+pixel has the colour that is stored below its alpha. An animation is its first frame. One thing differs: Pillow's
+conversion of 16-bit grey clips everything above 255 to white, here 0..65535 becomes 0..255. 32-bit integers and floats
+have no range that a file states; they are undecodable, where Pillow would clip them.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from PIL import Image, ImageOps
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 UNDECODABLE, TOO_LARGE, TOO_SMALL = "image undecodable", "image too large", "image too small"
+
+# No EPS, which Pillow hands to Ghostscript, and nothing exotic.
+FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF")
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in some messages: the account has to be the same each time
 
 # What Pillow's decoders raise on broken data, beside their own UnidentifiedImageError (an OSError).
 DECODE_ERRORS = (
@@ -26,29 +42,52 @@ DECODE_ERRORS = (
 
 def decode(encoded: bytes) -> Image.Image:
     """The image as RGB, turned upright as its EXIF data says. Raises one of DECODE_ERRORS."""
-    image = Image.open(io.BytesIO(encoded))
+    image = Image.open(io.BytesIO(encoded), formats=FORMATS)
     image.load()
     upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I;16"):
+        return Image.fromarray(eight_bits(np.asarray(upright))).convert("RGB")
+    if upright.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {upright.mode}: 32 bits without a range")
+    if upright.mode == "P" and "transparency" in upright.info:
+        upright = upright.convert("RGBA")  # the same colours, without Pillow's warning
     return upright.convert("RGB")
 
 
-def reason_to_drop(encoded: bytes, max_pixels: int, min_side: int) -> str:
-    """Why an image cannot be used, or an empty string; the size is checked from the header, before decoding.
+def eight_bits(grey: np.ndarray) -> np.ndarray:
+    """uint16 of any shape, 0..65535, to uint8, 0..255, rounded to the nearest."""
+    return ((grey.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
 
-    Pillow refuses images of more than 89 million pixels by itself (decompression bombs): too large as well.
+
+@contextmanager
+def strict_pillow() -> Iterator[None]:
+    """Within it, Pillow's warning of a decompression bomb is an error and its other warnings are silent.
+
+    Warnings belong to the process, not to a thread: enter it once, around all threads that check images.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        try:
-            width, height = Image.open(io.BytesIO(encoded)).size
-            if width * height > max_pixels:
-                return TOO_LARGE
-            if min(width, height) < min_side:
-                return TOO_SMALL
-            decode(encoded)
-        except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-            return TOO_LARGE
-        except DECODE_ERRORS:
-            return UNDECODABLE
-    return ""
+        yield
+
+
+def fault_of(encoded: bytes, max_pixels: int, min_side: int) -> tuple[str, str]:
+    """(reason, detail) why an image cannot be used, or two empty strings; to be called within `strict_pillow`.
+
+    The size is checked from the header, before decoding. Pillow refuses images of more than 89 million pixels by
+    itself (decompression bombs): too large as well.
+    """
+    try:
+        width, height = Image.open(io.BytesIO(encoded), formats=FORMATS).size
+        if width * height > max_pixels:
+            return TOO_LARGE, f"{width} x {height}: more than {max_pixels} pixels"
+        if min(width, height) < min_side:
+            return TOO_SMALL, f"{width} x {height}: a side below {min_side}"
+        decode(encoded)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        return TOO_LARGE, str(error)
+    except UnidentifiedImageError:
+        return UNDECODABLE, f"{len(encoded)} bytes that are no {', '.join(FORMATS)}"
+    except DECODE_ERRORS as error:
+        return UNDECODABLE, f"{len(encoded)} bytes: {ADDRESS.sub('', str(error)) or type(error).__name__}"
+    return "", ""

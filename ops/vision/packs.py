@@ -19,22 +19,26 @@ class PackWriter:
     def __init__(self, folder: Path, pack_bytes: int = PACK_BYTES) -> None:
         self.folder = folder
         self.pack_bytes = pack_bytes
-        self._references: dict[str, dict[str, object]] = {}
+        self._places: dict[bytes, tuple[int, int]] = {}  # digest -> pack, offset: small, there may be millions
         self._pack = 0
         self._offset = 0
 
     def add(self, encoded: bytes) -> dict[str, object]:
         """The reference of an image, which is written unless the same bytes are there already."""
-        sha256 = hashlib.sha256(encoded).hexdigest()
-        if sha256 not in self._references:
+        digest = hashlib.sha256(encoded).digest()
+        if digest not in self._places:
             if self._offset and self._offset + len(encoded) > self.pack_bytes:
                 self._pack, self._offset = self._pack + 1, 0
-            name = f"images-{self._pack:05d}.bin"
-            with (self.folder / name).open("ab") as pack:
+            with (self.folder / _pack_name(self._pack)).open("ab") as pack:
                 pack.write(encoded)
-            self._references[sha256] = {"sha256": sha256, "pack": name, "offset": self._offset, "size": len(encoded)}
+            self._places[digest] = (self._pack, self._offset)
             self._offset += len(encoded)
-        return self._references[sha256]
+        number, offset = self._places[digest]
+        return {"sha256": digest.hex(), "pack": _pack_name(number), "offset": offset, "size": len(encoded)}
+
+
+def _pack_name(number: int) -> str:
+    return f"images-{number:05d}.bin"
 
 
 def read_packed(folder: Path, reference: dict[str, object]) -> bytes:

@@ -146,8 +146,24 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
         ('{"text": "hm"}', 'no list "conversations"'),
         ('{"conversations": ["hm"]}', "conversations[0]: expected an object, got str"),
         ('{"conversations": [{"text": "hm"}]}', 'conversations[0]: no string "role" (or "from")'),
-        ('{"conversations": [{"role": "user", "text": 1}]}', 'conversations[0]: no string "text" (or "value")'),
-        ('{"conversations": [], "image": 7}', '"image" must be a path, a list of paths or null'),
+        (
+            '{"conversations": [{"role": "user", "text": 1}]}',
+            "conversations[0]: expected a text or a list of parts, got int",
+        ),
+        ('{"conversations": [{"role": "user"}]}', 'conversations[0]: no "content" (or "text", "value")'),
+        ('{"messages": [{"role": "user", "content": [3]}]}', "messages[0].content[0]: expected an object, got int"),
+        ('{"messages": [{"role": "user", "content": [{"x": 1}]}]}', 'messages[0].content[0]: no string "type"'),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
+            'messages[0].content[0]: no string "text"',
+        ),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image", "image": 5}]}]}',
+            'messages[0].content[0]: its image must be a path, bytes, base64 or {"url": ...}',
+        ),
+        ('{"conversations": [], "image": "a", "images": ["b"]}', 'both "image" and "images": give one of them'),
+        ('{"conversations": [], "system": 1}', '"system" must be a string'),
+        ('{"conversations": [], "image": 7}', '"image" must be a path, bytes, base64 or null, or a list of them'),
         ('{"conversations": [], "imgae": "x.png"}', 'unknown key "imgae" (did you mean "image"?)'),
         ('{"conversations": [], "split": "dev"}', "\"split\" must be one of train, val, test, got 'dev'"),
         ('{"conversations": [], "split": ["train"]}', "\"split\" must be one of train, val, test, got ['train']"),
@@ -175,7 +191,8 @@ def test_all_mistakes_of_a_file_are_reported_together_up_to_20(tmp_path):
     assert str(error.value).split("\n") == [
         f"{tmp_path}/data.jsonl:1: broken JSON at column 2: Expecting property name enclosed in double quotes",
         f"{tmp_path}/data.jsonl:3: expected an object, got list",
-        f'{tmp_path}/data.jsonl:5: id "a" is that of line 4 as well; ids must differ',
+        f'{tmp_path}/data.jsonl:5: id "a" is that of {tmp_path}/data.jsonl:4 as well; ids must differ, or set '
+        'duplicate_ids = "number"',
     ]
     with pytest.raises(DataError) as error:
         run_ingest(tmp_path, ["{"] * 30)
@@ -185,7 +202,7 @@ def test_all_mistakes_of_a_file_are_reported_together_up_to_20(tmp_path):
 
 
 def test_a_missing_source_and_an_unknown_builtin_say_what_to_do(tmp_path):
-    with pytest.raises(DataError, match=r"cannot be read .* `source` must name a JSONL file"):
+    with pytest.raises(DataError, match="no such file or folder; `source` must name a data file or folder"):
         ingest(Ingest(source=str(tmp_path / "absent.jsonl"), seed=0), FakeStage(tmp_path))
     with pytest.raises(DataError, match='the only built-in sample is "builtin:digits"'):
         ingest(Ingest(source="builtin:digit", seed=0), FakeStage(tmp_path))

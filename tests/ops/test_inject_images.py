@@ -17,7 +17,7 @@ from ops.artifacts import Samples
 from ops.files import json_line
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
-from ops.vision.images import decode, reason_to_drop
+from ops.vision.images import decode, fault_of, strict_pillow
 from ops.vision.packs import PackWriter
 
 ASK = {"role": "user", "text": "What is it?"}
@@ -35,6 +35,11 @@ def in_parts(turns: list[dict], num_images: int) -> list[dict]:
     rows = [{"role": turn["role"], "content": [{"type": "text", "text": turn["text"]}]} for turn in turns]
     rows[0]["content"] = [{"type": "image"}] * num_images + rows[0]["content"]
     return rows
+
+
+def reason_to_drop(data: bytes, max_pixels: int, min_side: int) -> str:
+    with strict_pillow():
+        return fault_of(data, max_pixels, min_side)[0]
 
 
 def run_inject(folder: Path, samples: list[dict], **config) -> tuple[FakeStage, list[dict], dict]:
@@ -55,6 +60,7 @@ def run_inject(folder: Path, samples: list[dict], **config) -> tuple[FakeStage, 
             }
         )
     (source / "samples.jsonl").write_text("".join(json_line(row) for row in rows), encoding="utf-8")
+    (source / "summary.json").write_text(json.dumps({"kept": len(rows)}))
     stage = FakeStage(folder, {"samples": Samples(path=source, digest="d")})
     inject_images(InjectImages(samples=Ref("ingest"), **config), stage)
     written = [json.loads(line) for line in (stage.out_dir / "samples.jsonl").read_text("utf-8").split("\n")[:-1]]

@@ -1,0 +1,72 @@
+"""Samples from a folder of images by class: `<class>/<image>`, or `train|val|test/<class>/<image>`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+from dsl.errors import DataError
+from ops.ingest.image_values import ImageFinder
+from ops.ingest.row_form import is_valid_text
+from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn, Unusable
+
+IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+LABEL = "{label}"
+
+
+@frozen
+class ClassImage:
+    """path: relative to the folder; split: as the folder's name says, or None."""
+
+    path: Path
+    label: str
+    split: str | None
+
+
+def class_images(folder: Path, split_names: dict[str, str]) -> Iterator[ClassImage]:
+    """Every file below a class folder, in the order of the paths; hidden ones are passed over."""
+    top = _folders(folder)
+    if top and all(name.lower() in split_names for name in top):
+        for name in top:
+            for label in _folders(folder / name):
+                yield from _files(folder, Path(name) / label, label, split_names[name.lower()])
+        return
+    for label in top:
+        yield from _files(folder, Path(label), label, None)
+
+
+def image_folder_sample(
+    image: ClassImage, finder: ImageFinder, question: str, answer: str
+) -> RawSample | DroppedSample:
+    """One question about the image, answered with its label; {label} in both templates is the name of its folder."""
+    name = image.path.as_posix()
+    if not is_valid_text(name):
+        return DroppedSample(ascii(name), "invalid text", "the name of the file")
+    if image.path.suffix.lower() not in IMAGE_NAMES:
+        return DroppedSample(name, "not an image", f"file names end in {', '.join(IMAGE_NAMES)}")
+    turns = (
+        Turn("user", (IMAGE, question.replace(LABEL, image.label))),
+        Turn("assistant", (answer.replace(LABEL, image.label),)),
+    )
+    try:
+        return RawSample(name, None, turns, (finder.file(name),))
+    except Unusable as fault:
+        return DroppedSample(name, fault.reason, fault.detail)
+
+
+def _files(folder: Path, below: Path, label: str, split: str | None) -> Iterator[ClassImage]:
+    for here, folders, names in os.walk(folder / below):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield ClassImage((Path(here) / name).relative_to(folder), label, split)
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror}); `source` must name a folder") from error

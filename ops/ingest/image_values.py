@@ -1,0 +1,116 @@
+"""An image as a row names it: a path, a data: URL, base64, bytes, or the {"bytes", "path"} of Hugging Face.
+
+A sample is dropped for one of these reasons:
+
+    image missing               no such file, or not a regular one
+    image outside the folder    a path that leads out of the folder of images, by "..", a link or an absolute path
+    image behind a URL          http(s): nothing is downloaded, since a URL's content is no input that a key can name
+    image undecodable           base64 that is none
+    videos are not supported    a data: URL of a video; likewise for audio
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from attrs import frozen
+
+from ops.ingest.sample import Unusable
+
+MISSING, OUTSIDE = "image missing", "image outside the folder"
+REMOTE, UNDECODABLE = "image behind a URL", "image undecodable"
+VIDEO, AUDIO = "videos are not supported", "audio is not supported"
+
+DATA_URL = re.compile(r"data:(?P<type>[\w.+-]*)[^,]*?(?P<base64>;base64)?,", re.IGNORECASE)
+# How the base64 of a PNG, JPEG, GIF, WebP, BMP and TIFF begins: 60 characters of this alphabet are no file's name.
+BASE64 = re.compile(r"(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/]{60}")
+SHOWN = 120
+
+
+@frozen
+class ImageFinder:
+    """Finds the images of rows.
+
+    root            the folder that relative paths start from, and that no path leaves unless allow_outside
+    """
+
+    root: Path
+    allow_outside: bool = False
+
+    def image(self, value: Any) -> Path | bytes:
+        """The file, links resolved, or the encoded image itself. Raises Unusable.
+
+        value: see `is_image_value`.
+        """
+        name = path_named(value)
+        if name is not None:
+            return self.file(name)
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, dict):
+            encoded = value.get("bytes") or value.get("base64")
+            return encoded if isinstance(encoded, bytes) else _decoded(encoded or value.get("path") or value["url"])
+        return _decoded(value)
+
+    def file(self, name: str) -> Path:
+        """The file behind a path. Raises Unusable where it is missing, or outside."""
+        shown = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
+        try:
+            path = (self.root / name).resolve()
+            if not (self.allow_outside or path.is_relative_to(self.root.resolve())):
+                raise Unusable(OUTSIDE, f"{shown}: set image_root, or allow_outside = true")
+            if path.is_file():
+                return path
+        except (OSError, ValueError, RuntimeError):  # too long a name, a NUL in it, a loop of links
+            pass
+        raise Unusable(MISSING, shown)
+
+
+def is_image_value(value: Any) -> bool:
+    """Whether a value has the form of an image: str, bytes, or an object with "bytes", "path", "base64" or "url"."""
+    if isinstance(value, dict):
+        members = [value.get(key) for key in ("bytes", "base64", "path", "url")]
+        given = [member for member in members if member is not None]
+        return bool(given) and all(isinstance(member, (str, bytes)) for member in given)
+    return isinstance(value, (str, bytes))
+
+
+def path_named(value: Any) -> str | None:
+    """The path of an image that is a file, None for one that the row itself holds or that a URL names."""
+    if isinstance(value, dict):
+        if value.get("bytes") or value.get("base64"):
+            return None
+        named = value.get("path") or value.get("url")
+        return path_named(named) if isinstance(named, str) else None
+    if not isinstance(value, str) or value[:5].lower() == "data:" or _is_remote(value) or BASE64.match(value):
+        return None
+    if value.startswith("file://"):
+        return unquote(urlsplit(value).path)
+    return value
+
+
+def _is_remote(text: str) -> bool:
+    return text[:8].lower().startswith(("http://", "https://"))
+
+
+def _decoded(text: str) -> bytes:
+    """The bytes of base64 text, bare or in a data: URL."""
+    if _is_remote(text):
+        raise Unusable(REMOTE, f"{text[:SHOWN]}: download it and name the file")
+    if text[:5].lower() == "data:":
+        head = DATA_URL.match(text[:SHOWN])
+        if head is None or not head["base64"]:
+            raise Unusable(UNDECODABLE, "a data: URL without base64")
+        for kind, reason in (("video/", VIDEO), ("audio/", AUDIO)):
+            if text[5:].lower().startswith(kind):
+                raise Unusable(reason)
+        text = text[head.end() :]
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Unusable(UNDECODABLE, f"broken base64: {error}") from error

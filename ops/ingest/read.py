@@ -1,0 +1,158 @@
+"""All samples of a source on disk as one stream, with every mistake of its files reported together."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+from attrs import define, frozen
+
+from dsl.errors import DataError
+from ops.ingest.image_folder import class_images, image_folder_sample
+from ops.ingest.image_values import ImageFinder, path_named
+from ops.ingest.records import Record
+from ops.ingest.row_form import row_mistake
+from ops.ingest.rows import image_values, sample_of_row
+from ops.ingest.sample import DroppedSample, RawSample, Unusable
+from ops.ingest.source import SPLIT_NAMES, TableReaders, find_format, parts_of
+
+SHOWN_MISTAKES = 20
+DRAWN_SPLITS = ("test", "val")
+Read = tuple[float, RawSample | DroppedSample]
+
+
+@frozen(kw_only=True)
+class Reading:
+    """How a source is read; the fields are those of ops/ingest/op.py."""
+
+    source: Path
+    format: str = "auto"
+    image_root: str | None = None
+    allow_outside: bool = False
+    duplicate_ids: str = "refuse"
+    question: str = ""
+    answer: str = ""
+
+    def finder(self, folder: Path) -> ImageFinder:
+        return ImageFinder(folder if self.image_root is None else folder / self.image_root, self.allow_outside)
+
+
+def read_samples(reading: Reading, readers: TableReaders) -> Iterator[Read]:
+    """(share of the source that is behind it, sample) in order, one at a time.
+
+    Raises DataError for a source that cannot be read, and, when all of it is read, with up to 20 mistakes of its rows
+    as `file:line: what is wrong`; nothing is yielded behind the first mistake.
+    """
+    form = find_format(reading.source, reading.format)
+    if form == "image-folder":
+        return _image_folder(reading)
+    return _rows(reading, form, readers)
+
+
+def named_images(reading: Reading) -> Iterator[Path]:
+    """The image files that the rows name, where they exist and may be used; broken rows are passed over.
+
+    Nothing for a folder whose images cannot lie elsewhere: its content is that of the source itself.
+    """
+    if reading.source.is_dir() and reading.image_root is None and not reading.allow_outside:
+        return
+    form = find_format(reading.source, reading.format)
+    if form == "image-folder":
+        finder = reading.finder(reading.source)
+        names = ((finder, image.path.as_posix()) for image in class_images(reading.source, SPLIT_NAMES))
+    else:
+        names = _names(reading, form)
+    for finder, name in names:
+        try:
+            yield finder.file(name)
+        except Unusable:
+            continue
+
+
+def _names(reading: Reading, form: str) -> Iterator[tuple[ImageFinder, str]]:
+    """The paths of all rows; the reader of tables is loaded by name, lest every plan load pyarrow."""
+    readers = None
+    if form != "json":
+        tables = importlib.import_module("ops.ingest.tables")
+        readers = TableReaders(parquet=tables.parquet_names, arrow=tables.arrow_records)
+    for part in parts_of(reading.source, form, readers):
+        for record in part.records():
+            if record.mistake or row_mistake(record.row):
+                continue
+            names = [path_named(value) for value in image_values(record.row)]
+            yield from ((reading.finder(record.folder), name) for name in names if name is not None)
+
+
+def _image_folder(reading: Reading) -> Iterator[Read]:
+    images = list(class_images(reading.source, SPLIT_NAMES))
+    finder = reading.finder(reading.source)
+    given = {image.split for image in images}
+    for done, image in enumerate(images, start=1):
+        sample = image_folder_sample(image, finder, reading.question, reading.answer)
+        yield done / len(images), _with_split(sample, image.split, given)
+
+
+def _rows(reading: Reading, form: str, readers: TableReaders) -> Iterator[Read]:
+    parts = list(parts_of(reading.source, form, readers))
+    given = {part.split for part in parts}
+    ids = _Ids(reading.duplicate_ids)
+    mistakes: list[str] = []
+    for place, part in enumerate(parts):
+        for record in part.records():
+            mistake = record.mistake or row_mistake(record.row)
+            if not mistake:
+                own = record.row.get("id")
+                default = f"{part.name}:{record.number}" if part.name else str(record.number)
+                named = default if own is None else str(own)
+                sample_id, mistake = ids.take(named, record)
+            if mistake:
+                mistakes.append(f"{record.place}: {mistake}")
+                if len(mistakes) == SHOWN_MISTAKES:
+                    raise DataError("\n".join([*mistakes, f"... stopped after {SHOWN_MISTAKES} mistakes"]))
+            elif not mistakes:
+                sample = sample_of_row(record.row, sample_id, reading.finder(record.folder))
+                if isinstance(sample, RawSample) and sample_id != named:
+                    sample = attrs.evolve(sample, draw_id=named)
+                yield (place + record.share) / len(parts), _with_split(sample, part.split, given)
+    if mistakes:
+        raise DataError("\n".join(mistakes))
+
+
+def _with_split(
+    sample: RawSample | DroppedSample, part: str | None, given: set[str | None]
+) -> RawSample | DroppedSample:
+    """The sample with the split of its part, unless it has its own; splits that no part has are drawn from train."""
+    if isinstance(sample, DroppedSample) or sample.split is not None or part is None:
+        return sample
+    absent = tuple(name for name in DRAWN_SPLITS if name not in given)
+    if part == "train" and absent:
+        return attrs.evolve(sample, draw=absent)
+    return attrs.evolve(sample, split=part)
+
+
+@define
+class _Ids:
+    """Which ids are taken, and where they stand."""
+
+    duplicates: str
+    places: dict[str, tuple[str, int]] = attrs.Factory(dict)  # origin and number, which take less than a text
+
+    def take(self, wanted: str, record: Record) -> tuple[str, str]:
+        """(id, mistake): `wanted`, or with a number behind it where that is taken and duplicates are numbered."""
+        place = (record.origin, record.number)
+        if wanted not in self.places:
+            self.places[wanted] = place
+            return wanted, ""
+        if self.duplicates == "refuse":
+            origin, number = self.places[wanted]
+            return (
+                "",
+                f'id "{wanted}" is that of {origin}{number} as well; ids must differ, or set duplicate_ids = "number"',
+            )
+        count = 2
+        while f"{wanted}#{count}" in self.places:
+            count += 1
+        self.places[f"{wanted}#{count}"] = place
+        return f"{wanted}#{count}", ""

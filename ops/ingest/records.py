@@ -1,0 +1,144 @@
+"""Records of JSON files: one object a line, or one array of objects, read as a stream."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from attrs import frozen
+
+from dsl.errors import DataError
+
+CHUNK = 1 << 20
+LONGEST = 256 << 20  # characters of one element of an array: a broken one is looked at so far, and no further
+SPACE = re.compile(r"[\s,]*")
+
+
+@frozen
+class Record:
+    """One row of a source, or what is wrong with it.
+
+    number  within the file, from 1: the line, or the row
+    origin  what stands before the number in messages: "file:", or "file: row "
+    folder  that relative paths of images start from
+    share   how much of the file is behind it, 0..1
+    """
+
+    number: int
+    origin: str
+    row: Any
+    mistake: str
+    folder: Path
+    share: float
+
+    @property
+    def place(self) -> str:
+        return f"{self.origin}{self.number}"
+
+
+def json_records(file: Path) -> Iterator[Record]:
+    """The records of a JSON file; blank lines are passed over. Raises DataError where the file cannot be read."""
+    try:
+        size = max(file.stat().st_size, 1)
+        origin = f"{file}:"
+        is_array = _first_character(file) == b"["
+        for number, end, row, mistake in _elements(file) if is_array else _lines(file):
+            yield Record(number, origin, row, mistake, file.parent, min(end / size, 1.0))
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror}); `source` must name a data file or folder"
+        ) from error
+
+
+def _first_character(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+
+
+def _lines(file: Path) -> Iterator[tuple[int, int, Any, str]]:
+    """(line, bytes read, value, mistake) of every line that is not blank."""
+    read = 0
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            read += len(line)
+            stripped = line.removeprefix(codecs.BOM_UTF8).strip()
+            if stripped:
+                yield number, read, *_parse(stripped)
+
+
+def _parse(line: bytes) -> tuple[Any, str]:
+    try:
+        return json.loads(line.decode("utf-8")), ""
+    except UnicodeDecodeError as error:
+        return None, f"not UTF-8 at byte {error.start + 1}"
+    except json.JSONDecodeError as error:
+        return None, f"broken JSON at column {error.colno}: {error.msg}"
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, too many brackets
+        return None, f"broken JSON: {error}"
+
+
+def _elements(file: Path) -> Iterator[tuple[int, int, Any, str]]:
+    """(line, bytes read, value, mistake) of every element of the array; a broken element ends the reading."""
+    with file.open("rb") as opened:
+        text = _ArrayText(opened)
+        try:
+            while text.peek() not in ("]", ""):
+                number = text.line
+                value, mistake = text.element()
+                yield number, opened.tell(), value, mistake
+                if mistake:
+                    return
+            if not text.peek():
+                yield text.line, opened.tell(), None, 'broken JSON: the array has no end ("]")'
+        except UnicodeDecodeError:
+            yield text.line, opened.tell(), None, "not UTF-8 in the text that begins here"
+
+
+class _ArrayText:
+    """The text of an array behind its "[", read piece by piece. line: of the next element, from 1."""
+
+    def __init__(self, opened: BinaryIO) -> None:
+        self.line = 1
+        self._opened = opened
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text, self._start, self._ended = "", 0, False
+        self._more(CHUNK)
+        self._skip(self._text.index("[") + 1)
+
+    def peek(self) -> str:
+        """The first character of the next element, "]", or an empty string at the end of the file."""
+        while True:
+            self._skip(SPACE.match(self._text, self._start).end())
+            if self._start < len(self._text) or self._ended:
+                return self._text[self._start : self._start + 1]
+            self._more(CHUNK)
+
+    def element(self) -> tuple[Any, str]:
+        """The next element, or what is wrong with it; twice as much text is read while it has no end."""
+        while True:
+            try:
+                value, end = json.JSONDecoder().raw_decode(self._text, self._start)
+            except json.JSONDecodeError as error:
+                length = len(self._text) - self._start
+                if self._ended or length > LONGEST:
+                    return None, f"broken JSON in the element that begins here: {error.msg}"
+                self._more(max(CHUNK, length))
+                continue
+            except (ValueError, RecursionError) as error:
+                return None, f"broken JSON: {error}"
+            self._skip(end)
+            return value, ""
+
+    def _more(self, size: int) -> None:
+        raw = self._opened.read(size)
+        self._ended = not raw
+        self._text = self._text[self._start :] + self._decoder.decode(raw, final=self._ended)
+        self._start = 0
+
+    def _skip(self, end: int) -> None:
+        self.line += self._text.count("\n", self._start, end)
+        self._start = end

@@ -1,0 +1,117 @@
+"""The form of a row: what is a mistake in the file, in contrast to a fault of one sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsl.errors import did_you_mean
+from ops.ingest.image_values import is_image_value
+from ops.tally import SPLITS
+
+KEYS = ("id", "conversations", "messages", "image", "images", "split", "system")
+TURN_TEXTS = ("content", "text", "value")
+PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
+
+
+def row_mistake(row: Any) -> str:
+    """What is wrong with the form of a row, or an empty string."""
+    if not isinstance(row, dict):
+        return f"expected an object, got {type(row).__name__}"
+    key = "messages" if row.get("messages") is not None else "conversations"
+    turns = turn_list(row)
+    if not isinstance(turns, list):
+        return 'no list "conversations" (or "messages")'
+    for place, turn in enumerate(turns):
+        if mistake := _turn_mistake(turn):
+            return f"{key}[{place}]{mistake}"
+    for key in row:
+        if key not in KEYS and (meant := did_you_mean(key, [known for known in KEYS if known not in row])):
+            return f'unknown key "{key}" ({meant})'
+    for key in ("image", "images"):
+        if not all(is_image_value(value) for value in _as_list(row.get(key))):
+            return f'"{key}" must be a path, bytes, base64 or null, or a list of them'
+    if row.get("image") is not None and row.get("images") is not None:
+        return 'both "image" and "images": give one of them'
+    if not isinstance(row.get("system") or "", str):
+        return '"system" must be a string'
+    if row.get("split") not in (None, *SPLITS):
+        return f'"split" must be one of {", ".join(SPLITS)}, got {row["split"]!r}'
+    sample_id = row.get("id")
+    if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int, type(None))):
+        return f'"id" must be a string or an integer, got {sample_id!r}'
+    return "" if is_valid_text(str(sample_id)) else '"id" holds half a surrogate pair'
+
+
+def turn_list(row: dict[str, Any]) -> Any:
+    """The turns; the columns of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}) become rows."""
+    turns = either(row, ("messages", "conversations"))
+    if not (isinstance(turns, dict) and all(isinstance(column, list) for column in turns.values())):
+        return turns
+    if len({len(column) for column in turns.values()}) != 1:
+        return turns
+    return [dict(zip(turns, values, strict=True)) for values in zip(*turns.values(), strict=True)]
+
+
+def listed(row: dict[str, Any]) -> list[Any]:
+    """The images of `image` or `images`."""
+    return _as_list(either(row, ("images", "image")))
+
+
+def part_kind(part: dict[str, Any]) -> str:
+    """The type of a content part, which its only key gives away where it is not said; or an empty string."""
+    kind = part.get("type")
+    if isinstance(kind, str):
+        return kind
+    return next((key for key in PART_KINDS if part.get(key) is not None), "")
+
+
+def part_image(part: dict[str, Any]) -> Any:
+    """The image that a content part holds or names, or None."""
+    if part.get("base64") is not None:
+        return {"base64": part["base64"]}
+    return either(part, ("image", "image_url", "url", "path"))
+
+
+def either(mapping: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """The value of the first of the names that is there and not null."""
+    return next((mapping[name] for name in names if mapping.get(name) is not None), None)
+
+
+def is_valid_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _turn_mistake(turn: Any) -> str:
+    if not isinstance(turn, dict):
+        return f": expected an object, got {type(turn).__name__}"
+    if not isinstance(either(turn, ("role", "from")), str):
+        return ': no string "role" (or "from")'
+    if not any(name in turn for name in (*TURN_TEXTS, "tool_calls", "function_call")):
+        return ': no "content" (or "text", "value")'
+    content = either(turn, TURN_TEXTS)
+    if not isinstance(content, (str, list, type(None))):
+        return f": expected a text or a list of parts, got {type(content).__name__}"
+    if not isinstance(turn.get("reasoning_content"), (str, type(None))):
+        return ': "reasoning_content" must be a string'
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        if mistake := _part_mistake(part):
+            return f".content[{place}]: {mistake}"
+    return ""
+
+
+def _part_mistake(part: Any) -> str:
+    if not isinstance(part, dict):
+        return f"expected an object, got {type(part).__name__}"
+    kind = part_kind(part)
+    if not kind:
+        return 'no string "type"'
+    if kind in ("text", "input_text") and not isinstance(part.get("text"), str):
+        return 'no string "text"'
+    value = part_image(part)
+    return "" if value is None or is_image_value(value) else 'its image must be a path, bytes, base64 or {"url": ...}'
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

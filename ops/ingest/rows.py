@@ -1,0 +1,190 @@
+"""A row of any spelling as a sample.
+
+    {"id": "a1", "split": "train", "image": "cats/7.png",
+     "conversations": [{"role": "user", "text": "..."}, {"role": "assistant", "text": "..."}]}
+
+`conversations` or `messages`; a turn has `role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content
+is a text, in which <image> stands for the next of the row's images, or a list of parts: {"type": "text", "text"},
+{"type": "image_url", "image_url": {"url"}}, {"type": "image", "image"}; an image part without an image of its own
+stands for the next of the row's images. `image` and `images` take one image or a list (ops/ingest/image_values.py);
+where nothing says where they stand, it is the start of the first user turn. `id`, `split` and `system` may be missing.
+
+What form a row must have is in ops/ingest/row_form.py. A well-formed sample that cannot be used is dropped, for a
+reason of ops/ingest/image_values.py or one of these:
+
+    no turns, empty text, no answer, starts with the assistant
+    invalid text                    half a surrogate pair, which no UTF-8 can hold
+    unknown role                    other than system, user, assistant and their other names
+    unknown content part            neither a text nor an image
+    placeholders and images differ  in number, or a placeholder names an image that is not there
+    image in an answer              which no target can write
+    tool calls are not supported    and videos, and audio
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import frozen
+
+from ops.ingest.image_values import AUDIO, VIDEO, ImageFinder
+from ops.ingest.row_form import TURN_TEXTS, either, is_valid_text, listed, part_image, part_kind, turn_list
+from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, Unusable, with_leading_images
+
+TOOLS, DIFFER, IN_ANSWER = "tool calls are not supported", "placeholders and images differ", "image in an answer"
+ROLE_NAMES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "chatgpt"), "assistant"),
+}
+TOOL_ROLES = ("tool", "function", "function_call", "observation", "ipython")
+TOOL_KEYS = ("tool_calls", "function_call", "tool_call_id")
+REFUSED_KEYS = (
+    *((key, VIDEO) for key in ("video", "videos", "video_path")),
+    *((key, AUDIO) for key in ("audio", "audios")),
+    ("tools", TOOLS),
+    ("functions", TOOLS),
+)
+PLACEHOLDER = re.compile(r"[\r\n]*<image>[\r\n]*")
+REFUSED_PLACEHOLDERS = (("<video>", VIDEO), ("<audio>", AUDIO))
+
+
+@frozen
+class Placed:
+    """An image within a turn: its value, or the index of one of the row's images, or neither: the next of them."""
+
+    value: Any = None
+    index: int | None = None
+
+
+def sample_of_row(row: dict[str, Any], sample_id: str, finder: ImageFinder) -> RawSample | DroppedSample:
+    """The sample of a row of the right form, with `split` as the row gives it."""
+    try:
+        _refuse_other_media(row)
+        turns = list(_turns(row))
+        _check(turns)
+        placed, values = _place_images(turns, listed(row))
+        return RawSample(sample_id, row.get("split"), placed, tuple(finder.image(value) for value in values))
+    except Unusable as fault:
+        return DroppedSample(sample_id, fault.reason, fault.detail)
+
+
+def image_values(row: dict[str, Any]) -> Iterator[Any]:
+    """All images that a row of any form names."""
+    yield from listed(row)
+    for turn in turn_list(row) or ():
+        content = either(turn, TURN_TEXTS) if isinstance(turn, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and (value := part_image(part)) is not None:
+                yield value
+
+
+def _refuse_other_media(row: dict[str, Any]) -> None:
+    for key, reason in REFUSED_KEYS:
+        if row.get(key):
+            raise Unusable(reason, f'key "{key}"')
+
+
+def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str | None]]:
+    """(role, texts and images, reasoning) of every turn."""
+    turns = turn_list(row) or []
+    if row.get("system") and (not turns or turns[0].get("role", turns[0].get("from")) != "system"):
+        turns = [{"role": "system", "content": row["system"]}, *turns]
+    for turn in turns:
+        name = either(turn, ("role", "from"))
+        if name in TOOL_ROLES or any(turn.get(key) for key in TOOL_KEYS):
+            raise Unusable(TOOLS, f'role "{name}"')
+        if name not in ROLE_NAMES:
+            raise Unusable("unknown role", f'"{name}"')
+        content = either(turn, TURN_TEXTS) or ""
+        role = ROLE_NAMES[name]
+        items = _of_text(content, role) if isinstance(content, str) else [_of_part(part) for part in content]
+        yield role, _tidy(items), turn.get("reasoning_content") or None
+
+
+def _of_text(text: str, role: str) -> list[str | Placed]:
+    """A text and the images that stand in it; an answer's text is taken as it is."""
+    if role == "assistant":
+        return [text]
+    for placeholder, reason in REFUSED_PLACEHOLDERS:
+        if placeholder in text:
+            raise Unusable(reason, placeholder)
+    first, *others = PLACEHOLDER.split(text)
+    return [first, *(item for other in others for item in (Placed(), other))]
+
+
+def _of_part(part: dict[str, Any]) -> str | Placed:
+    kind = part_kind(part)
+    if kind in ("text", "input_text"):
+        return str(part["text"])
+    if kind in ("image", "image_url", "input_image"):
+        index = part.get("index")
+        return Placed(part_image(part), index if isinstance(index, int) else None)
+    for name, reason in (("video", VIDEO), ("audio", AUDIO), ("tool", TOOLS)):
+        if name in kind:
+            raise Unusable(reason, f'content part "{kind}"')
+    raise Unusable("unknown content part", f'"{kind}"')
+
+
+def _tidy(items: list[str | Placed]) -> list[str | Placed]:
+    """Neighbouring texts as one, no white space before the first text and behind the last, no empty text."""
+    merged: list[str | Placed] = []
+    for item in items:
+        if isinstance(item, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += item
+        else:
+            merged.append(item)
+    for places, strip in ((range(len(merged)), str.lstrip), (range(len(merged) - 1, -1, -1), str.rstrip)):
+        for place in places:
+            item = merged[place]
+            if isinstance(item, str):
+                merged[place] = strip(item)
+                if merged[place]:
+                    break
+    return [item for item in merged if item != ""]
+
+
+def _check(turns: list[tuple[str, list[str | Placed], str | None]]) -> None:
+    """Raise Unusable where the conversation cannot be learned from."""
+    spoken = [role for role, _, _ in turns if role != "system"]
+    texts = [item for _, items, _ in turns for item in items if isinstance(item, str)]
+    texts += [reasoning for _, _, reasoning in turns if reasoning]
+    answers = [items for role, items, _ in turns if role == "assistant"]
+    empty = next((place for place, (_, items, _) in enumerate(turns, start=1) if not items), None)
+    checks = (
+        (not turns, "no turns", ""),
+        (empty is not None, "empty text", f"turn {empty}"),
+        (not all(is_valid_text(text) for text in texts), "invalid text", ""),
+        (spoken[:1] == ["assistant"], "starts with the assistant", ""),
+        (not answers, "no answer", ""),
+        (any(isinstance(item, Placed) for items in answers for item in items), IN_ANSWER, ""),
+    )
+    for wrong, reason, detail in checks:
+        if wrong:
+            raise Unusable(reason, detail)
+
+
+def _place_images(
+    turns: list[tuple[str, list[str | Placed], str | None]], own: list[Any]
+) -> tuple[tuple[Turn, ...], list[Any]]:
+    """The turns with their places for images, and the images in the order of the places; own: those of the row."""
+    places = [item for _, items, _ in turns for item in items if isinstance(item, Placed)]
+    placed = tuple(Turn(role, tuple(map(_part, items)), reasoning) for role, items, reasoning in turns)
+    if not places:
+        return (with_leading_images(placed, len(own)) if own else placed), own
+    values, used = [], []
+    for place in places:
+        if place.value is not None:
+            values.append(place.value)
+            continue
+        used.append(len(used) if place.index is None else place.index)
+        values.append(own[used[-1]] if 0 <= used[-1] < len(own) else None)
+    if sorted(used) != list(range(len(own))):
+        raise Unusable(DIFFER, f"{len(used)} placeholders, {len(own)} images")
+    return placed, values
+
+
+def _part(item: str | Placed) -> str | ImagePart:
+    return item if isinstance(item, str) else IMAGE

@@ -1,0 +1,114 @@
+"""A source on disk: which format it has, which parts it consists of, and which split each part stands for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+from dsl.errors import DataError
+from ops.ingest.image_folder import IMAGE_NAMES
+from ops.ingest.records import Record, json_records
+
+JSON_NAMES = (".jsonl", ".json", ".ndjson")
+ARROW_FILES = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes for a DatasetDict, and for a Dataset
+SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
+NAMED = re.compile(rf"({'|'.join(sorted(SPLIT_NAMES, key=len, reverse=True))})(?![a-z])", re.IGNORECASE)
+REMEDY = 'say which: format = "json", "parquet", "arrow" or "image-folder"'
+
+
+@frozen
+class Part:
+    """A file, or one division of an Arrow data set. split: as its name says, or None; name: for the ids of rows."""
+
+    name: str
+    split: str | None
+    records: Callable[[], Iterator[Record]]
+
+
+@frozen
+class TableReaders:
+    """Those of ops/ingest/tables.py, which is loaded only where a source needs it."""
+
+    parquet: Callable[[Path], Iterator[Record]]
+    arrow: Callable[[Path], Iterator[tuple[str | None, Iterator[Record]]]]
+
+
+def find_format(source: Path, wanted: str) -> str:
+    """The format of a source by what lies there. Raises DataError where it is missing, and where nothing can tell."""
+    if not source.exists():
+        raise DataError(f"{source}: no such file or folder; `source` must name a data file or folder")
+    if wanted == "auto":
+        return _format_of_folder(source) if source.is_dir() else _format_of_file(source)
+    if wanted in ("arrow", "image-folder") and not source.is_dir():
+        raise DataError(f'{source}: format = "{wanted}" reads a folder, and this is a file')
+    return wanted
+
+
+def parts_of(source: Path, form: str, readers: TableReaders | None) -> Iterator[Part]:
+    """The parts of a source of rows, in order. readers: may be None for JSON."""
+    if form == "arrow":
+        for name, records in readers.arrow(source):
+            yield Part(name or "", split_named(name or ""), lambda records=records: records)
+        return
+    suffixes, read = (JSON_NAMES, json_records) if form == "json" else ((".parquet",), readers.parquet)
+    files = _files(source, suffixes) if source.is_dir() else [source]
+    if not files:
+        raise DataError(f'{source}: holds no file that ends in {", ".join(suffixes)} (format = "{form}")')
+    for file in files:
+        name = file.relative_to(source).with_suffix("").as_posix() if len(files) > 1 else ""
+        yield Part(name, split_named(name), lambda file=file: read(file))
+
+
+def split_named(name: str) -> str | None:
+    """The split that a name stands for: "train-00000-of-00004", "data/validation", "test_sft"; None for any other."""
+    found = [match for step in name.split("/") if (match := NAMED.match(step))]
+    return SPLIT_NAMES[found[-1][1].lower()] if found else None
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a format in a folder and the folders in it; those that `datasets` and the Hub add are no data."""
+    found = [file for pattern in ("*", "*/*") for file in folder.glob(pattern) if file.suffix.lower() in suffixes]
+    described = ("dataset_info.json", "dataset_infos.json", *ARROW_FILES)
+    relative = (file for file in found if file.name not in described and file.is_file())
+    return sorted(file for file in relative if not any(step.startswith(".") for step in file.relative_to(folder).parts))
+
+
+def _format_of_file(file: Path) -> str:
+    if file.suffix.lower() in JSON_NAMES:
+        return "json"
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(4096)
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror}); `source` must name a data file or folder"
+        ) from error
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        return "json"
+    if file.suffix.lower() == ".arrow" or head[:6] == b"ARROW1":
+        raise DataError(f"{file}: a file of an Arrow data set; name the folder that `save_to_disk` wrote")
+    if head[:2] == b"\x1f\x8b" or head[:4] in (b"PK\x03\x04", b"\x28\xb5\x2f\xfd"):
+        raise DataError(f"{file}: compressed; unpack it first")
+    raise DataError(f"{file}: neither JSON nor Parquet; {REMEDY}")
+
+
+def _format_of_folder(folder: Path) -> str:
+    """Arrow by its description; else Parquet or JSON files, beside which images may lie; else images by class."""
+    if any((folder / name).is_file() for name in ARROW_FILES):
+        return "arrow"
+    found = [form for form, suffixes in (("json", JSON_NAMES), ("parquet", (".parquet",))) if _files(folder, suffixes)]
+    if len(found) == 2:
+        raise DataError(f"{folder}: holds JSON files and Parquet files; {REMEDY}, or name one file")
+    if found:
+        return found[0]
+    below = (file for pattern in ("*/*", "*/*/*") for file in folder.glob(pattern))
+    if any(file.suffix.lower() in IMAGE_NAMES for file in below):
+        return "image-folder"
+    raise DataError(
+        f"{folder}: holds neither JSON nor Parquet files, no Arrow data set and no images by class; {REMEDY}"
+    )

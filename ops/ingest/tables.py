@@ -1,0 +1,72 @@
+"""Records of Parquet files and Arrow data sets: the only module that imports pyarrow."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from dsl.errors import DataError
+from ops.ingest.records import Record
+
+BATCH_ROWS = 32  # a row may hold images of megabytes
+NEEDS_DATASETS = 'Arrow data sets are read by the library `datasets`; install it: pip install "dflow[datasets]"'
+
+
+def parquet_records(file: Path) -> Iterator[Record]:
+    """The rows of a Parquet file, a few at a time. Raises DataError where it cannot be read."""
+    return _parquet(file, with_bytes=True)
+
+
+def parquet_names(file: Path) -> Iterator[Record]:
+    """The same without what binary columns hold: what is asked for are the names of files."""
+    return _parquet(file, with_bytes=False)
+
+
+def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]:
+    """(name of the division or None, its rows) of a folder that `datasets.Dataset(Dict).save_to_disk` wrote.
+
+    Images stay encoded: nothing is decoded. Raises DataError without the library, and for a folder it cannot read.
+    """
+    try:
+        library = importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError(f"{folder}: {NEEDS_DATASETS}") from error
+    try:
+        loaded = library.load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError, pyarrow.ArrowException) as error:
+        raise DataError(f"{folder}: cannot be read as an Arrow data set: {error}") from error
+    parts = loaded if isinstance(loaded, dict) else {None: loaded}
+    for name, part in parts.items():
+        batches = part.with_format("arrow").iter(batch_size=BATCH_ROWS)
+        place = f"{folder}: {name}" if name else str(folder)
+        yield name, _records(batches, place, folder, max(len(part), 1))
+
+
+def _parquet(file: Path, *, with_bytes: bool) -> Iterator[Record]:
+    try:
+        with parquet.ParquetFile(file, memory_map=True) as opened:
+            columns = None if with_bytes else _text_columns(opened)
+            batches = opened.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+            total = max(opened.metadata.num_rows, 1)
+            yield from _records(batches, str(file), file.parent, total)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{file}: cannot be read as Parquet: {error}") from error
+
+
+def _records(batches: Iterator[Any], place: str, folder: Path, total: int) -> Iterator[Record]:
+    number, origin = 0, f"{place}: row "
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            yield Record(number, origin, row, "", folder, number / total)
+
+
+def _text_columns(opened: parquet.ParquetFile) -> list[str]:
+    """The leaf columns that are not binary."""
+    leaves = (opened.schema.column(place) for place in range(len(opened.schema)))
+    return [leaf.path for leaf in leaves if leaf.physical_type != "BYTE_ARRAY" or leaf.logical_type.type == "STRING"]
