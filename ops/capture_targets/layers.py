@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dsl.errors import ConfigError
 
 
-def spread_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
+def spread_layers(num_target_layers: int, num_layers: int, field: str = "num_layers") -> tuple[int, ...]:
     """`num_layers` ids from the 2nd to the 3rd-last of `num_target_layers` layers, evenly spread.
 
     round(1 + i * (n - 4) / (L - 1)) for i = 0 .. L - 1, and n // 2 for L = 1.
-    Source: the DFlash reference implementation. Raises ConfigError where two ids would be equal.
+    Source: the DFlash reference implementation. Raises ConfigError where two ids would be equal, which calls num_layers
+    by the name of the config's `field`.
     """
     n, count = num_target_layers, num_layers
     if count == 1:
@@ -21,7 +22,7 @@ def spread_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
     if len(set(ids)) < count or min(ids) < 0:
         shown = f" (they would be {list(ids)})" if count <= n else ""
         raise ConfigError(
-            f"num_layers = {count}: a target of {n} layers has no {count} distinct layers between its 2nd and "
+            f"{field} = {count}: a target of {n} layers has no {count} distinct layers between its 2nd and "
             f"3rd-last{shown}; ask for at most {max(1, n - 3)}, or name them in target_layer_ids"
         )
     check_layers(ids, n)

@@ -12,6 +12,7 @@ from dsl.stage import Stage
 from ops.capture_targets.shards import FeatureReader
 from ops.files import write_json, write_jsonl
 from ops.shard_sequence.op import ShardSequence
+from ops.tokenize_chat.shards import TokenReader
 
 SPLIT = "train"
 
@@ -31,7 +32,7 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
 
     Raises DataError for a split without samples, and for a sample longer than a step.
     """
-    lengths = FeatureReader(stage.inputs["features"], SPLIT).lengths
+    lengths = _lengths(stage)
     seed = config.seed or 0
     steps = list(plan_steps(lengths, config.tokens_per_step, config.pad_multiple, config.epochs, seed))
     plan = {
@@ -50,12 +51,20 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
     stage.progress(len(steps), len(steps))
 
 
+def _lengths(stage: Stage) -> list[int]:
+    """Tokens of each sample of the split, from the features or the tokens: the same for both."""
+    features = stage.inputs.get("features")
+    if features is not None:
+        return FeatureReader(features, SPLIT).lengths
+    return [record["tokens"] for record in TokenReader(stage.inputs["tokens"], SPLIT).records]
+
+
 def plan_steps(
     lengths: Sequence[int], tokens_per_step: int, pad_multiple: int, epochs: int, seed: int
 ) -> Iterator[Step]:
     """The steps in order. Every sample is taken once per epoch; no step crosses from one epoch into the next."""
     if not lengths:
-        raise DataError(f"the split {SPLIT} of the features holds no sample; there is nothing to train on")
+        raise DataError(f"the split {SPLIT} holds no sample; there is nothing to train on")
     padded = [padded_length(length, pad_multiple) for length in lengths]
     longest = max(range(len(padded)), key=padded.__getitem__)
     if padded[longest] > tokens_per_step:

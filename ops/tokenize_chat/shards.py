@@ -5,7 +5,7 @@ Legend: N samples, T tokens, R pixel rows, I images, S tokens of one sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,7 @@ class TokenReader:
     def sample(self, index: int) -> TokenSample:
         """The index-th sample; only its own rows are read."""
         record = self.records[index]
-        shard, row = record["shard"], record["row"]
-        if shard not in self._files:
-            self._files[shard] = safe_open(self.tokens.path / shard, framework="pt")
-            self._offsets[shard] = {name: self._files[shard].get_tensor(name) for name in set(OFFSETS.values())}
-        parts = {}
-        for name, offsets in OFFSETS.items():
-            start, end = self._offsets[shard][offsets][row : row + 2].tolist()
-            parts[name] = self._files[shard].get_slice(name)[start:end]
+        parts = self._parts(record, OFFSETS)
         return TokenSample(
             id=record["id"],
             category=record["category"],
@@ -82,6 +75,23 @@ class TokenReader:
             image_grid_thw=parts["image_grid_thw"],
             prompt_tokens=record["prompt_tokens"],
         )
+
+    def labels(self, index: int) -> tuple[Tensor, Tensor]:
+        """input_ids int64 [S] and loss_mask bool [S] of a sample, without reading its images."""
+        parts = self._parts(self.records[index], ("input_ids", "loss_mask"))
+        return parts["input_ids"].to(torch.int64), parts["loss_mask"].to(torch.bool)
+
+    def _parts(self, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
+        """The named tensors of one sample as they are stored."""
+        shard, row = record["shard"], record["row"]
+        if shard not in self._files:
+            self._files[shard] = safe_open(self.tokens.path / shard, framework="pt")
+            self._offsets[shard] = {name: self._files[shard].get_tensor(name) for name in set(OFFSETS.values())}
+        parts = {}
+        for name in names:
+            start, end = self._offsets[shard][OFFSETS[name]][row : row + 2].tolist()
+            parts[name] = self._files[shard].get_slice(name)[start:end]
+        return parts
 
 
 def write_token_shard(file: Path, samples: Sequence[TokenSample], patch_dim: int) -> None:

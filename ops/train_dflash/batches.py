@@ -1,8 +1,8 @@
 """From the plan of batches to what a rank computes: drawing anchors, dealing, micro-batches, and preparing one of them.
 
-Every rank draws the anchors of the whole global step, from loss masks alone. So the denominator of the loss and the
-cost of every sample are known everywhere before the first forward pass, and equal on any world size. Features are read
-by `prepare` only: of its micro-batch, each sequence-parallel rank reads one contiguous slice.
+Every rank draws the anchors of the whole global step, from loss masks alone (`Labels`). So the denominator of the loss
+and the cost of every sample are known everywhere before the first forward pass, and equal on any world size. Features
+(`States`) are asked for by `prepare` only: of its micro-batch, each sequence-parallel rank takes one contiguous slice.
 
 Legend: S tokens of a sample, A anchors, K block size, T packed context tokens, t a rank's slice, P sp_degree.
 """
@@ -10,6 +10,7 @@ Legend: S tokens of a sample, A anchors, K block size, T packed context tokens, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from attrs import frozen
@@ -17,13 +18,45 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import BatchPlan
-from ops.capture_targets.shards import FeatureReader
 from ops.dflash.anchors import block_labels, draw_anchors, slot_weights
 from ops.dflash.attention import Seen
 from ops.dflash.step import MicroBatch
 from ops.files import read_json, read_jsonl
 from ops.sequence_parallel.exchange import deal_blocks
 from ops.shard_sequence.run import padded_length
+
+
+class Labels(Protocol):
+    """The samples of a split without their features. width: of a feature; lengths: tokens of each sample."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def lengths(self) -> Sequence[int]: ...
+    def __len__(self) -> int: ...
+    def labels(self, index: int) -> tuple[Tensor, Tensor]:
+        """input_ids int64 [S] and loss_mask bool [S] of a sample."""
+
+
+class States(Protocol):
+    """The target's hidden states of samples, `first` included and `last` not."""
+
+    @property
+    def width(self) -> int: ...
+    def features(self, index: int, first: int, last: int) -> Tensor:
+        """[last - first, F] in the dtype of the capture."""
+
+    def final_hidden(self, index: int, first: int, last: int) -> Tensor:
+        """Behind the final norm, [last - first, M]."""
+
+
+@frozen
+class Rows:
+    """Tokens first <= j < last of a sample."""
+
+    index: int
+    first: int
+    last: int
 
 
 @frozen
@@ -93,7 +126,7 @@ def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedS
     return steps, plan["pad_multiple"]
 
 
-def draw(reader: FeatureReader, index: int, weights_K: Tensor, num_anchors: int, *, seed: int, epoch: int) -> Drawn:
+def draw(reader: Labels, index: int, weights_K: Tensor, num_anchors: int, *, seed: int, epoch: int) -> Drawn:
     """A sample with the anchors that (seed, epoch, index) draws; there may be none."""
     input_ids_S, loss_mask_S = reader.labels(index)
     anchors_A = draw_anchors(loss_mask_S, num_anchors, seed=seed, epoch=epoch, sample=index)
@@ -124,15 +157,25 @@ def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
         yield batch
 
 
-def prepare(reader: FeatureReader, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
+def needed(samples: Sequence[Drawn], place: Place) -> list[Rows]:
+    """The rows of each sample's features that `prepare` asks for on this rank, in order; a sample may have none."""
+    starts = _starts(samples)
+    first, last = _slice(starts[-1], place)
+    rows = []
+    for sample, start in zip(samples, starts, strict=False):
+        low, high = max(first - start, 0), min(last - start, sample.prefix)
+        rows.append(Rows(sample.index, low, high) if low < high else Rows(sample.index, 0, 0))
+    return rows
+
+
+def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
     """The micro-batch of these samples for one rank. Every sample has an anchor. A function of its arguments alone.
 
     Their prefixes are packed one after the other and padded at the end to a multiple of P; the padding is seen by no
     block. Blocks are dealt over the SP ranks in serpentine order of their prefixes; a rank that has fewer than the
     others gets blocks of weight zero.
     """
-    prefixes = [sample.prefix for sample in samples]
-    starts = torch.tensor([0, *prefixes]).cumsum(0).tolist()
+    starts = _starts(samples)
     anchors_N = torch.cat([sample.anchors_A for sample in samples])
     start_N = torch.cat(
         [torch.full_like(sample.anchors_A, start) for sample, start in zip(samples, starts, strict=False)]
@@ -142,18 +185,18 @@ def prepare(reader: FeatureReader, samples: Sequence[Drawn], place: Place, *, wi
     own = dealt[place.sp_rank]
 
     def mine(values_N: Tensor) -> Tensor:
-        return _padded(values_N[own], count).to(place.device)
+        return _moved(_padded(values_N[own], count), place)
 
     first, last = _slice(starts[-1], place)
     return MicroBatch(
-        features_tF=_packed(reader, samples, starts, first, last).to(place.device, place.dtype),
-        positions_t=_positions(starts, first, last).to(place.device),
+        features_tF=_moved(_packed(reader, needed(samples, place), last - first), place, place.dtype),
+        positions_t=_moved(_positions(starts, first, last), place),
         seen=tuple(Seen(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt),
         anchor_ids_N=mine(torch.cat([sample.anchor_ids_A for sample in samples])),
         positions_N=mine(anchors_N),
         labels_NK=mine(torch.cat([sample.labels_AK for sample in samples])),
         weights_NK=mine(torch.cat([sample.weights_AK for sample in samples])),
-        teacher_NKM=_padded(_teacher(reader, samples, own), count).to(place.device, place.dtype)
+        teacher_NKM=_moved(_padded(_teacher(reader, samples, own), count), place, place.dtype)
         if with_teacher
         else None,
     )
@@ -179,21 +222,29 @@ def _slice(total: int, place: Place) -> tuple[int, int]:
     return place.sp_rank * size, (place.sp_rank + 1) * size
 
 
-def _packed(reader: FeatureReader, samples: Sequence[Drawn], starts: Sequence[int], first: int, last: int) -> Tensor:
-    """Features [last - first, F] of packed tokens first <= j < last, zero behind the last sample."""
-    parts = []
-    for sample, start in zip(samples, starts, strict=False):
-        low, high = max(first - start, 0), min(last - start, sample.prefix)
-        if low < high:
-            parts.append(reader.features(sample.index, low, high))
-    read = sum(len(part) for part in parts)
-    if read < last - first:
+def _starts(samples: Sequence[Drawn]) -> list[int]:
+    """Where each prefix begins when they are packed, and where the last one ends."""
+    return torch.tensor([0, *(sample.prefix for sample in samples)]).cumsum(0).tolist()
+
+
+def _packed(reader: States, rows: Sequence[Rows], count: int) -> Tensor:
+    """Features [count, F] of the rows one after the other, zero behind the last."""
+    parts = [reader.features(row.index, row.first, row.last) for row in rows if row.first < row.last]
+    missing = count - sum(len(part) for part in parts)
+    if missing:
         dtype = parts[0].dtype if parts else torch.float32
-        parts.append(torch.zeros(last - first - read, reader.width, dtype=dtype))
+        parts.append(torch.zeros(missing, reader.width, dtype=dtype))
     return torch.cat(parts)
 
 
-def _teacher(reader: FeatureReader, samples: Sequence[Drawn], own: Tensor) -> Tensor:
+def _moved(tensor: Tensor, place: Place, dtype: torch.dtype | None = None) -> Tensor:
+    """On the rank's device. From pinned memory the thread that prepares does not wait for the copy."""
+    if place.device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(place.device, dtype or tensor.dtype, non_blocking=True)
+
+
+def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> Tensor:
     """The target's final hidden states that predict the token at anchor + k, those at anchor + k - 1, of own blocks.
 
     own: ascending places among all blocks of the samples; [len(own), K, M]. Rows that no weight asks for (slot 0, and

@@ -5,12 +5,13 @@ Every choice that depends on the machine is made here, once, and printed: attent
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from attrs import frozen
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsl.stage import Stage
-from ops.capture_targets.shards import FeatureReader
 from ops.dflash.anchors import block_weights
 from ops.dflash.attention import choose_attention
 from ops.dflash.head import choose_head
@@ -20,8 +21,9 @@ from ops.dflash.step import Engine
 from ops.sequence_parallel.degree import check_degree
 from ops.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
 from ops.sequence_parallel.mesh import SP, flat_mesh, make_mesh
-from ops.train_dflash.batches import Place
-from ops.train_dflash.inputs import Inputs
+from ops.train_dflash.batches import Place, Rows, States
+from ops.train_dflash.inputs import Inputs, Reader
+from ops.train_dflash.online import OnlineSource, Take
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.sharding import shard_model
 from ops.train_dflash.step import Stream
@@ -39,8 +41,11 @@ class Setup:
     place: Place
 
 
-def set_up(config: TrainDflash, stage: Stage, inputs: Inputs) -> Setup:
-    """Everything on this rank's device; a collective. Raises ConfigError for a degree that does not fit."""
+def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None = None) -> Setup:
+    """Everything on this rank's device; a collective. Raises ConfigError for a degree that does not fit.
+
+    take: captures online, unless the features are stored.
+    """
     draft = inputs.draft
     check_degree(
         world_size=stage.world_size,
@@ -56,11 +61,11 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs) -> Setup:
         dp_size=stage.world_size // stage.sp_degree,
         sp_rank=stage.rank % stage.sp_degree,
         sp_degree=stage.sp_degree,
-        device=_device(stage.device),
+        device=device_of(stage),
         dtype=getattr(torch, config.dtype),
     )
     mesh = None if stage.world_size == 1 else make_mesh(stage.world_size, stage.sp_degree, place.device)
-    train = _stream(config, inputs, inputs.train, place)
+    train = _stream(config, inputs, "train", place, take)
     engine = Engine(
         model=_model(config, stage, inputs, place, mesh),
         embed_VM=inputs.embed_VM.to(place.device, place.dtype),
@@ -71,7 +76,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs) -> Setup:
         anchor_chunk=config.anchor_chunk,
         activation_checkpointing=config.activation_checkpointing,
     )
-    return Setup(engine, train, _stream(config, inputs, inputs.val, place), place)
+    return Setup(engine, train, _stream(config, inputs, "val", place, take), place)
 
 
 def tell(line: str) -> None:
@@ -80,9 +85,11 @@ def tell(line: str) -> None:
         print(f"dflow: {line}", flush=True)
 
 
-def _stream(config: TrainDflash, inputs: Inputs, reader: FeatureReader, place: Place) -> Stream:
+def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take: Take | None) -> Stream:
+    reader = inputs.train if split == "train" else inputs.val
     return Stream(
         reader=reader,
+        states=_source(reader, split, take),
         draft=inputs.draft,
         weights_K=block_weights(config.block_size, config.gamma),
         num_anchors=config.num_anchors,
@@ -91,6 +98,11 @@ def _stream(config: TrainDflash, inputs: Inputs, reader: FeatureReader, place: P
         pad_multiple=inputs.pad_multiple,
         place=place,
     )
+
+
+def _source(reader: Reader, split: str, take: Take | None) -> Callable[[Sequence[Rows]], States]:
+    """Stored features lie there, all of them; others are captured when they are asked for."""
+    return (lambda _rows: reader) if take is None else OnlineSource(take, reader, split).states
 
 
 def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh: DeviceMesh | None) -> DraftModel:
@@ -135,6 +147,7 @@ def _exchange(config: TrainDflash, inputs: Inputs, train: Stream, mesh: DeviceMe
     return make_exchange(name, mesh.get_group(SP))
 
 
-def _device(name: str) -> torch.device:
+def device_of(stage: Stage) -> torch.device:
     """With its number: micro-batches are made in a thread, where torch's current GPU is the first one."""
-    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+    cuda = stage.device == "cuda"
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device(stage.device)

@@ -17,18 +17,27 @@ from ops.load_target.ends import frozen_ends
 from ops.load_target.model import target_info, text_config
 from ops.tokenize_chat.shards import TokenReader
 from ops.train_dflash.batches import PlannedStep, read_plan
+from ops.train_dflash.online import OnlineReader, describe_features, token_mistakes
 from ops.train_dflash.op import TrainDflash
 
 _ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
 
 
+Reader = FeatureReader | OnlineReader
+_Opened = tuple[dict[str, Any], Reader, Reader, list[str]]
+
+
 @frozen
 class Inputs:
-    """embed and head are the target's, float32 [V, M]; steps are those to be trained, `max_steps` applied."""
+    """embed and head are the target's, float32 [V, M]; steps are those to be trained, `max_steps` applied.
+
+    captured: what features.json says of the features, or would say, without the shards.
+    """
 
     draft: DraftConfig
-    train: FeatureReader
-    val: FeatureReader
+    captured: dict[str, Any]
+    train: Reader
+    val: Reader
     steps: list[PlannedStep]
     pad_multiple: int
     embed_VM: Tensor
@@ -45,14 +54,10 @@ class Inputs:
 
 def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     """Open the artifacts. Raises DataError that lists all that does not fit, or ConfigError for the draft's config."""
-    features, target = stage.inputs["features"], stage.inputs["target"]
-    tokens = stage.inputs.get("tokens")
-    train = FeatureReader(features, "train")
-    mistakes = [
-        *_origin_mistakes(train.info, target, tokens),
-        *_shape_mistakes(train.info, target_info(target)),
-    ]
-    if config.loss == "kl" and not train.info["final_hidden"]:
+    target, tokens = stage.inputs["target"], stage.inputs.get("tokens")
+    captured, train, val, mistakes = (_online if config.capture == "online" else _stored)(config, stage)
+    mistakes += _shape_mistakes(captured, target_info(target))
+    if config.loss == "kl" and not captured["final_hidden"]:
         mistakes.append(
             'loss = "kl" needs the target\'s final hidden states: set final_hidden = true in capture_targets'
         )
@@ -60,20 +65,36 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         mistakes.append("no sample in the split train; was everything dropped by tokenize_chat?")
     if mistakes:
         listed = mistakes[0] if len(mistakes) == 1 else "\n" + "\n".join(f"  {mistake}" for mistake in mistakes)
-        raise DataError(f"{features.path}: {listed}")
+        source = stage.inputs.get("features") or tokens
+        raise DataError(f"{source.path}: {listed}")
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
-    draft = draft_config(config, target, train.info)
+    draft = draft_config(config, target, captured)
     embed_VM, head_VM = frozen_ends(target)
     return Inputs(
         draft=draft,
+        captured=captured,
         train=train,
-        val=FeatureReader(features, "val"),
+        val=val,
         steps=steps[: config.max_steps],
         pad_multiple=pad_multiple,
         embed_VM=embed_VM,
         head_VM=head_VM,
         tokens=tokens,
     )
+
+
+def _stored(_config: TrainDflash, stage: Stage) -> _Opened:
+    features = stage.inputs["features"]
+    train, val = FeatureReader(features, "train"), FeatureReader(features, "val")
+    captured = {name: value for name, value in train.info.items() if name != "shards"}
+    return captured, train, val, _origin_mistakes(captured, stage.inputs["target"], stage.inputs.get("tokens"))
+
+
+def _online(config: TrainDflash, stage: Stage) -> _Opened:
+    tokens, target = stage.inputs["tokens"], stage.inputs["target"]
+    captured = describe_features(config, tokens, target)
+    train, val = OnlineReader(tokens, "train", captured), OnlineReader(tokens, "val", captured)
+    return captured, train, val, token_mistakes(tokens, target_info(target))
 
 
 def _origin_mistakes(info: Mapping[str, Any], target: TargetModel, tokens: TokenShards | None) -> list[str]:

@@ -8,6 +8,7 @@ from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
+from ops.capture_targets.op import ascending_layers
 from ops.sequence_parallel.degree import known_exchange
 
 AT_LEAST_1 = validators.optional(validators.ge(1))
@@ -47,6 +48,33 @@ def _phases(instance: Any, _attribute: object, _ratio: float) -> None:
         raise ValueError(f"warmup_ratio = {ratios[0]} and decay_ratio = {ratios[1]} overlap: their sum must be <= 1")
 
 
+def _capture(instance: Any, _attribute: object, capture: str) -> None:
+    """Features are given, or made from tokens, and never both."""
+    if capture == "stored" and instance.features is None:
+        raise ValueError(
+            'features are missing: give the output of capture_targets, or set capture = "online" and give tokens'
+        )
+    if capture == "online" and instance.features is not None:
+        raise ValueError("'capture' = \"online\" makes the features itself: leave features out")
+    if capture == "online" and instance.tokens is None:
+        raise ValueError("'capture' = \"online\" needs tokens: what it captures features of")
+
+
+def _online_only(instance: Any, attribute: Any, value: object) -> None:
+    """A field that says how to capture is not to be ignored silently."""
+    if getattr(instance, "capture", "online") == "stored" and value != attribute.default:
+        raise ValueError(
+            f"'{attribute.name}' needs capture = \"online\"; stored features are as capture_targets made them"
+        )
+
+
+def _instead_of_layers(instance: Any, _attribute: object, layer_ids: tuple[int, ...] | None) -> None:
+    layers = getattr(instance, "capture_layers", None)
+    if layer_ids is not None and layers not in (None, LAYERS):
+        raise ValueError(f"'target_layer_ids' stands instead of capture_layers = {layers}: give one of them")
+
+
+LAYERS = 5
 PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 
 
@@ -61,11 +89,30 @@ PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 class TrainDflash:
     """Train a DFlash draft on captured features with the target's frozen embedding and head."""
 
-    features: TargetFeatures
+    features: TargetFeatures | None = None
     batches: BatchPlan
     target: TargetModel
     tokens: TokenShards | None = None
     warm_start: Draft | None = None
+    capture: Literal["stored", "online"] = field(
+        default="stored",
+        validator=_capture,
+        help="stored: take the features of capture_targets; online: capture those of the tokens while training, and "
+        "store none",
+    )
+    capture_layers: int = field(
+        default=LAYERS,
+        validator=validators.and_(validators.ge(1), _online_only),
+        help="online: target layers, spread from the 2nd to the 3rd-last, as num_layers of capture_targets",
+    )
+    target_layer_ids: tuple[int, ...] | None = field(
+        default=None,
+        validator=validators.optional(validators.and_(ascending_layers, _online_only, _instead_of_layers)),
+        help="online: the target layers by number, instead of capture_layers",
+    )
+    capture_dtype: Literal["float32", "bfloat16", "float16"] = field(
+        default="float32", validator=_online_only, help="online: of the target's forward pass and of the features"
+    )
     block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; the target's unless given")
@@ -98,7 +145,7 @@ class TrainDflash:
     loss: Literal["dflash", "dpace", "focal", "kl"] = field(
         default="dflash",
         help="cross-entropy with DFlash's weights; D-PACE's weights from the draft's own confidence; focal; or the KL "
-        "divergence to the target's distribution, for which capture_targets must keep final_hidden",
+        "divergence to the target's distribution, for which stored features need final_hidden of capture_targets",
     )
     focal_gamma: float = field(default=2.0, validator=validators.ge(0), help="exponent of the focal loss")
     dpace_alpha: float = field(
@@ -152,6 +199,24 @@ class TrainDflash:
         validator=known_exchange,
         neutral=True,
         help='with launch.sp_degree > 1: "ulysses", "gather", or "auto" for what sends fewer bytes',
+    )
+    capture_ranks: int = field(
+        default=0,
+        validator=validators.and_(validators.ge(0), _online_only),
+        neutral=True,
+        help="online: how many ranks of the launch, the last ones, capture for the others; 0: every rank for itself",
+    )
+    capture_batch_tokens: int = field(
+        default=8192,
+        validator=validators.and_(validators.ge(1), _online_only),
+        neutral=True,
+        help="online: padded tokens in one forward pass of the target",
+    )
+    buffer_batches: int = field(
+        default=2,
+        validator=validators.ge(1),
+        neutral=True,
+        help="micro-batches that wait for the training, at most; one more is being read or captured meanwhile",
     )
     checkpoint_every: int = field(default=50, validator=validators.ge(1), neutral=True, help="steps")
     keep_checkpoints: int = field(

@@ -1,4 +1,6 @@
-"""Train a DFlash draft on captured features: the story of a training, from its inputs to the draft's checkpoint.
+"""Train a DFlash draft on the target's features: the story of a training, from its inputs to the draft's checkpoint.
+
+Features lie there, or are captured meanwhile, by the ranks that train or by others: see online.py, capture_ranks.py.
 
 The history holds one float64 row a step: learning rate, norm of the gradient, then the step's tally. What is logged
 is a function of it and of the clock, so neither log_every nor checkpoint_every nor a resume changes the result.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,10 +25,12 @@ from ops.dflash.config import to_serving
 from ops.dtensors import gathered, reshard
 from ops.files import write_json
 from ops.optimizer import clip_gradients, learning_rate, make_optimizer, set_rate
-from ops.train_dflash.engine import Setup, set_up
+from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
+from ops.train_dflash.engine import Setup, device_of, set_up, tell
 from ops.train_dflash.figures import accuracy_figure, loss_figure
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
+from ops.train_dflash.online import Capture, Take
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.step import Prepared, measure, train_step
@@ -56,19 +60,51 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
     """Train over the plan of batches and write a DraftCheckpoint; resumes from the newest checkpoint in work_dir.
 
     Under torchrun every step's samples are dealt over the dp ranks and each sample's context and blocks over the sp
-    ranks, which changes results by rounding only. Raises DataError for inputs that do not belong together and for
-    losses that stay non-finite, ConfigError for a mesh that does not fit, and StopRequested after saving when the stage
-    is asked to stop.
+    ranks, which changes results by rounding only; the last `capture_ranks` ranks train nothing and capture for the
+    others. Raises DataError for inputs that do not belong together and for losses that stay non-finite, ConfigError for
+    a mesh that does not fit, and StopRequested after saving when the stage is asked to stop.
     """
-    with ranks.joined(stage):
+    training = training_stage(stage, config.capture_ranks)
+    if stage.rank >= training.world_size:
         inputs = open_inputs(config, stage)
-        setup = set_up(config, stage, inputs)
-        identity = _identity(config, stage, inputs)
-        kept = Kept(last=config.keep_checkpoints)
-        with Checkpoints(stage.work_dir, identity, rank=stage.rank, kept=kept) as checkpoints:
-            training = _Training.start(config, stage, inputs, setup, checkpoints)
-            training.run()
-            training.write_result()
+        serve(_capture(config, stage, inputs).take, stage, training)
+        return
+    with ranks.joined(training):
+        inputs = open_inputs(config, training)
+        with _take(config, training, inputs) as take:
+            _train(config, training, inputs, set_up(config, training, inputs, take))
+
+
+def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup) -> None:
+    kept = Kept(last=config.keep_checkpoints)
+    with Checkpoints(stage.work_dir, _identity(config, stage, inputs), rank=stage.rank, kept=kept) as checkpoints:
+        training = _Training.start(config, stage, inputs, setup, checkpoints)
+        training.run()
+        training.write_result()
+
+
+@contextmanager
+def _take(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator[Take | None]:
+    """What captures for this rank, inside; None where the features are stored."""
+    if config.capture == "stored":
+        yield None
+        return
+    lengths = {"train": inputs.train.lengths, "val": inputs.val.lengths}
+    tokens = sum(map(sum, lengths.values()))
+    width = inputs.train.width + inputs.captured["final_hidden"] * inputs.captured["hidden_size"]
+    size = tokens * width * getattr(torch, inputs.captured["dtype"]).itemsize
+    who = f"{config.capture_ranks} ranks of their own" if config.capture_ranks else "the ranks that train"
+    tell(f"online: {size / 1e9:.2f} GB of features are captured on the fly by {who} and not stored")
+    if config.capture_ranks:
+        with CaptureRanks.connect(stage, inputs.captured, lengths) as capture_ranks:
+            yield capture_ranks.take
+    else:
+        yield _capture(config, stage, inputs).take
+
+
+def _capture(config: TrainDflash, stage: Stage, inputs: Inputs) -> Capture:
+    tokens, target = stage.inputs["tokens"], stage.inputs["target"]
+    return Capture(tokens, target, inputs.captured, device_of(stage), config.capture_batch_tokens)
 
 
 @define
@@ -118,7 +154,8 @@ class _Training:
     def run(self) -> None:
         """All steps that are left."""
         planned = self.inputs.steps[self.state.step :]
-        with Prefetch(self.setup.train.steps(planned, self.config.seed or 0)) as prepared:
+        steps = self.setup.train.steps(planned, self.config.seed or 0)
+        with Prefetch(steps, self.config.buffer_batches) as prepared:
             stream = self.waiting.over(prepared)
             while self.state.step < self.total:
                 if ranks.any_rank(self.stage.stop_requested(), self.setup.place.device):
@@ -193,6 +230,7 @@ class _Training:
         save_file(weights, out_dir / "model.safetensors", metadata={"format": "pt"})
         result = {
             **{name: artifact.digest for name, artifact in self.stage.inputs.items() if artifact is not None},
+            "captured": self.inputs.captured,
             "steps": self.state.step,
             "loss": self.config.loss,
             "final_loss": mean_loss(last),
@@ -253,7 +291,7 @@ class _Training:
         if not len(self.inputs.val):
             return None
         with self._averaged():
-            tally = measure(self.setup.engine, self.setup.val)
+            tally = measure(self.setup.engine, self.setup.val, self.config.buffer_batches)
         if not tally[WEIGHT]:
             return None
         self.stage.log(metrics(tally, "val"), self.state.step)
@@ -266,5 +304,6 @@ def _identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, An
     return {
         "config": {entry.name: getattr(config, entry.name) for entry in fields if not entry.neutral},
         "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
+        "captured": inputs.captured,
         "draft": to_serving(inputs.draft),
     }

@@ -9,19 +9,30 @@ Preparing inputs (batches.prepare), the pass (Engine) and counting outputs (`cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import frozen
 from torch import Tensor
 
-from ops.capture_targets.shards import FeatureReader
 from ops.dflash.config import DraftConfig
 from ops.dflash.flops import step_flops
 from ops.dflash.loss import Loss, denominator
 from ops.dflash.step import Engine, MicroBatch, Slots
 from ops.dtensors import reshard
 from ops.shard_sequence.run import padded_length
-from ops.train_dflash.batches import Drawn, Place, PlannedStep, draw, idle_batch, micro_batches, prepare
+from ops.train_dflash.batches import (
+    Drawn,
+    Labels,
+    Place,
+    PlannedStep,
+    Rows,
+    States,
+    draw,
+    idle_batch,
+    micro_batches,
+    needed,
+    prepare,
+)
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
 from ops.training import ranks
@@ -48,9 +59,13 @@ class Prepared:
 
 @frozen(eq=False)
 class Stream:
-    """Makes the micro-batches of planned steps for one rank; it touches no weights and no other rank."""
+    """Makes the micro-batches of planned steps for one rank; it touches no weights and no rank that trains.
 
-    reader: FeatureReader
+    reader: the samples of the split; states: gives the features of a micro-batch's rows, when it is prepared.
+    """
+
+    reader: Labels
+    states: Callable[[Sequence[Rows]], States]
     draft: DraftConfig
     weights_K: Tensor
     num_anchors: int
@@ -105,7 +120,8 @@ class Stream:
 
     def _prepare(self, samples: Sequence[Drawn]) -> MicroBatch:
         if samples:
-            return prepare(self.reader, samples, self.place, with_teacher=self.loss.kind == "kl")
+            states = self.states(needed(samples, self.place))
+            return prepare(states, samples, self.place, with_teacher=self.loss.kind == "kl")
         return idle_batch(self.draft.block_size, self.reader.width, self.place)
 
     def _cost(self, sample: Drawn) -> float:
@@ -134,10 +150,10 @@ def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) ->
     return ranks.summed(tally.to(engine.embed_VM.device)).cpu()
 
 
-def measure(engine: Engine, stream: Stream) -> Tensor:
-    """The global tally over all samples of a split, without gradients."""
+def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
+    """The global tally over all samples of a split, without gradients; `ahead` micro-batches wait, at most."""
     tally = new_tally(engine.model.config.block_size)
-    with Prefetch(stream.split()) as prepared:
+    with Prefetch(stream.split(), ahead) as prepared:
         for item in prepared:
             count(tally, item, None if item.batch is None else engine.measure(item.batch), engine.loss)
     reshard(engine.model)

@@ -19,7 +19,7 @@ from dsl.stage import Stage
 
 @contextmanager
 def joined(stage: Stage) -> Iterator[None]:
-    """Join the process group that torchrun's environment names, and leave it behind a barrier.
+    """Join the process group of the stage's ranks where torchrun's environment says, and leave it behind a barrier.
 
     Without the barrier a rank that ends first tears connections down that others still use. After an error there is
     no barrier, since the others may never come to it, and no leaving over nccl, which would wait for them too. A stop
@@ -30,7 +30,8 @@ def joined(stage: Stage) -> Iterator[None]:
         return
     mine = not dist.is_initialized()
     if mine:
-        dist.init_process_group("nccl" if stage.device == "cuda" else "gloo")
+        backend = "nccl" if stage.device == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=stage.rank, world_size=stage.world_size)
     together = False
     try:
         yield

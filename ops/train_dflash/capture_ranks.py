@@ -1,0 +1,245 @@
+"""Ranks of the job that capture for the others: the last `capture_ranks` of the launch answer, the first ones train.
+
+A training rank asks for the rows of one micro-batch at a time, from the thread that prepares it, and takes the whole
+answer before it asks again. So nothing is captured further ahead than the training's own buffer (`buffer_batches`),
+and a rank that captures keeps no state: it knows no plan, and a restart loses what was in the buffer. A training rank
+that waits always reads, so no answer can hold another rank's up.
+
+The ranks talk over stream sockets in a private folder of the machine that torchrun runs on, not through collectives:
+these would have to keep an order with those of the training, which run in another thread, and a rank that dies would
+be noticed late. Here the connection breaks at once, on either side; the error is one of torch.distributed, which the
+executor takes for what it is: the trace of another rank's end. The training ranks form the default process group among
+themselves, and everything that is summed, averaged or sharded knows only them.
+
+    request    {"split", "rows": [[sample, first, last], ...]}                or {"end": "done" | "stopped"}
+    answer     {"stop": whether this rank was asked to stop}, then the bytes of Taken.features, and of
+               Taken.final_hidden where it is kept
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import Factory, frozen
+from torch import Tensor
+
+from dsl.errors import ConfigError, StopRequested
+from dsl.stage import Stage
+from ops.train_dflash.batches import Rows
+from ops.train_dflash.online import Take, Taken
+from ops.training.ranks import deal
+
+
+@frozen
+class TrainingStage:
+    """A stage as its training ranks see it: without those that capture. A stop that one of these saw is theirs too."""
+
+    whole: Stage
+    world_size: int
+    stop: threading.Event = Factory(threading.Event)
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return self.whole.inputs
+
+    @property
+    def out_dir(self) -> Path:
+        return self.whole.out_dir
+
+    @property
+    def work_dir(self) -> Path:
+        return self.whole.work_dir
+
+    @property
+    def rank(self) -> int:
+        return self.whole.rank
+
+    @property
+    def sp_degree(self) -> int:
+        return self.whole.sp_degree
+
+    @property
+    def device(self) -> str:
+        return self.whole.device
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.whole.log(metrics, step)
+
+    def progress(self, done: int, total: int) -> None:
+        self.whole.progress(done, total)
+
+    def figure(self, name: str, fig: Any) -> None:
+        self.whole.figure(name, fig)
+
+    def stop_requested(self) -> bool:
+        return self.whole.stop_requested() or self.stop.is_set()
+
+
+def training_stage(stage: Stage, capture_ranks: int) -> TrainingStage:
+    """The stage of the ranks that train. Raises ConfigError where too few are left, or no whole groups."""
+    left = stage.world_size - capture_ranks
+    if not capture_ranks:
+        return TrainingStage(stage, left)
+    if left < 1:
+        raise ConfigError(
+            f"capture_ranks: {capture_ranks} of {stage.world_size} ranks leave none to train; "
+            f"set nproc of the launch to at least {capture_ranks + 1}"
+        )
+    if left % stage.sp_degree:
+        raise ConfigError(
+            f"capture_ranks: {capture_ranks} of {stage.world_size} ranks leave {left} to train, no multiple of "
+            f"sp_degree = {stage.sp_degree}; take a multiple of it for capture_ranks"
+        )
+    return TrainingStage(stage, left)
+
+
+def serving(row: int, rows: int, capture_ranks: int) -> list[int]:
+    """Which of the capture ranks, counted from 0, a row of the mesh asks: one of them, or its share of many."""
+    return [number for number in range(capture_ranks) if number % rows == row % capture_ranks]
+
+
+def serve(take: Take, stage: Stage, training: TrainingStage) -> None:
+    """Answer the training ranks until all of them are done.
+
+    Raises StopRequested where they stopped, and DistNetworkError where one went away without a word.
+    """
+    capture_ranks = stage.world_size - training.world_size
+    number = stage.rank - training.world_size
+    rows = training.world_size // stage.sp_degree
+    clients = sum(number in serving(row, rows, capture_ranks) for row in range(rows)) * stage.sp_degree
+    store = _store(stage)
+    with Listener(family="AF_UNIX", backlog=max(1, clients)) as listener:
+        store.set(f"capture/{number}", listener.address)
+        connections = [listener.accept() for _ in range(clients)]
+    answer(connections, take, stage)
+
+
+def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
+    """The loop of `serve` over open connections, which it closes."""
+    asking, stopped = list(connections), False
+    with ExitStack() as closing:
+        for connection in asking:
+            closing.enter_context(connection)
+        while asking:
+            for connection in wait(asking):
+                assert isinstance(connection, Connection)
+                with _other_side("a training rank"):
+                    request = json.loads(connection.recv_bytes())
+                if "end" in request:
+                    stopped |= request["end"] == "stopped"
+                    asking.remove(connection)
+                    continue
+                taken = take(request["split"], [Rows(*row) for row in request["rows"]])
+                with _other_side("a training rank"):
+                    connection.send_bytes(json.dumps({"stop": stage.stop_requested()}).encode())
+                    for tensor in (taken.features, taken.final_hidden):
+                        if tensor is not None:
+                            connection.send_bytes(_bytes(tensor))
+    if stopped:
+        raise StopRequested("this rank captured for a training that stopped")
+
+
+class CaptureRanks:
+    """The capture ranks of one training rank, with the `take` of `online.Capture`; several threads may call it.
+
+    info is that of `online.describe_features`, lengths the tokens of each split's samples. A context manager: at its
+    end the capture ranks are told, and end too; after an error they see the connection break.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        info: Mapping[str, Any],
+        lengths: Mapping[str, Sequence[int]],
+        stop: threading.Event,
+    ) -> None:
+        self._connections = connections
+        self._lengths = lengths
+        self._width: int = len(info["target_layer_ids"]) * info["hidden_size"]
+        self._hidden: int | None = info["hidden_size"] if info["final_hidden"] else None
+        self._dtype: torch.dtype = getattr(torch, info["dtype"])
+        self._stop = stop
+        self._one_at_a_time = threading.Lock()
+
+    @classmethod
+    def connect(
+        cls, training: TrainingStage, info: Mapping[str, Any], lengths: Mapping[str, Sequence[int]]
+    ) -> CaptureRanks:
+        """Wait until they are ready, and connect."""
+        rows = training.world_size // training.sp_degree
+        capture_ranks = training.whole.world_size - training.world_size
+        store = _store(training.whole)
+        connections = []
+        for number in serving(training.rank // training.sp_degree, rows, capture_ranks):
+            connections.append(Client(store.get(f"capture/{number}").decode(), family="AF_UNIX"))
+        return cls(connections, info, lengths, training.stop)
+
+    def take(self, split: str, rows: Sequence[Rows]) -> Taken:
+        """The states of these rows, dealt over the ranks that capture for this one."""
+        lengths = [self._lengths[split][row.index] for row in rows]
+        dealt = deal(lengths, len(self._connections))
+        features: list[Tensor] = [torch.empty(0)] * len(rows)
+        final_hidden = list(features)
+        with self._one_at_a_time, _other_side("a rank that captures"):
+            for connection, places in zip(self._connections, dealt, strict=True):
+                asked = [[rows[place].index, rows[place].first, rows[place].last] for place in places]
+                if asked:
+                    connection.send_bytes(json.dumps({"split": split, "rows": asked}).encode())
+            for connection, places in zip(self._connections, dealt, strict=True):
+                if not places:
+                    continue
+                if json.loads(connection.recv_bytes())["stop"]:
+                    self._stop.set()
+                counts = [rows[place].last - rows[place].first for place in places]
+                for place, part in zip(places, self._received(connection, counts, self._width), strict=True):
+                    features[place] = part
+                if self._hidden is not None:
+                    counts = [lengths[place] for place in places]
+                    for place, part in zip(places, self._received(connection, counts, self._hidden), strict=True):
+                        final_hidden[place] = part
+        return Taken(torch.cat(features), None if self._hidden is None else torch.cat(final_hidden))
+
+    def _received(self, connection: Connection, counts: Sequence[int], width: int) -> Sequence[Tensor]:
+        """[count, width] for each count."""
+        tensor = torch.empty(sum(counts), width, dtype=self._dtype)
+        connection.recv_bytes_into(_bytes(tensor))
+        return tensor.split(list(counts))
+
+    def __enter__(self) -> CaptureRanks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        end = "done" if kind is None else "stopped"
+        for connection in self._connections:
+            if kind is None or issubclass(kind, StopRequested):
+                with _other_side("a rank that captures"):
+                    connection.send_bytes(json.dumps({"end": end}).encode())
+            connection.close()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """The memory of a contiguous tensor on the CPU."""
+    return tensor.flatten().view(torch.uint8).numpy()
+
+
+def _store(stage: Stage) -> dist.Store:
+    """The key-value store that torchrun's environment names; every rank of the launch calls this once."""
+    store, _, _ = next(dist.rendezvous("env://", rank=stage.rank, world_size=stage.world_size))
+    return store
+
+
+@contextmanager
+def _other_side(who: str) -> Iterator[None]:
+    """A connection that breaks becomes an error of torch.distributed, as if a collective had failed."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise dist.DistNetworkError(f"the connection to {who} broke: it has ended") from error

@@ -1,0 +1,187 @@
+"""Features captured while training: what stored ones would be, from tokens and target, a micro-batch at a time.
+
+Labels and lengths come from the token shards, so anchors, order and dealing are those of a training on stored features.
+The states of a micro-batch are computed just before it is prepared (`Capture.take`), by forward passes over whole
+samples in batches by token budget, and live until it is; nothing is written. A sequence-parallel rank runs the samples
+that its slice touches, so a sample on the border of two slices is run by both.
+
+Legend: S tokens of a sample, R rows asked for of all samples, F features, L tokens of all samples, M hidden size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from dsl.errors import DataError
+from ops.artifacts import TargetModel, TokenShards
+from ops.capture_targets.layers import check_layers, spread_layers
+from ops.capture_targets.run import batches_by_length, forward_states
+from ops.load_target.model import Target, check_tokens_fit, target_info
+from ops.tokenize_chat.shards import TokenReader
+from ops.train_dflash.batches import Rows
+from ops.train_dflash.op import TrainDflash
+
+SPLITS = ("train", "val")
+
+
+def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetModel) -> dict[str, Any]:
+    """What features.json would say of the features that this training captures, without the shards.
+
+    Raises ConfigError for layers that the target does not have.
+    """
+    info = target_info(target)
+    layer_ids = config.target_layer_ids
+    if layer_ids is None:
+        layer_ids = spread_layers(info["num_layers"], config.capture_layers, field="capture_layers")
+    check_layers(layer_ids, info["num_layers"])
+    return {
+        "format": 1,
+        "target": target.digest,
+        "tokens": tokens.digest,
+        "target_layer_ids": list(layer_ids),
+        "dtype": config.capture_dtype,
+        "hidden_size": info["hidden_size"],
+        "num_target_layers": info["num_layers"],
+        "positions": "sequential",
+        "backend": "huggingface",
+        "final_hidden": config.loss == "kl",
+        "mask_token_id": info["mask_token_id"],
+    }
+
+
+class OnlineReader:
+    """The samples of one split as a FeatureReader shows them, but for the features: those are not there yet."""
+
+    def __init__(self, tokens: TokenShards, split: str, info: Mapping[str, Any]) -> None:
+        self.info = info
+        self.width: int = len(info["target_layer_ids"]) * info["hidden_size"]
+        self._reader = TokenReader(tokens, split)
+        self.lengths: list[int] = [record["tokens"] for record in self._reader.records]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def labels(self, index: int) -> tuple[Tensor, Tensor]:
+        """input_ids int64 [S] and loss_mask bool [S] of a sample."""
+        return self._reader.labels(index)
+
+
+def token_mistakes(tokens: TokenShards, info: Mapping[str, Any]) -> list[str]:
+    """What forbids this target (target.json) to read these tokens."""
+    reader = TokenReader(tokens)
+    mistakes = []
+    try:
+        check_tokens_fit(reader.info, info)
+    except DataError as error:
+        mistakes.append(str(error))
+    if not info["vision"] and any(record["category"] == "image" for record in reader.records):
+        mistakes.append("the tokens hold images, but the target is a text model: leave the image samples out")
+    return mistakes
+
+
+@frozen(eq=False)
+class Taken:
+    """The states of some samples one after the other, on the CPU: features [R, F] of the rows that were asked for, and
+    final_hidden [L, M] of all their tokens, or None.
+    """
+
+    features: Tensor
+    final_hidden: Tensor | None
+
+
+class Capture:
+    """Captures on this rank. Several threads may call `take`; one forward pass runs at a time.
+
+    target_layer_ids, dtype and final_hidden are those of `describe_features`. samples: how many were captured so far.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenShards,
+        target: TargetModel,
+        info: Mapping[str, Any],
+        device: torch.device,
+        batch_tokens: int,
+    ) -> None:
+        self.samples = 0
+        self._info = info
+        self._batch_tokens = batch_tokens
+        self._target = Target.load(target, str(device), getattr(torch, info["dtype"]))
+        self._readers = {split: TokenReader(tokens, split) for split in SPLITS}
+        self._device = device
+        self._one_at_a_time = threading.Lock()
+
+    def take(self, split: str, rows: Sequence[Rows]) -> Taken:
+        """The states of these rows; of each sample at least its final_hidden, where it is kept."""
+        with self._one_at_a_time, _current(self._device):
+            samples = [self._readers[split].sample(row.index) for row in rows]
+            features: list[Tensor] = [torch.empty(0)] * len(rows)
+            final_hidden = list(features)
+            lengths = [len(sample.input_ids) for sample in samples]
+            for batch in batches_by_length(lengths, self._batch_tokens):
+                states = forward_states(
+                    self._target, [samples[place] for place in batch], self._info["target_layer_ids"]
+                )
+                for place, state in zip(batch, states, strict=True):
+                    features[place] = state.features[rows[place].first : rows[place].last]
+                    final_hidden[place] = state.final_hidden
+            self.samples += len(rows)
+            return Taken(torch.cat(features), torch.cat(final_hidden) if self._info["final_hidden"] else None)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """In a new thread torch's current GPU is the first one, whatever the rank's is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@define(eq=False)
+class Captured:
+    """The states of a micro-batch's rows, for `batches.prepare`."""
+
+    width: int
+    _features: dict[int, tuple[int, Tensor]] = field(factory=dict)  # sample -> its first row, and [rows, F]
+    _final_hidden: dict[int, Tensor] = field(factory=dict)
+
+    @classmethod
+    def cut(cls, taken: Taken, rows: Sequence[Rows], lengths: Sequence[int]) -> Captured:
+        """lengths: the tokens of each row's sample."""
+        captured = cls(taken.features.shape[1])
+        parts = taken.features.split([row.last - row.first for row in rows])
+        captured._features = {row.index: (row.first, part) for row, part in zip(rows, parts, strict=True)}
+        if taken.final_hidden is not None:
+            indices = [row.index for row in rows]
+            captured._final_hidden = dict(zip(indices, taken.final_hidden.split(list(lengths)), strict=True))
+        return captured
+
+    def features(self, index: int, first: int, last: int) -> Tensor:
+        start, rows = self._features[index]
+        return rows[first - start : last - start]
+
+    def final_hidden(self, index: int, first: int, last: int) -> Tensor:
+        return self._final_hidden[index][first:last]
+
+
+Take = Callable[[str, Sequence[Rows]], Taken]
+
+
+@frozen(eq=False)
+class OnlineSource:
+    """Captures what a micro-batch needs of one split, with `Capture.take` or that of other ranks."""
+
+    take: Take
+    reader: OnlineReader
+    split: str
+
+    def states(self, rows: Sequence[Rows]) -> Captured:
+        """The states of these rows. Without `final_hidden`, a sample without a row is not run at all."""
+        wanted = [row for row in rows if row.first < row.last or self.reader.info["final_hidden"]]
+        if not wanted:
+            return Captured(self.reader.width)
+        return Captured.cut(self.take(self.split, wanted), wanted, [self.reader.lengths[row.index] for row in wanted])
