@@ -1,35 +1,37 @@
-"""One conversation into token ids and a loss mask.
+"""One conversation into token ids and a loss mask, from one tokenisation of its whole text.
 
-The conversation is rendered once by the chat template, its image placeholders are expanded in the text, and the text
-is tokenised once; what belongs to an answer is found by character offsets. Tokenising a prefix again could cut words
-otherwise, and many templates lack `{% generation %}` marks.
+Tokenising a prefix again could cut words otherwise, so what belongs to an answer is found by the characters that each
+token covers. Every image is one placeholder here; `samples.py` puts the tokens of the images in their places.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from attrs import frozen
-from jinja2 import TemplateError
+from tokenizers import Encoding
 from torch import Tensor
 
-from dsl.errors import DataError
+from ops.tokenize_chat.answers import render_answers
+from ops.tokenize_chat.template import (
+    NO_ANSWER,
+    NO_TOKEN_BOUNDARY,
+    Messages,
+    Template,
+    Unusable,
+    spoken,
+)
 from ops.vision.processor import Processor
 
-SPECIAL_IN_TEXT = "special token in the text"
-NO_TOKEN_BOUNDARY = "answer begins inside a token"
-REFUSED_BY_TEMPLATE = "refused by the chat template"
-
-
-class Unusable(Exception):
-    """A sample cannot be tokenised; the message is the reason to drop it."""
+TrainOn = Literal["assistant", "last"]
 
 
 @frozen(eq=False)
 class Encoded:
-    """input_ids int64 [S]; loss_mask bool [S], true on every answer and the EOS token that closes it; prompt_tokens:
-    tokens up to and with the generation prompt of the last answer.
+    """input_ids int64 [S], one placeholder per image; loss_mask bool [S], true on every answer that is learnt and on
+    the EOS token that closes it; prompt_tokens: tokens up to and with the generation prompt of the last answer.
     """
 
     input_ids: Tensor
@@ -37,80 +39,99 @@ class Encoded:
     prompt_tokens: int
 
 
-def encode(processor: Processor, messages: list[dict[str, Any]], image_tokens: int, sample_id: str) -> Encoded:
-    """Tokenise chat messages whose image, if any, becomes `image_tokens` tokens.
+class ChatEncoder:
+    """The template and the tokenizer of a processor; threads may share one.
 
-    Raises Unusable for a sample at fault, and DataError, with the sample's id, where the chat template is.
+    train_on: "assistant" has every answer in the loss mask, "last" the last one only. enable_thinking: as the template
+    knows it. Raises ConfigError for an enable_thinking that the template does not read.
     """
-    if any(token in text for text in _texts(messages) for token in processor.special_tokens):
-        raise Unusable(SPECIAL_IN_TEXT)
-    text = _expand(processor, _render(processor, messages), image_tokens)
-    encoded = processor.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-    found = ids.count(processor.image_token_id) if processor.image_token_id is not None else 0
-    if found != image_tokens:
-        raise DataError(
-            f'sample "{sample_id}": the chat template of {processor.source} gives {found} image tokens, '
-            f"the image processor {image_tokens}; do template and image processor belong together?"
-        )
-    loss_mask = torch.zeros(len(ids), dtype=torch.bool)
-    prompt_tokens = 0
-    for turn, message in enumerate(messages):
-        if message["role"] == "assistant":
-            start = len(_prefix(processor, messages[:turn], text, image_tokens, sample_id))
-            prompt_tokens, end = _answer(processor, ids, offsets, start, sample_id)
-            shown = text[offsets[prompt_tokens][0] : offsets[end - 1][0]]
-            if "".join(_texts([message])).strip() not in shown:
-                raise DataError(f'sample "{sample_id}": the chat template of {processor.source} changes the answer')
-            loss_mask[prompt_tokens:end] = True
-    return Encoded(torch.tensor(ids, dtype=torch.int64), loss_mask, prompt_tokens)
+
+    def __init__(
+        self, processor: Processor, enable_thinking: bool | None = None, train_on: TrainOn = "assistant"
+    ) -> None:
+        self.processor = processor
+        self.template = Template(processor, enable_thinking)
+        self.last_only = train_on == "last"
+        # The Rust tokenizer itself: the Python one around it takes longer than tokenising a short text.
+        self._tokenizer = processor.tokenizer.backend_tokenizer
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, messages: Messages, sample_id: str) -> Encoded:
+        """Tokenise chat messages whose last one is an answer.
+
+        Raises Unusable for a sample at fault, and DataError, with the sample's id, where the chat template is.
+        """
+        if not messages or messages[-1]["role"] != "assistant":
+            raise Unusable(NO_ANSWER)
+        self.template.check(messages)
+        rendered = render_answers(self.template, messages, sample_id, self.last_only)
+        encoding = self._tokenizer.encode(rendered.text, add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int64)
+        self._check_placeholders(ids, messages, sample_id)
+        closing = np.flatnonzero(np.logical_or.reduce([ids == token for token in self.processor.eos_token_ids]))
+        mask = np.zeros(len(ids), dtype=bool)
+        for start, end in rendered.answers:
+            first = _token_at(encoding, start, rendered.text)
+            last = _last_token(encoding, closing, first, end)
+            if last is None:
+                eos = list(self.processor.eos_token_ids)
+                raise self.template.fault(sample_id, f"closes an answer with none of the EOS tokens {eos}")
+            mask[first : last + 1] = True
+        prompt_tokens = _token_at(encoding, rendered.prompt_end, rendered.text)
+        if spoken(messages[-1]) not in rendered.text[rendered.prompt_end : encoding.token_to_chars(last)[0]]:
+            raise self.template.fault(sample_id, "changes the answer")
+        return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), prompt_tokens)
+
+    def prompt(self, messages: Messages, sample_id: str) -> Tensor:
+        """int64 [S]: what serving gives the target to answer `messages`, one placeholder per image.
+
+        Raises as `encode`.
+        """
+        self.template.check(messages)
+        text = self.template.render(messages, sample_id, prompt=True)
+        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        self._check_placeholders(ids, messages, sample_id)
+        return torch.from_numpy(ids)
+
+    def _check_placeholders(self, ids: np.ndarray, messages: Messages, sample_id: str) -> None:
+        images = sum(map(num_images, messages))
+        found = 0 if self.processor.image_token_id is None else int((ids == self.processor.image_token_id).sum())
+        if found != images:
+            raise self.template.fault(
+                sample_id,
+                f"gives {found} placeholders ({self.processor.image_token}) for {images} images; "
+                "do template and tokenizer belong together?",
+            )
 
 
-def _answer(
-    processor: Processor, ids: list[int], offsets: list[tuple[int, int]], start: int, sample_id: str
-) -> tuple[int, int]:
-    """First token of the answer that begins at character `start`, and the token after its EOS."""
-    first = next((place for place, (_, end) in enumerate(offsets) if end > start), len(ids))
-    if first < len(ids) and offsets[first][0] < start:
-        raise Unusable(NO_TOKEN_BOUNDARY)
-    for place in range(first, len(ids)):
-        if ids[place] in processor.eos_token_ids:
-            return first, place + 1
-    raise DataError(
-        f'sample "{sample_id}": the chat template of {processor.source} closes an answer with none of the EOS tokens '
-        f"{list(processor.eos_token_ids)}"
-    )
+def num_images(message: dict[str, Any]) -> int:
+    return sum(part["type"] == "image" for part in message["content"])
 
 
-def _prefix(processor: Processor, messages: list[dict[str, Any]], text: str, image_tokens: int, sample_id: str) -> str:
-    """The text up to and with the generation prompt after `messages`, which the whole text must begin with."""
-    prefix = _expand(processor, _render(processor, messages, add_generation_prompt=True), image_tokens)
-    if not text.startswith(prefix):
-        raise DataError(
-            f'sample "{sample_id}": the chat template of {processor.source} renders {len(messages)} messages with its '
-            "generation prompt other than at the start of the whole conversation, so the answers cannot be found"
-        )
-    return prefix
+def _token_at(encoding: Encoding, start: int, text: str) -> int:
+    """The token that begins at the first character from `start` on that any token covers.
+
+    Raises Unusable where that token begins before `start`.
+    """
+    tokens = (encoding.char_to_token(place) for place in range(start, len(text)))
+    token = next((token for token in tokens if token is not None), None)
+    if token is None or encoding.token_to_chars(token)[0] < start:
+        raise Unusable(NO_TOKEN_BOUNDARY, f"{text[max(0, start - 20) : start]!r} | {text[start : start + 20]!r}")
+    return token
 
 
-def _render(processor: Processor, messages: list[dict[str, Any]], add_generation_prompt: bool = False) -> str:
-    """The chat template's text; text-only processors get plain strings, as their templates expect."""
-    if processor.image_processor is None:
-        messages = [{**message, "content": "".join(_texts([message]))} for message in messages]
-    try:
-        return processor.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-    except TemplateError as error:  # e.g. a template that knows no system role, or wants the roles to alternate
-        raise Unusable(REFUSED_BY_TEMPLATE) from error
+def _last_token(encoding: Encoding, closing: np.ndarray, first: int, end: int | None) -> int | None:
+    """The EOS token that closes an answer from token `first` on, or None where there is none.
 
-
-def _expand(processor: Processor, text: str, image_tokens: int) -> str:
-    """The placeholder of the image, repeated as often as the image has tokens."""
-    if not image_tokens:
-        return text
-    return text.replace(processor.image_token, processor.image_token * image_tokens)
-
-
-def _texts(messages: list[dict[str, Any]]) -> list[str]:
-    return [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
+    closing: the places of all EOS tokens, int [E]. Without a mark that is the first of them; with a mark up to
+    character `end`, the last one within it or right behind it: some templates mark what they write behind the EOS,
+    others end the mark before it.
+    """
+    if end is None:
+        place = int(np.searchsorted(closing, first))
+        return int(closing[place]) if place < len(closing) else None
+    behind = encoding.char_to_token(end)
+    bound = encoding.char_to_token(end - 1) if behind is None else behind
+    place = int(np.searchsorted(closing, bound, side="right")) - 1 if bound is not None else -1
+    return int(closing[place]) if place >= 0 and closing[place] >= first else None

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import frozen, validators
 
 from dsl.op import field, op
-from ops.artifacts import ImageSamples, TokenShards
+from ops.artifacts import ImageSamples, TargetModel, TokenShards
 
 
 @op(
-    version=1,
+    version=2,
     run="ops.tokenize_chat.run:tokenize_chat",
     key_libraries=("transformers", "tokenizers", "pillow"),
     single_process=True,
 )
 @frozen(kw_only=True)
 class TokenizeChat:
-    """Apply the chat template, expand image tokens, and mark the answers in a loss mask."""
+    """Apply the chat template, put the tokens of images in place, and mark the answers in a loss mask."""
 
     samples: ImageSamples
+    target: TargetModel | None = None
     processor: str = field(
         default="builtin",
         external=True,
         model_id=True,
-        help='"builtin" (a byte-level BPE trained on the samples) or a checkpoint directory or model id',
+        help='"builtin" (a byte-level BPE trained on the samples) or a checkpoint directory or model id; '
+        "leave it out where a target is given: its own processor is taken",
+    )
+    trust_remote_code: bool = field(
+        default=False, help="run the code that comes with the tokenizer; a target brings its own permission"
     )
     vocab_size: int = field(
         default=2048, validator=validators.ge(300), help="size of the built-in tokenizer, special tokens included"
+    )
+    train_on: Literal["assistant", "last"] = field(
+        default="assistant", help='"assistant": every answer is in the loss mask; "last": only the last one'
+    )
+    enable_thinking: bool | None = field(
+        default=None,
+        help="passed to the chat template, which decides unless given; false for a thinking target and answers "
+        "without reasoning",
     )
     max_length: int = field(default=3072, validator=validators.ge(8), help="longer samples are dropped, never cut")
     min_loss_tokens: int = field(
@@ -38,8 +53,23 @@ class TokenizeChat:
     max_pixels: int | None = field(
         default=None, validator=validators.optional(validators.ge(1)), help="the processor's own unless given"
     )
-    shard_samples: int = field(default=256, validator=validators.ge(1), help="samples in one shard")
+    shard_samples: int = field(
+        default=256, validator=validators.ge(1), help="samples in one shard; fewer where their images are large"
+    )
+    preview_samples: int = field(
+        default=20, validator=validators.ge(0), help="samples of the train split shown in preview.html"
+    )
     max_dropped: int | None = field(
         default=None, validator=validators.optional(validators.ge(0)), help="fail when more samples are dropped"
     )
+    workers: int | None = field(
+        default=None,
+        neutral=True,
+        validator=validators.optional(validators.ge(1)),
+        help="samples worked on at the same time; all cores unless given. The result does not depend on it",
+    )
     output = TokenShards
+
+    def __attrs_post_init__(self) -> None:
+        if self.target is not None and self.processor != "builtin":
+            raise ValueError("target and processor are both given: leave one out, a target has its own processor")

@@ -2,130 +2,155 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from attrs import frozen
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.artifacts import ImageSamples
-from ops.files import json_line, read_jsonl, write_json
+from ops.artifacts import ImageSamples, TargetModel
+from ops.files import read_json, read_jsonl, write_json
 from ops.tally import SPLITS, Tally
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.tokenize_chat.encode import Unusable, encode
+from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.shards import TokenSample, write_token_shard
-from ops.vision.images import decode
-from ops.vision.packs import read_packed
+from ops.tokenize_chat.ordered import available_cores, in_order
+from ops.tokenize_chat.preview import Preview
+from ops.tokenize_chat.samples import tokenize_row
+from ops.tokenize_chat.shards import TokenSample
+from ops.tokenize_chat.template import Unusable, texts_of
+from ops.tokenize_chat.writer import ShardWriter
+from ops.vision.images import strict_pillow
 from ops.vision.processor import Processor, load_processor
 
-IMAGE_REFUSED = "image refused by the processor"
-TOO_LONG = "longer than max_length"
-TOO_FEW_LOSS_TOKENS = "fewer than min_loss_tokens"
+PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one turn of a worker: enough to pay for the hand-over, little to keep
+
+Row = dict[str, Any]
 
 
 def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
-    """Write the token shards, tokens.json, samples.jsonl, the processor's files and summary.json.
+    """Write the token shards, tokens.json, samples.jsonl, preview.html, the processor's files and summary.json.
 
-    Drop reasons: "special token in the text", "refused by the chat template", "answer begins inside a token",
-    "image refused by the processor", "longer than max_length" (never cut), "fewer than min_loss_tokens".
-    Raises DataError for a processor that does not fit the samples, for more drops than max_dropped, and for a train
-    split that is empty after filtering.
+    Rows are read three times, once for each split, and never kept: memory holds one shard and what the workers are at.
+    Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
+    token", "reasoning does not fit the generation prompt", "image undecodable", "image refused by the processor",
+    "longer than max_length" (never cut), "fewer than min_loss_tokens".
+    Raises DataError for a processor that does not fit the samples, for a template that does not serve, for more drops
+    than max_dropped, and for a train split that is empty after filtering; ConfigError for an enable_thinking that the
+    template does not read.
     """
     samples: ImageSamples = stage.inputs["samples"]
-    rows = list(read_jsonl(samples.path / "samples.jsonl"))
-    processor = prepare_processor(config, rows, stage.out_dir / "processor")
+    file = samples.path / "samples.jsonl"
+    processor = prepare_processor(config, stage.inputs.get("target"), file, stage.out_dir / "processor")
+    encoder = ChatEncoder(processor, config.enable_thinking, config.train_on)
+    total = check_images(file, processor)
     tally = Tally(stage, "tokenize")
-    records: list[dict[str, Any]] = []
-    shards: list[dict[str, Any]] = []
+    writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
+    preview = Preview(config.preview_samples)
+
+    def outcomes(portion: list[Row]) -> list[Outcome]:
+        return [Outcome.of(row, samples.path, encoder, config) for row in portion]
+
     done = 0
-    for split in SPLITS:
-        shard = ShardBuffer(stage.out_dir, split, config.shard_samples, processor.patch_dim)
-        for row in rows:
-            if row["split"] != split:
-                continue
-            try:
-                shard.add(tokenize_row(row, samples.path, processor, config), label(row))
-                tally.keep(split)
-            except Unusable as reason:
-                tally.drop(str(reason), row["id"])
-            done += 1
-            if done % 50 == 0 or done == len(rows):
-                stage.progress(done, len(rows))
-        shard.flush()
-        records += shard.records
-        shards += shard.shards
+    with strict_pillow():
+        for split in SPLITS:
+            rows = (row for row in read_jsonl(file) if row["split"] == split)
+            for finished in in_order(outcomes, portions(rows), config.workers or available_cores()):
+                for outcome in finished:
+                    account(outcome, tally, writer, preview)
+                    done += 1
+                    if done % 50 == 0 or done == total:
+                        stage.progress(done, total)
+            writer.flush(split)
     tally.finish(config.max_dropped)
     if not tally.splits["train"]:
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  none was there'}")
-    with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json_line(record) for record in records)
-    write_json(stage.out_dir / "tokens.json", tokens_info(processor, shards))
-    stage.log(
-        {
-            "tokenize/tokens": sum(record["tokens"] for record in records),
-            "tokenize/loss_tokens": sum(record["loss_tokens"] for record in records),
-        },
-        step=0,
-    )
+    write_json(stage.out_dir / "tokens.json", tokens_info(processor, writer.shards))
+    preview.write(stage.out_dir / "preview.html", samples.path, processor)
+    stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
 
 
-def prepare_processor(config: TokenizeChat, rows: list[dict[str, Any]], folder: Path) -> Processor:
-    """The processor of the config, its files saved in `folder`; the built-in one is trained on the train split."""
-    if config.processor == "builtin":
-        conversations = [row["messages"] for row in rows if row["split"] == "train"]
+@frozen(eq=False)
+class Outcome:
+    """What became of a row: a sample, or why there is none."""
+
+    row: Row
+    sample: TokenSample | None
+    reason: str = ""
+    detail: str = ""
+
+    @classmethod
+    def of(cls, row: Row, folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> Outcome:
+        try:
+            return cls(row, tokenize_row(row, folder, encoder, config))
+        except Unusable as error:
+            return cls(row, None, error.reason, error.detail)
+
+
+def account(outcome: Outcome, tally: Tally, writer: ShardWriter, preview: Preview) -> None:
+    """Keep or drop a row, in the order of the rows."""
+    row, sample = outcome.row, outcome.sample
+    if sample is None:
+        tally.drop(outcome.reason, row["id"], outcome.detail)
+        return
+    tally.keep(row["split"])
+    writer.add(sample, row["split"], label(row))
+    if row["split"] == "train":
+        preview.add(sample, row["images"])
+
+
+def portions(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Rows in groups of a few, of fewer where they have images."""
+    portion: list[Row] = []
+    images = 0
+    for row in rows:
+        portion.append(row)
+        images += len(row["images"])
+        if len(portion) == PORTION_ROWS or images >= PORTION_IMAGES:
+            yield portion
+            portion, images = [], 0
+    if portion:
+        yield portion
+
+
+def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Path, folder: Path) -> Processor:
+    """The processor of the target or the config, its files saved in `folder`; the built-in one is trained on the
+    train split.
+    """
+    source, trusted = config.processor, config.trust_remote_code
+    if target is not None:
+        source = str(target.path / "model")
+        trusted = trusted or read_json(target.path / "target.json").get("trust_remote_code", False)
+    elif source == "builtin":
+        source = str(folder)
+        conversations = (row["messages"] for row in read_jsonl(file) if row["split"] == "train")
         write_builtin_processor(folder, conversations, config.vocab_size)
-        processor = load_processor(str(folder), config.min_pixels, config.max_pixels)
-    else:
-        processor = load_processor(config.processor, config.min_pixels, config.max_pixels)
+    processor = load_processor(source, config.min_pixels, config.max_pixels, trust_remote_code=trusted)
     processor.save(folder)
-    with_image = next((row["id"] for row in rows if row["image"] is not None), None)
-    if with_image is not None and (processor.image_processor is None or processor.image_token_id is None):
-        raise DataError(
-            f'processor {config.processor}: sample "{with_image}" has an image, but there is no image processor '
-            f'(preprocessor_config.json) or no token "{processor.image_token}"; take that of a vision-language model'
-        )
     return processor
 
 
-def tokenize_row(row: dict[str, Any], folder: Path, processor: Processor, config: TokenizeChat) -> TokenSample:
-    """One sample, tokenised. Raises Unusable with the reason to drop it."""
-    pixel_values, grid = pixels(row, folder, processor)
-    image_tokens = int(grid.prod(dim=1).sum()) // processor.merge_size**2
-    encoded = encode(processor, row["messages"], image_tokens, row["id"])
-    if len(encoded.input_ids) > config.max_length:
-        raise Unusable(TOO_LONG)
-    if int(encoded.loss_mask.sum()) < config.min_loss_tokens:
-        raise Unusable(TOO_FEW_LOSS_TOKENS)
-    return TokenSample(
-        id=row["id"],
-        category=row["category"],
-        input_ids=encoded.input_ids,
-        loss_mask=encoded.loss_mask,
-        pixel_values=pixel_values,
-        image_grid_thw=grid,
-        prompt_tokens=encoded.prompt_tokens,
-    )
+def check_images(file: Path, processor: Processor) -> int:
+    """The number of rows. Raises DataError where one has an image and the processor takes none."""
+    total = 0
+    takes_images = processor.image_processor is not None and processor.image_token_id is not None
+    for row in read_jsonl(file):
+        total += 1
+        if row["images"] and not takes_images:
+            raise DataError(
+                f'processor {processor.source}: sample "{row["id"]}" has an image, but there is no image processor '
+                f'(preprocessor_config.json) or no token "{processor.image_token}"; take that of a vision-language '
+                "model"
+            )
+    return total
 
 
-def pixels(row: dict[str, Any], folder: Path, processor: Processor) -> tuple[Tensor, Tensor]:
-    """pixel_values float32 [R, patch_dim] and image_grid_thw int64 [I, 3]; no rows for a text-only sample."""
-    if row["image"] is None:
-        return torch.empty(0, processor.patch_dim), torch.empty(0, 3, dtype=torch.int64)
-    image = decode(read_packed(folder, row["image"]))
-    try:
-        features = processor.pixels(image)
-    except ValueError as error:
-        raise Unusable(IMAGE_REFUSED) from error
-    return features["pixel_values"].to(torch.float32), features["image_grid_thw"].to(torch.int64)
-
-
-def label(row: dict[str, Any]) -> str:
+def label(row: Row) -> str:
     """The text of the last answer."""
-    last = [message for message in row["messages"] if message["role"] == "assistant"][-1]
-    return "".join(part["text"] for part in last["content"] if part["type"] == "text")
+    last = next(message for message in reversed(row["messages"]) if message["role"] == "assistant")
+    return "".join(texts_of(last))
 
 
 def tokens_info(processor: Processor, shards: list[dict[str, Any]]) -> dict[str, Any]:
@@ -141,47 +166,3 @@ def tokens_info(processor: Processor, shards: list[dict[str, Any]]) -> dict[str,
         "merge_size": processor.merge_size,
         "shards": shards,
     }
-
-
-class ShardBuffer:
-    """Collects the samples of one split and writes a shard whenever it holds enough of them."""
-
-    def __init__(self, folder: Path, split: str, shard_samples: int, patch_dim: int) -> None:
-        self.folder = folder
-        self.split = split
-        self.shard_samples = shard_samples
-        self.patch_dim = patch_dim
-        self.records: list[dict[str, Any]] = []
-        self.shards: list[dict[str, Any]] = []
-        self._samples: list[TokenSample] = []
-
-    def add(self, sample: TokenSample, answer: str) -> None:
-        self.records.append(
-            {
-                "id": sample.id,
-                "split": self.split,
-                "category": sample.category,
-                "shard": self._file,
-                "row": len(self._samples),
-                "tokens": len(sample.input_ids),
-                "prompt_tokens": sample.prompt_tokens,
-                "loss_tokens": int(sample.loss_mask.sum()),
-                "label": answer,
-            }
-        )
-        self._samples.append(sample)
-        if len(self._samples) == self.shard_samples:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is there as a shard."""
-        if not self._samples:
-            return
-        write_token_shard(self.folder / self._file, self._samples, self.patch_dim)
-        tokens = sum(len(sample.input_ids) for sample in self._samples)
-        self.shards.append({"file": self._file, "split": self.split, "samples": len(self._samples), "tokens": tokens})
-        self._samples = []
-
-    @property
-    def _file(self) -> str:
-        return f"{self.split}-{len(self.shards):05d}.safetensors"

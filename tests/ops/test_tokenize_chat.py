@@ -84,7 +84,7 @@ def write_samples(folder: Path, conversations: list[dict]) -> ImageSamples:
                 "split": sample["split"],
                 "category": "image" if sample["image"] else "text",
                 "messages": messages,
-                "image": packs.add(sample["image"]) if sample["image"] else None,
+                "images": [packs.add(sample["image"])] if sample["image"] else [],
             }
         )
     (folder / "samples.jsonl").write_text("".join(json_line(row) for row in rows), encoding="utf-8")
@@ -139,13 +139,13 @@ def test_tokens_and_pixels_equal_those_of_the_real_qwen3_vl_processor(images, to
         text = real.apply_chat_template(row["messages"], tokenize=False)
         prompt = real.apply_chat_template(row["messages"][:-1], tokenize=False, add_generation_prompt=True)
         pictures = {}
-        if row["image"]:
-            pictures = {"images": [Image.open(io.BytesIO(read_packed(images.path, row["image"])))]}
+        if row["images"]:
+            pictures = {"images": [Image.open(io.BytesIO(read_packed(images.path, row["images"][0])))]}
         expected = real(text=[text], **pictures)
         assert expected["input_ids"][0] == sample.input_ids.tolist()
         assert real(text=[prompt], **pictures)["input_ids"][0] == expected["input_ids"][0][: sample.prompt_tokens]
-        assert bool(row["image"]) == ("pixel_values" in expected) == bool(len(sample.pixel_values))
-        if row["image"]:
+        assert bool(row["images"]) == ("pixel_values" in expected) == bool(len(sample.pixel_values))
+        if row["images"]:
             assert expected["image_grid_thw"].tolist() == sample.image_grid_thw.tolist() == [[1, 4, 4]]
             assert expected["pixel_values"].tolist() == sample.pixel_values.tolist()
             assert expected["input_ids"][0].count(reader.info["image_token_id"]) == 4

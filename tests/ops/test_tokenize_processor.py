@@ -11,7 +11,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.errors import DataError
 from ops.tokenize_chat.builtin import CHAT_TEMPLATE, write_builtin_processor
-from ops.tokenize_chat.encode import Unusable, encode
+from ops.tokenize_chat.encode import ChatEncoder
+from ops.tokenize_chat.template import Unusable
 from ops.vision.processor import load_processor
 
 MESSAGES = [
@@ -41,10 +42,10 @@ def change_json(file: Path, **changes) -> None:
     file.write_text(json.dumps({**content, **changes}))
 
 
-def encode_with(folder: Path, template: str, messages=MESSAGES, image_tokens=4):
+def encode_with(folder: Path, template: str, messages=MESSAGES):
     (folder / "chat_template.jinja").write_text(template)
     processor = load_processor(str(folder))
-    return processor, encode(processor, messages, image_tokens, "s7")
+    return processor, ChatEncoder(processor).encode(messages, "s7")
 
 
 @pytest.mark.parametrize("kind", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"])
@@ -156,21 +157,9 @@ def test_a_text_only_processor_gets_plain_strings(checkpoint):
     (checkpoint / "preprocessor_config.json").unlink()
     strings_only = CHAT_TEMPLATE.replace("{% else %}", "{% else %}{{ raise_exception('a list') }}", 1)
     messages = [{**message, "content": message["content"][-1:]} for message in MESSAGES]
-    processor, encoded = encode_with(checkpoint, strings_only, messages, image_tokens=0)
+    processor, encoded = encode_with(checkpoint, strings_only, messages)
     assert (processor.image_processor, processor.patch_dim, processor.merge_size) == (None, 0, 1)
     assert processor.tokenizer.decode(encoded.input_ids[encoded.loss_mask]) == "A cat.<|im_end|>Very.<|im_end|>"
-
-
-def test_a_template_with_thoughts_and_generation_marks_is_understood(checkpoint):
-    """As Qwen3's: the last answer has an empty thought before it, earlier answers have none."""
-    thinking = CHAT_TEMPLATE.replace(
-        "<|im_start|>{{ message['role'] }}\n",
-        "<|im_start|>{{ message['role'] }}\n{% generation %}"
-        "{% if message['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{% endgeneration %}",
-    )
-    processor, encoded = encode_with(checkpoint, thinking)
-    answers = processor.tokenizer.decode(encoded.input_ids[encoded.loss_mask])
-    assert answers == "A cat.<|im_end|><think>\n\n</think>\n\nVery.<|im_end|>"
 
 
 @pytest.mark.parametrize(
@@ -179,8 +168,8 @@ def test_a_template_with_thoughts_and_generation_marks_is_understood(checkpoint)
         (CHAT_TEMPLATE.replace("{{ message['role'] }}", "{{ message['role'] }}{{ messages | length }}"), "other than"),
         (CHAT_TEMPLATE.replace("<|im_end|>\n{% endfor %}", "\n{% endfor %}"), r"none of the EOS tokens \[2\]"),
         (CHAT_TEMPLATE.replace("{{ part['text'] }}", "{{ part['text'] | upper }}"), "changes the answer"),
-        (CHAT_TEMPLATE.replace("<|image_pad|>", ""), "gives 0 image tokens, the image processor 4"),
-        (CHAT_TEMPLATE.replace("<|image_pad|>", "<|image_pad|>" * 2), "gives 8 image tokens, the image processor 4"),
+        (CHAT_TEMPLATE.replace("<|image_pad|>", ""), "gives 0 placeholders .* for 1 images"),
+        (CHAT_TEMPLATE.replace("<|image_pad|>", "<|image_pad|>" * 2), "gives 2 placeholders .* for 1 images"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_named_with_the_sample(checkpoint, template, message):
@@ -193,7 +182,7 @@ def test_an_answer_whose_first_characters_merge_with_the_prompt_cannot_be_used(t
     write_builtin_processor(tmp_path, [blank_lines], vocab_size=300)
     answer = {"role": "assistant", "content": [{"type": "text", "text": "\n\nHm."}]}
     with pytest.raises(Unusable, match="answer begins inside a token"):
-        encode(load_processor(str(tmp_path)), [*blank_lines, answer], 0, "s7")
+        ChatEncoder(load_processor(str(tmp_path))).encode([*blank_lines, answer], "s7")
 
 
 def test_a_sample_that_the_template_refuses_cannot_be_used(checkpoint):

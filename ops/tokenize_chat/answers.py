@@ -1,0 +1,185 @@
+"""Where the answers stand in the text of a rendered conversation, in characters.
+
+With `{% generation %}` marks, the template says it. Without them, an answer is what follows its generation prompt:
+
+    last answer      the text of the conversation begins with that of the messages before the answer and the
+                     generation prompt, which is what serving would give the target
+    earlier answers  cannot be found like this: a thinking template shows them without the thought, so the text of the
+                     messages before them, with a generation prompt that opens a thought, is not how the text begins.
+                     The conversation is rendered a second time with a mark at the end of the text before each answer
+                     and one where its words begin. Between the two stand the end of a turn and the header of
+                     an answer. That is compared with the same stretch before the last answer, which is known: the
+                     answer begins behind what the two have in common. So a thought that the template keeps belongs to
+                     the answer, and one that it strips is missed nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from ops.tokenize_chat.template import (
+    END_OF_THOUGHT,
+    OTHER_THOUGHT,
+    Messages,
+    Span,
+    Template,
+    Unusable,
+    texts_of,
+    thinks,
+)
+
+
+@frozen
+class Rendered:
+    """A conversation that ends with an answer, as text.
+
+    prompt_end      characters up to and with the generation prompt of the last answer
+    answers         first character of every answer that is learnt, and the one behind it where the template marks it
+    """
+
+    text: str
+    prompt_end: int
+    answers: tuple[tuple[int, int | None], ...]
+
+
+def render_answers(template: Template, messages: Messages, sample_id: str, last_only: bool) -> Rendered:
+    """Render messages whose last one is an answer, and find the answers.
+
+    Raises Unusable for a sample that does not fit the template, and DataError for a template that does not serve.
+    """
+    spans: list[Span] = []
+    if template.has_marks:
+        text, spans = template.render_marked(messages, sample_id)
+    else:
+        text = template.render(messages, sample_id)
+    prompt = template.render(messages[:-1], sample_id, prompt=True)
+    if not text.startswith(prompt):
+        if thinks(messages[-1]):
+            raise Unusable(OTHER_THOUGHT, f"the prompt ends with {prompt[-30:]!r}; what is enable_thinking?")
+        raise template.fault(
+            sample_id,
+            "renders the messages before the last answer with the generation prompt other than the whole conversation "
+            "begins, so the answer cannot be found",
+        )
+    end = len(prompt)
+    if template.has_marks:
+        return Rendered(text, end, _marked(template, spans, end, sample_id, last_only))
+    earlier = [] if last_only else _earlier(template, messages, text, end, sample_id)
+    return Rendered(text, end, (*((start, None) for start in earlier), (end, None)))
+
+
+def _marked(
+    template: Template, spans: list[Span], prompt_end: int, sample_id: str, last_only: bool
+) -> tuple[tuple[int, int | None], ...]:
+    """The marked spans; the last answer begins behind its generation prompt, even where the mark comes earlier."""
+    joined: list[Span] = []
+    for start, end in spans:
+        start = max(start, prompt_end) if end > prompt_end else start
+        if start == end:
+            continue
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    if not joined or joined[-1][1] <= prompt_end:
+        raise template.fault(sample_id, "marks nothing of the last answer with {% generation %}")
+    return tuple(span for span in joined if span[1] > prompt_end or not last_only)
+
+
+@frozen
+class Stretch:
+    """What stands in the text between the words of an answer and those of the message before it.
+
+    start: its first character; shown: the end of a turn, the header of an answer, and the thought where it is shown.
+    """
+
+    start: int
+    shown: str
+
+
+def _earlier(template: Template, messages: Messages, text: str, prompt_end: int, sample_id: str) -> list[int]:
+    """Where the answers before the last one begin."""
+    turns = [turn for turn, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
+    if not turns:
+        return []
+    last = len(messages) - 1
+    stretches = _stretches(template, messages, [*turns, last], text, sample_id)
+    starts = []
+    for turn in turns:
+        length = None
+        if stretches:
+            header = text[stretches[last].start : prompt_end]
+            length = _header_length(header, stretches[turn].shown, "".join(texts_of(messages[turn])))
+        if length is None:
+            starts.append(_end_of_prompt(template, messages[:turn], text, sample_id))
+        else:
+            starts.append(stretches[turn].start + length)
+    return starts
+
+
+def _end_of_prompt(template: Template, messages: Messages, text: str, sample_id: str) -> int:
+    """Where the generation prompt after `messages` ends in `text`, which has to begin with both."""
+    prefix = template.render(messages, sample_id, prompt=True)
+    if not text.startswith(prefix):
+        raise template.fault(
+            sample_id,
+            f"renders {len(messages)} messages with the generation prompt other than the whole conversation begins, "
+            'so the answer behind them cannot be found; train_on = "last" needs none but the last answer',
+        )
+    return len(prefix)
+
+
+def _header_length(header: str, shown: str, answer: str) -> int | None:
+    """How many characters of the stretch `shown` are not the answer's own; None where that is unclear.
+
+    header: the stretch before the last answer, as far as its generation prompt goes.
+    """
+    if shown.startswith(header):
+        return len(header)
+    blanks = answer[: len(answer) - len(answer.lstrip())]  # they stand in the stretch, unless the template strips them
+    fitting = (part for part in (shown, shown.removesuffix(blanks)) if header.startswith(part))
+    return next((len(part) for part in fitting), None)
+
+
+def _stretches(
+    template: Template, messages: Messages, turns: list[int], text: str, sample_id: str
+) -> dict[int, Stretch]:
+    """The stretch before the answer of each turn; empty where the template does more with a mark than to show it."""
+    everything = "".join(part for message in messages for part in texts_of(message))
+    mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
+    marked = list(messages)
+    for turn in turns:
+        marked[turn] = _mark_words(marked[turn], mark)
+        if turn:
+            marked[turn - 1] = _mark_end(marked[turn - 1], mark)
+    pieces = template.render(marked, sample_id).split(mark)
+    if "".join(pieces) != text or len(pieces) != 1 + sum(2 if turn else 1 for turn in turns):
+        return {}
+    upcoming, start, stretches = iter(pieces), 0, {}
+    for turn in turns:
+        start += len(next(upcoming)) if turn else 0
+        stretches[turn] = Stretch(start, next(upcoming))
+        start += len(stretches[turn].shown)
+    return stretches
+
+
+def _mark_words(message: dict[str, Any], mark: str) -> dict[str, Any]:
+    """With a mark where the answer's words begin, behind its thought and blanks, which a template may strip."""
+    parts = list(message["content"])
+    if not parts or parts[0]["type"] != "text":
+        return {**message, "content": [{"type": "text", "text": mark}, *parts]}
+    text = parts[0]["text"]
+    words = text.rfind(END_OF_THOUGHT) + len(END_OF_THOUGHT) if END_OF_THOUGHT in text else 0
+    words = len(text) - len(text[words:].lstrip())
+    return {**message, "content": [{"type": "text", "text": text[:words] + mark + text[words:]}, *parts[1:]]}
+
+
+def _mark_end(message: dict[str, Any], mark: str) -> dict[str, Any]:
+    """With a mark behind the message's last word."""
+    parts = list(message["content"])
+    if not parts or parts[-1]["type"] != "text":
+        return {**message, "content": [*parts, {"type": "text", "text": mark}]}
+    text = parts[-1]["text"]
+    end = len(text.rstrip())
+    return {**message, "content": [*parts[:-1], {"type": "text", "text": text[:end] + mark + text[end:]}]}

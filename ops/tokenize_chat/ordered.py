@@ -1,0 +1,41 @@
+"""Work on a stream of items by threads, a bounded number of items ahead, with the results in the items' order."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+AHEAD = 2  # items that wait for each worker, so that none runs dry while a shard is written
+
+
+def available_cores() -> int:
+    """Cores that this process may use; all of the machine where the system keeps no such set."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+    """work(item) for each item. An error comes at its item's turn; what was begun behind it is finished or dropped.
+
+    Threads, not processes: decoding, resizing and tokenising run outside Python's lock, a process would take seconds to
+    start, and pixels would have to be sent back.
+    """
+    if workers == 1:
+        yield from map(work, items)
+        return
+    waiting: deque[Future[R]] = deque()
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > AHEAD * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,94 @@
+"""One row of the injected samples into a token sample: text, images, and the two put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.shards import TokenSample
+from ops.tokenize_chat.template import NO_ANSWER, Messages, Unusable
+from ops.vision.chunks import ImageChunk, concatenate, place_images
+from ops.vision.images import DECODE_ERRORS, UNDECODABLE, decode
+from ops.vision.packs import read_packed
+from ops.vision.processor import Processor
+
+IMAGE_REFUSED = "image refused by the processor"
+TOO_LONG = "longer than max_length"
+TOO_FEW_LOSS_TOKENS = "fewer than min_loss_tokens"
+
+
+def tokenize_row(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> TokenSample:
+    """One sample, tokenised; turns behind the last answer are left out, with their images: nothing there is learnt,
+    and a thinking template would take the last answer for history.
+
+    Raises Unusable with the reason to drop it, and DataError for a template that does not serve.
+    """
+    messages = up_to_last_answer(row["messages"])
+    images = row["images"][: sum(map(num_images, messages))]
+    encoded = encoder.encode(messages, row["id"])
+    # Before the images are decoded, which takes longer: neither count gets better with them.
+    check_length(len(encoded.input_ids), config.max_length)
+    loss_tokens = int(encoded.loss_mask.sum())
+    if loss_tokens < config.min_loss_tokens:
+        raise Unusable(TOO_FEW_LOSS_TOKENS, f"{loss_tokens}")
+    sample = with_images(row["id"], encoded, load_images(images, folder, encoder.processor), encoder.processor)
+    check_length(len(sample.input_ids), config.max_length)
+    return sample
+
+
+def up_to_last_answer(messages: Messages) -> Messages:
+    """Raises Unusable where there is no answer."""
+    for last in range(len(messages) - 1, -1, -1):
+        if messages[last]["role"] == "assistant":
+            return messages[: last + 1]
+    raise Unusable(NO_ANSWER)
+
+
+def check_length(tokens: int, max_length: int) -> None:
+    """Nothing is ever cut, least of all inside an image. Raises Unusable."""
+    if tokens > max_length:
+        raise Unusable(TOO_LONG, f"{tokens} tokens")
+
+
+def load_images(references: Sequence[Mapping[str, Any]], folder: Path, processor: Processor) -> list[ImageChunk]:
+    """The images behind references into the packs of a folder. Raises Unusable for an image that is refused."""
+    chunks = []
+    for reference in references:
+        encoded = read_packed(folder, dict(reference))
+        try:
+            image = decode(encoded)
+        except DECODE_ERRORS as error:
+            raise Unusable(UNDECODABLE, str(error)) from error
+        try:
+            chunks.append(ImageChunk.from_image(processor, image))
+        except ValueError as error:
+            raise Unusable(IMAGE_REFUSED, str(error)) from error
+    return chunks
+
+
+def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:
+    """The sample with the tokens of each image in the place of its placeholder, which no answer learns."""
+    ids, mask, prompt_tokens = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens
+    pixel_values = torch.empty(0, processor.patch_dim)
+    grids = torch.empty(0, 3, dtype=torch.int64)
+    if images:
+        prompted = int((ids[:prompt_tokens] == processor.image_token_id).sum())
+        prompt_tokens += sum(image.num_tokens - 1 for image in images[:prompted])
+        chunks = place_images(ids, mask, processor.image_token_id, images)
+        placed = concatenate(chunks, processor.patch_dim)
+        ids, mask = placed.input_ids, placed.loss_mask
+        pixel_values, grids = placed.pixel_values, placed.image_grid_thw
+    return TokenSample(
+        id=sample_id,
+        category="image" if images else "text",
+        input_ids=ids,
+        loss_mask=mask,
+        pixel_values=pixel_values,
+        image_grid_thw=grids,
+        prompt_tokens=prompt_tokens,
+    )

@@ -1,0 +1,108 @@
+"""The chat template: messages into text, and the reasons for which a sample cannot be tokenised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from dsl.errors import ConfigError, DataError
+from ops.vision.processor import Processor
+
+Messages = Sequence[dict[str, Any]]
+Span = tuple[int, int]  # first character, and the one behind the last
+
+SPECIAL_IN_TEXT = "special token in the text"
+NO_TOKEN_BOUNDARY = "answer begins inside a token"
+REFUSED_BY_TEMPLATE = "refused by the chat template"
+NO_ANSWER = "no answer"
+OTHER_THOUGHT = "reasoning does not fit the generation prompt"
+
+THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, and yet part of what they say
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class Unusable(Exception):
+    """A sample cannot be tokenised: a reason of a small set, and what is particular to this sample."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Template:
+    """The chat template of a processor, which threads may share.
+
+    enable_thinking goes to the template; None leaves the choice to it. has_marks: `{% generation %}` is used.
+    Raises ConfigError for an enable_thinking that the template does not read.
+    """
+
+    def __init__(self, processor: Processor, enable_thinking: bool | None = None) -> None:
+        self.source = processor.source
+        self._text = processor.tokenizer.get_chat_template()
+        if enable_thinking is not None and "enable_thinking" not in self._text:
+            raise ConfigError(f"the chat template of {self.source} reads no enable_thinking: leave it out")
+        thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self._arguments = {**processor.tokenizer.special_tokens_map, **thinking}
+        self._strings_only = processor.image_processor is None
+        self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
+        self.has_marks = GENERATION.search(self._text) is not None
+        # transformers keeps the marks of the rendering under way in the compiled template, which is shared.
+        self._turn: AbstractContextManager[Any] = Lock() if self.has_marks else nullcontext()
+
+    def check(self, messages: Messages) -> None:
+        """Raises Unusable where a text holds a special token, which would pass for a part of the template."""
+        texts = [text for message in messages for text in texts_of(message)]
+        texts += [message["reasoning_content"] for message in messages if "reasoning_content" in message]
+        for token in self._special_tokens:
+            if any(token in text for text in texts):
+                raise Unusable(SPECIAL_IN_TEXT, token)
+
+    def render(self, messages: Messages, sample_id: str, prompt: bool = False) -> str:
+        """The text of the messages; prompt: with the generation prompt behind them.
+
+        Raises Unusable where the template refuses the messages, and DataError where it fails on them.
+        """
+        return self._render(messages, sample_id, add_generation_prompt=prompt)[0]
+
+    def render_marked(self, messages: Messages, sample_id: str) -> tuple[str, list[Span]]:
+        """The text, and what the template marks in it as generated. Raises as `render`."""
+        return self._render(messages, sample_id, return_assistant_tokens_mask=True)
+
+    def fault(self, sample_id: str, what: str) -> DataError:
+        """The error for a template that does not serve."""
+        return DataError(f'sample "{sample_id}": the chat template of {self.source} {what}')
+
+    def _render(self, messages: Messages, sample_id: str, **options: bool) -> tuple[str, list[Span]]:
+        if self._strings_only:
+            messages = [{**message, "content": "".join(texts_of(message))} for message in messages]
+        try:
+            with self._turn:
+                texts, spans = render_jinja_template(
+                    conversations=[messages], chat_template=self._text, **options, **self._arguments
+                )
+        except TemplateError as error:  # e.g. a template that knows no system role, or wants the roles to alternate
+            raise Unusable(REFUSED_BY_TEMPLATE, str(error)) from error
+        except TypeError as error:  # e.g. one that wants texts where it gets a list of parts
+            raise self.fault(sample_id, f"fails on its messages: {error}") from error
+        return texts[0], spans[0] if spans else []
+
+
+def texts_of(message: dict[str, Any]) -> list[str]:
+    return [part["text"] for part in message["content"] if part["type"] == "text"]
+
+
+def spoken(message: dict[str, Any]) -> str:
+    """What the answer says: its text behind the thought, without blanks around it."""
+    return "".join(texts_of(message)).rpartition(END_OF_THOUGHT)[2].strip()
+
+
+def thinks(message: dict[str, Any]) -> bool:
+    """Whether the answer comes with reasoning, in its own key or in a block of its text."""
+    return bool(message.get("reasoning_content")) or END_OF_THOUGHT in "".join(texts_of(message))
