@@ -41,7 +41,7 @@ def check_degree(
         mistakes = [f"sp_degree: must be at least 1, got {sp_degree}"]
     else:
         mistakes = [
-            *_rank_mistakes(world_size, sp_degree),
+            *rank_mistakes(world_size, sp_degree),
             *_length_mistakes(sp_degree, shortest, pad_multiple),
         ]
         if sp_exchange == "ulysses":
@@ -51,7 +51,7 @@ def check_degree(
         raise ConfigError("sequence parallelism:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
 
 
-def _rank_mistakes(world_size: int, sp_degree: int) -> list[str]:
+def rank_mistakes(world_size: int, sp_degree: int) -> list[str]:
     if world_size % sp_degree == 0:
         return []
     return [
