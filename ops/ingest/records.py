@@ -86,6 +86,7 @@ def _elements(file: Path) -> Iterator[tuple[int, int, Any, str]]:
     with file.open("rb") as opened:
         text = _ArrayText(opened)
         try:
+            text.enter()
             while text.peek() not in ("]", ""):
                 number = text.line
                 value, mistake = text.element()
@@ -106,8 +107,11 @@ class _ArrayText:
         self._opened = opened
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text, self._start, self._ended = "", 0, False
-        self._more(CHUNK)
-        self._skip(self._text.index("[") + 1)
+
+    def enter(self) -> None:
+        """Go behind the "[", which is the first character but for white space."""
+        self.peek()
+        self._skip(self._start + 1)
 
     def peek(self) -> str:
         """The first character of the next element, "]", or an empty string at the end of the file."""

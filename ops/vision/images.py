@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
 UNDECODABLE, TOO_LARGE, TOO_SMALL = "image undecodable", "image too large", "image too small"
 
-# No EPS, which Pillow hands to Ghostscript, and nothing exotic.
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF")
+# No EPS, which Pillow hands to Ghostscript, and nothing exotic. Pillow itself registers the first four when it opens
+# an image; the other two are known once their modules are loaded.
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", TiffImagePlugin.TiffImageFile.format, WebPImagePlugin.WebPImageFile.format)
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in some messages: the account has to be the same each time
 

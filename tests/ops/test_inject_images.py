@@ -16,12 +16,14 @@ from dsl.op import Ref
 from ops.artifacts import Samples
 from ops.files import json_line
 from ops.inject_images.op import InjectImages
-from ops.inject_images.run import inject_images
+from ops.inject_images.run import checked, inject_images
 from ops.vision.images import decode, fault_of, strict_pillow
 from ops.vision.packs import PackWriter
 
 ASK = {"role": "user", "text": "What is it?"}
 ANSWER = {"role": "assistant", "text": "A cat."}
+
+HERE, SAID = {"type": "image"}, {"type": "text", "text": "Which?"}
 
 
 def encoded(size=(4, 3), color=(200, 10, 30), file_format="PNG", **options) -> bytes:
@@ -31,10 +33,11 @@ def encoded(size=(4, 3), color=(200, 10, 30), file_format="PNG", **options) -> b
 
 
 def in_parts(turns: list[dict], num_images: int) -> list[dict]:
-    """Turns of one text each as ingest writes them, the images in the first."""
-    rows = [{"role": turn["role"], "content": [{"type": "text", "text": turn["text"]}]} for turn in turns]
-    rows[0]["content"] = [{"type": "image"}] * num_images + rows[0]["content"]
-    return rows
+    """Turns as ingest writes them: a text is one part, and where no turn has parts the images stand in the first."""
+    rows = [{**turn, "content": turn.get("content") or [{"type": "text", "text": turn["text"]}]} for turn in turns]
+    if not any("content" in turn for turn in turns):
+        rows[0]["content"] = [{"type": "image"}] * num_images + rows[0]["content"]
+    return [{name: row[name] for name in ("role", "content")} for row in rows]
 
 
 def reason_to_drop(data: bytes, max_pixels: int, min_side: int) -> str:
@@ -105,6 +108,11 @@ def test_line_separators_of_unicode_inside_a_text_end_no_line(tmp_path):
         ({"images": [encoded((1, 8))]}, "image too small"),
         ({"images": [encoded(), encoded((5, 5))]}, "more than one image"),
         ({"images": [encoded()], "turns": [ANSWER]}, "image but no user turn"),
+        ({"images": [encoded()], "turns": [{"role": "user", "content": [SAID]}]}, "placeholders and images differ"),
+        (
+            {"images": [encoded()], "turns": [ASK, ANSWER, {"role": "user", "content": [HERE]}]},
+            "a turn of nothing but an image",
+        ),
     ],
 )
 def test_an_image_at_fault_is_dropped_with_its_reason(tmp_path, sample, reason):
@@ -139,13 +147,66 @@ def test_whatever_the_bytes_the_answer_is_a_reason_or_a_decodable_image(file_for
         assert decode(data).mode == "RGB"
 
 
-def test_an_image_is_turned_upright_and_becomes_rgb():
-    exif = Image.Exif()
-    exif[0x0112] = 6  # shot with the camera on its side
-    assert decode(encoded((8, 4), file_format="JPEG", exif=exif)).size == (4, 8)
-    file = io.BytesIO()
-    Image.new("LA", (3, 3), (128, 255)).save(file, format="PNG")
-    assert decode(file.getvalue()).getpixel((0, 0)) == (128, 128, 128)
+TALK = [
+    {"role": "user", "content": [SAID, HERE, {"type": "text", "text": "or this"}, HERE]},
+    ANSWER,
+    {"role": "user", "content": [HERE]},
+    ANSWER,
+]
+
+
+def test_several_images_stay_in_place_on_demand(tmp_path):
+    images = [encoded((4 + place, 4)) for place in range(3)]
+    samples = [{"images": images, "turns": TALK}, {}]
+    _, written, summary = run_inject(tmp_path / "a", samples, image_policy="in-place")
+    assert [turn["content"] for turn in written[0]["messages"]][::2] == [TALK[0]["content"], TALK[2]["content"]]
+    assert [image["size"] for image in written[0]["images"]] == [len(image) for image in images]
+    assert summary["kept"] == 2
+    stage, _, summary = run_inject(tmp_path / "b", samples)
+    assert summary["dropped"] == {"more than one image": 1}
+    table = (stage.out_dir / "dropped.csv").read_text().splitlines()
+    assert table[1] == 's0,more than one image,"3 images; image_policy = ""in-place"" keeps them"'
+
+
+def test_one_image_moves_to_the_first_user_turn_and_stays_in_place_on_demand(tmp_path):
+    turns = [{"role": "user", "content": [SAID]}, ANSWER, {"role": "user", "content": [SAID, HERE]}, ANSWER]
+    sample = {"images": [encoded()], "turns": turns}
+    _, moved, _ = run_inject(tmp_path / "a", [sample])
+    assert [turn["content"] for turn in moved[0]["messages"]][::2] == [[HERE, SAID], [SAID]]
+    _, stayed, _ = run_inject(tmp_path / "b", [sample], image_policy="in-place")
+    assert [turn["content"] for turn in stayed[0]["messages"]][::2] == [[SAID], [SAID, HERE]]
+
+
+def test_one_broken_image_of_several_drops_the_sample(tmp_path):
+    sample = {"images": [encoded((4, 4)), encoded((5, 5)), b"broken"], "turns": TALK}
+    assert run_inject(tmp_path, [{}, sample], image_policy="in-place")[2]["dropped"] == {"image undecodable": 1}
+
+
+def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path):
+    kinds = [encoded((20, 20)), b"broken", encoded((9, 90), file_format="JPEG"), encoded((1, 5)), encoded((60, 60))]
+    samples = [{"images": [kinds[place % 5] + b"x" * (place % 7)]} if place % 4 else {} for place in range(120)]
+    digests = set()
+    for workers in (1, 2, 7, None):
+        stage, written, summary = run_inject(tmp_path / str(workers), samples, max_image_pixels=3000, workers=workers)
+        assert len(written) + sum(summary["dropped"].values()) == summary["in"] == 120
+        assert stage.progressed[-1] == (120, 120)
+        digests.add(folder_digest(stage.out_dir))
+    assert len(digests) == 1
+    assert set(summary["dropped"]) == {"image undecodable", "image too small", "image too large"}
+
+
+def test_rows_are_checked_a_bounded_number_ahead(tmp_path):
+    taken = []
+
+    def rows():
+        for place in range(1000):
+            taken.append(place)
+            yield {"id": str(place), "conversations": [], "images": []}
+
+    found = checked(rows(), InjectImages(samples=Ref("ingest"), workers=2), tmp_path)
+    assert next(found)[0]["id"] == "0"
+    assert len(taken) == 17
+    assert [row["id"] for row, _ in found] == [str(place) for place in range(1, 1000)]
 
 
 def test_packs_are_hard_linked_and_copied_where_that_fails(tmp_path, monkeypatch):
