@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from attrs import evolve, frozen
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -89,7 +90,8 @@ class ParallelTarget:
 
         Token t is an answer token where loss_mask[t] is true and t > 0; the hidden state of t - 1 predicts it. Every
         rank calls this as often as the others do, and the sp ranks of a row with the same batch; None where the row
-        has none left: the result is 0 then, and is backpropagated like any other.
+        has none left: the result is 0 then, and is backpropagated like any other. Without gradients under
+        `torch.no_grad`, not `inference_mode`, whose weights could not be trained afterwards.
         """
         whole = self._padded(_empty_sample() if inputs is None else inputs).to(self.device)
         s = whole.input_ids.shape[1] // self.sp_degree
@@ -134,12 +136,12 @@ class ParallelTarget:
         decoder = model.get_decoder()
         with ExitStack() as hooks:
             if self.world_size > 1 and self.target.family.has_vision and not inputs.has_images:
-                hooks.enter_context(_removed(decoder.register_forward_pre_hook(self._see_nothing, with_kwargs=True)))
+                hooks.callback(decoder.register_forward_pre_hook(self._see_nothing, with_kwargs=True).remove)
             if self.exchange is not None:
                 part = Slice(self.exchange, start, end)
-                hooks.enter_context(_removed(decoder.register_forward_pre_hook(part.cut, with_kwargs=True)))
+                hooks.callback(decoder.register_forward_pre_hook(part.cut, with_kwargs=True).remove)
             head = model.get_output_embeddings()
-            hooks.enter_context(_removed(head.register_forward_pre_hook(lambda _, args: (args[0][wanted_Bs],))))
+            hooks.callback(head.register_forward_pre_hook(lambda _, args: (args[0][wanted_Bs],)).remove)
             yield
 
     def _see_nothing(
@@ -190,7 +192,7 @@ def _empty_sample() -> ModelInputs:
     )
 
 
-def _shard(model: PreTrainedModel, flat: Any, dtype: torch.dtype) -> None:
+def _shard(model: PreTrainedModel, flat: DeviceMesh, dtype: torch.dtype) -> None:
     """Each decoder layer and vision block is gathered by itself, the rest at once.
 
     Weights are gathered in the dtype to compute in, gradients reduced in that of the masters. Activations keep the
@@ -208,11 +210,3 @@ def _share_sequences(target: Target) -> None:
     """Attention of the language model by Ulysses; that of the vision tower stays, since every rank runs all images."""
     parts = {"text_config": ULYSSES, "vision_config": "sdpa"}
     target.model.set_attn_implementation(parts if target.family.has_vision else ULYSSES)
-
-
-@contextmanager
-def _removed(handle: torch.utils.hooks.RemovableHandle) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -193,23 +193,30 @@ class Cases:
         """Checkpointing, accumulation, bfloat16, frozen parts and measuring, of the family with deepstack."""
         family, exact = "qwen3_vl", expected("qwen3_vl", "mixed", torch.float64)
         checkpointing = self.made(family, torch.float64, gradient_checkpointing=True)
-        frozen_vision = self.one_batch(self.made(family, torch.float64, frozen_part="visual"), "mixed")
-        trained = {name: gradient for name, gradient in exact[1].items() if "visual" not in name}
-        still = [gradient for name, gradient in frozen_vision[1].items() if "visual" in name]
         bfloat16 = self.made(family, torch.bfloat16)
         rounded = norm_off(exact, self.one_batch(bfloat16, "mixed"))
         return {
             f"gradient checkpointing | {self.layout}": farthest(exact, self.one_batch(checkpointing, "mixed")),
-            f"frozen vision | {self.layout}": {
-                **farthest((exact[0], trained), (frozen_vision[0], {name: frozen_vision[1][name] for name in trained})),
-                "vision": max(float(gradient.abs().max()) for gradient in still),
-            },
+            f"frozen vision | {self.layout}": self.frozen_part(family, "visual"),
+            f"frozen text | {self.layout}": self.frozen_part(family, "language_model"),
             f"bfloat16 | {self.layout}": {
                 "gradient": rounded,
                 "masters": sorted({str(parameter.grad.dtype) for parameter in bfloat16.target.model.parameters()}),
             },
             f"micro-batches | {self.layout}": self.micro_batches(family),
             f"measured | {self.layout}": self.measured(family),
+        }
+
+    def frozen_part(self, family: str, part: str) -> dict[str, float]:
+        """Of what is trained beside it; and what the frozen part got, which should be nothing."""
+        loss, wanted = expected(family, "mixed", torch.float64)
+        got = self.one_batch(self.made(family, torch.float64, frozen_part=part), "mixed")
+        trained = [name for name in wanted if part not in name]
+        return {
+            **farthest(
+                (loss, {name: wanted[name] for name in trained}), (got[0], {name: got[1][name] for name in trained})
+            ),
+            "frozen": max(float(got[1][name].abs().max()) for name in wanted if part in name),
         }
 
     def micro_batches(self, family: str) -> dict[str, float]:

@@ -62,7 +62,7 @@ def test_float32_gradients_differ_by_rounding_only(seen, family, kind, layout):
 
 
 @pytest.mark.parametrize("layout", OPTIONS_AT, ids=str)
-@pytest.mark.parametrize("case", ["gradient checkpointing", "micro-batches", "frozen vision"])
+@pytest.mark.parametrize("case", ["gradient checkpointing", "micro-batches", "frozen vision", "frozen text"])
 def test_gradients_are_the_same_with(seen, case, layout):
     for figures in seen[f"{case} | {layout}"]:
         assert {} == {name: figure for name, figure in figures.items() if not figure <= EXACT}
