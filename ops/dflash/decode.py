@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ops.dflash.model import DraftModel
+from ops.dflash.rollback import roll_back, save
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenSample
 
@@ -75,12 +76,14 @@ def decode_speculative(target: Target, draft: DraftModel, sample: TokenSample, m
         accepted: list[int] = []
         while tokens[-1] not in target.eos_token_ids and len(tokens) <= max_new_tokens:
             proposal = propose(target, draft, context, tokens[-1])
-            verified_V = _extend(target, cache, [tokens[-1], *proposal])
-            choices = verified_V.argmax(-1).tolist()
+            before = save(cache)
+            block = [tokens[-1], *proposal]
+            choices = _extend(target, cache, block).argmax(-1).tolist()
             count = matching_prefix(proposal, choices)
             accepted.append(count)
             context.append(captured.features()[0, : count + 1])
-            cache.crop(context.length)
+            if count < len(proposal) and roll_back(cache, before, count + 1):
+                _extend(target, cache, block[: count + 1])
             tokens = until_eos([*tokens, *proposal[:count], choices[count]], target.eos_token_ids)
     return Decoded(tuple(tokens[: max_new_tokens + 1]), accepted=tuple(accepted))
 
