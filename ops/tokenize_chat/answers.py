@@ -135,11 +135,14 @@ def _header_length(header: str, shown: str, answer: str) -> int | None:
 
     header: the stretch before the last answer, as far as its generation prompt goes.
     """
-    if shown.startswith(header):
-        return len(header)
-    blanks = answer[: len(answer) - len(answer.lstrip())]  # they stand in the stretch, unless the template strips them
-    fitting = (part for part in (shown, shown.removesuffix(blanks)) if header.startswith(part))
-    return next((len(part) for part in fitting), None)
+    # Blanks at the end of the message before stand in the stretch as well, unless the template strips them.
+    header, bare = header.lstrip(), shown.lstrip()
+    skipped = len(shown) - len(bare)
+    if bare.startswith(header):
+        return skipped + len(header)
+    blanks = answer[: len(answer) - len(answer.lstrip())]  # so may those with which the answer begins
+    fitting = (part for part in (bare, bare.removesuffix(blanks)) if header.startswith(part))
+    return next((skipped + len(part) for part in fitting), None)
 
 
 def _stretches(
