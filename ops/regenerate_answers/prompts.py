@@ -1,0 +1,75 @@
+"""What the target is asked, token for token as tokenize_chat renders it with the target's processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from dsl.errors import DataError
+from ops.artifacts import TargetModel
+from ops.load_target.model import target_info
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
+from ops.tokenize_chat.samples import load_images, with_images
+from ops.tokenize_chat.shards import TokenSample
+from ops.tokenize_chat.template import Messages, Unusable
+from ops.vision.processor import load_processor
+
+CHANGED = "answer changed by the chat template"
+
+
+@frozen
+class Prompts:
+    """The target's chat encoder over samples whose image packs lie in `folder`."""
+
+    encoder: ChatEncoder
+    folder: Path
+
+    @classmethod
+    def load(cls, config: RegenerateAnswers, target: TargetModel, folder: Path) -> Prompts:
+        """Raises ConfigError for an enable_thinking that the target's template does not read."""
+        processor = load_processor(
+            str(target.path / "model"),
+            config.min_pixels,
+            config.max_pixels,
+            trust_remote_code=target_info(target)["trust_remote_code"],
+        )
+        return cls(ChatEncoder(processor, config.enable_thinking), folder)
+
+    def check_sees_images(self, sample_id: str) -> None:
+        """Raises DataError where the target is a text model."""
+        processor = self.encoder.processor
+        if processor.image_processor is None or processor.image_token_id is None:
+            raise DataError(
+                f'sample "{sample_id}" has an image, but the target has no image processor '
+                "(preprocessor_config.json): leave the image samples out, or take a vision-language target"
+            )
+
+    def sample(self, row: dict[str, Any], messages: Messages) -> TokenSample:
+        """The turns so far of a sample and the generation prompt, with the images that they show. Raises Unusable."""
+        input_ids = self.encoder.prompt(messages, row["id"])
+        references = row["images"][: sum(map(num_images, messages))]
+        images = load_images(references, self.folder, self.encoder.processor)
+        prompt = Encoded(input_ids, torch.zeros(len(input_ids), dtype=torch.bool), len(input_ids))
+        return with_images(row["id"], prompt, images, self.encoder.processor)
+
+    def text(self, tokens: list[int]) -> str:
+        """Generated tokens, without their EOS, as the text of an answer; marks of thinking stay in it."""
+        return self.encoder.processor.tokenizer.decode(
+            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def gives(self, messages: Messages, tokens: list[int], sample_id: str) -> bool:
+        """Whether tokenising `messages`, which end with an answer's text, gives the answer's tokens again.
+
+        Raises Unusable where tokenize_chat would drop the sample for its answer.
+        """
+        prompt = self.encoder.prompt(messages[:-1], sample_id).tolist()
+        try:
+            input_ids = self.encoder.encode(messages, sample_id).input_ids.tolist()
+        except DataError as error:
+            raise Unusable(CHANGED, str(error)) from error
+        return input_ids[: len(prompt) + len(tokens)] == [*prompt, *tokens]

@@ -1,0 +1,433 @@
+"""The target's own answers: against transformers' generate, resumed, sampled, filtered, and on through the chain."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_stage import FakeStage, folder_digest
+from family_checkpoints import FAMILIES, make_checkpoint
+from PIL import Image
+
+from dsl.errors import DataError, StopRequested
+from dsl.op import Ref
+from ops.artifacts import ImageSamples, TargetModel, TokenShards
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.run import capture_targets
+from ops.files import read_json, read_jsonl, write_jsonl
+from ops.load_target.model import Target
+from ops.load_target.op import LoadTarget
+from ops.load_target.run import load_target
+from ops.regenerate_answers.decode import Sampling, choose, generate, uniform_draws
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.run import regenerate_answers
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.run import tokenize_chat
+from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.vision.packs import PackWriter
+from ops.vision.processor import load_processor
+
+COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
+PARROTED = "The answer of the data set."
+
+
+def turn(role, text, image=False):
+    return {"role": role, "content": [*([{"type": "image"}] if image else []), {"type": "text", "text": text}]}
+
+
+def conversations():
+    """Questions with the answers that the target of the tests has learnt, as (id, split, colour or None, turns)."""
+    for index, colour in enumerate(COLOURS):
+        yield (
+            f"picture-{colour}",
+            "val" if index == 2 else "train",
+            colour,
+            [("What colour is it?", f"It is {colour}."), ("Is that so? Look again!", f"Yes, {colour} all over.")],
+        )
+    for index, thing in enumerate(["square", "circle", "line", "large one", "small picture", "green line"]):
+        split = "train" if index < 5 else "test"
+        yield (f"text-{index}", split, None, [(f"Describe the {thing}.", f"The {thing} is beside the {thing}.")])
+
+
+def rows(folder, answers):
+    """The rows of an ImageSamples artifact, its images packed in `folder`; answers(text) -> what the row says."""
+    packs = PackWriter(folder)
+    for sample_id, split, colour, turns in conversations():
+        references = []
+        if colour:
+            file = folder / f"{colour}.png"
+            Image.new("RGB", (16, 16), COLOURS[colour]).save(file)
+            references = [packs.add(file.read_bytes())]
+            file.unlink()
+        messages = []
+        for number, (question, answer) in enumerate(turns):
+            messages.append(turn("user", question, image=bool(colour) and number == 0))
+            messages.append(turn("assistant", answers(answer)))
+        category = "image" if colour else "text"
+        yield {"id": sample_id, "split": split, "category": category, "messages": messages, "images": references}
+
+
+def artifact_of(folder, answers):
+    folder.mkdir()
+    write_jsonl(folder / "samples.jsonl", rows(folder, answers))
+    return ImageSamples(folder, folder_digest(folder))
+
+
+def tokens_of(tmp, samples, processor):
+    stage = FakeStage(tmp, {"samples": samples})
+    tokenize_chat(TokenizeChat(samples=Ref("a"), processor=str(processor), min_loss_tokens=1, preview_samples=0), stage)
+    return stage.artifact(TokenShards)
+
+
+def make_target(folder, checkpoint):
+    stage = FakeStage(folder)
+    load_target(LoadTarget(checkpoint=str(checkpoint)), stage)
+    return stage.artifact(TargetModel)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> TargetModel:
+    """A tiny Qwen3-VL that knows the answers of `conversations` by heart."""
+    tmp = tmp_path_factory.mktemp("talker")
+    checkpoint = make_checkpoint(
+        "qwen3_vl",
+        tmp / "checkpoint",
+        lively=False,
+        hidden_size=64,
+        num_hidden_layers=3,
+        vision={"out_hidden_size": 64},
+    )
+    reader = TokenReader(tokens_of(tmp / "tokens", artifact_of(tmp / "samples", str), checkpoint))
+    loaded = Target.load(make_target(tmp / "untrained", checkpoint))
+    loaded.model.requires_grad_(True)
+    samples = [reader.sample(index) for index in range(len(reader))]
+    inputs = loaded.inputs(samples)
+    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=4e-3, weight_decay=0.0)
+    for _ in range(80):
+        logits_BSV = loaded.forward(inputs, use_cache=False).logits
+        wanted = inputs.loss_mask[:, 1:]
+        loss = F.cross_entropy(logits_BSV[:, :-1][wanted], inputs.input_ids[:, 1:][wanted])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(loaded.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert float(loss.detach()) < 0.1
+    loaded.model.save_pretrained(checkpoint)
+    return make_target(tmp / "trained", checkpoint)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory) -> ImageSamples:
+    """The same questions; what the data set answers has nothing to do with what the target would."""
+    return artifact_of(tmp_path_factory.mktemp("parroted") / "samples", lambda _: PARROTED)
+
+
+def config(**changes):
+    return RegenerateAnswers(
+        samples=Ref("inject"), target=Ref("target"), **{"max_new_tokens": 40, "seed": 0, **changes}
+    )
+
+
+def run(folder, samples, target, **changes):
+    stage = FakeStage(folder, {"samples": samples, "target": target})
+    regenerate_answers(config(**changes), stage)
+    return stage
+
+
+def answers_of(stage):
+    """id -> the texts of its answers, of the regenerated splits."""
+    return {
+        row["id"]: [message["content"][0]["text"] for message in row["messages"] if message["role"] == "assistant"]
+        for row in read_jsonl(stage.out_dir / "samples.jsonl")
+        if row["split"] != "test"
+    }
+
+
+def test_the_target_answers_as_it_was_taught_and_hears_its_own_earlier_answers(samples, target, tmp_path):
+    stage = run(tmp_path, samples, target)
+    taught = {
+        sample_id: [answer for _, answer in turns] for sample_id, split, _, turns in conversations() if split != "test"
+    }
+    assert taught == answers_of(stage)
+    new = {row["id"]: row for row in read_jsonl(stage.out_dir / "samples.jsonl")}
+    for old in read_jsonl(samples.path / "samples.jsonl"):
+        row = new[old["id"]]
+        if old["split"] == "test":
+            assert old == row
+            continue
+        assert ["stop"] * len(taught[old["id"]]) == row.pop("finish_reasons")
+        assert len(taught[old["id"]]) == len(row.pop("answer_tokens"))
+        assert {**old, "messages": row["messages"]} == row
+        questions = [message for message in row["messages"] if message["role"] == "user"]
+        assert [message for message in old["messages"] if message["role"] == "user"] == questions
+    assert [0] == stage.metric("regenerate/retokenised_differently")
+    assert (stage.out_dir / "images-00000.bin").read_bytes() == (samples.path / "images-00000.bin").read_bytes()
+    assert stage.progressed[-1] == (8, 8)
+
+
+def test_every_answer_is_that_of_transformers_generate_on_the_conversation_so_far(samples, target, tmp_path):
+    stage = run(tmp_path, samples, target, max_new_tokens=13, finish_reasons=("stop", "length"))
+    loaded, processor = Target.load(target), load_processor(str(target.path / "model"))
+    lengths = []
+    for row in read_jsonl(stage.out_dir / "samples.jsonl"):
+        if row["split"] == "test":
+            continue
+        answered = [place for place, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        for number, place in enumerate(answered):
+            tokens = reference_answer(loaded, processor, row, row["messages"][:place], 13)
+            stopped = tokens[-1] in processor.eos_token_ids
+            text = processor.tokenizer.decode(tokens[:-1] if stopped else tokens)
+            assert text == row["messages"][place]["content"][0]["text"]
+            assert ("stop" if stopped else "length") == row["finish_reasons"][number]
+            assert len(tokens) == row["answer_tokens"][number]
+            lengths.append(len(tokens))
+    assert min(lengths) < 13 == max(lengths)
+
+
+def reference_answer(loaded, processor, row, messages, new_tokens):
+    """Greedy tokens of transformers' generate for one prompt."""
+    text = processor.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    arguments = {}
+    if row["images"]:
+        picture = processor.pixels(Image.new("RGB", (16, 16), COLOURS[row["id"].split("-")[1]]))
+        text = text.replace(processor.image_token, processor.image_token * 4)
+        arguments = {name: picture[name] for name in ("pixel_values", "image_grid_thw")}
+    prompt = torch.tensor([processor.tokenizer(text)["input_ids"]])
+    if row["images"]:
+        arguments["mm_token_type_ids"] = (prompt == processor.image_token_id).int()
+    loaded.forget_positions()
+    generated = loaded.model.generate(
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        eos_token_id=list(processor.eos_token_ids),
+        pad_token_id=processor.pad_token_id,
+        **arguments,
+    )
+    return generated[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_of_prompts_of_different_lengths_gives_the_tokens_of_generate_one_by_one(family, tmp_path):
+    loaded = Target.load(make_target(tmp_path / "target", make_checkpoint(family, tmp_path / "checkpoint")))
+    generator = torch.Generator().manual_seed(0)
+    prompts = [random_prompt(length, [], generator) for length in (9, 30, 17)]
+    if FAMILIES[family].vision:
+        prompts += [random_prompt(24, [(4, 4)], generator), random_prompt(50, [(8, 4), (4, 4)], generator)]
+    draws = torch.zeros(len(prompts), 20, dtype=torch.float64)
+    first = generate(loaded, prompts, draws, Sampling(20))
+    loaded.info = {**loaded.info, "eos_token_ids": [first[0][4], first[2][11]]}  # so that answers end in the middle
+    answers = generate(loaded, prompts, draws, Sampling(20))
+    expected = []
+    for prompt in prompts:
+        generated = loaded.model.generate(
+            **loaded.model_arguments(loaded.inputs([prompt])),
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=sorted(loaded.eos_token_ids),
+            pad_token_id=0,
+        )
+        expected.append(generated[0, prompt.prompt_tokens :].tolist())
+    assert expected == answers
+    assert len({len(answer) for answer in answers}) > 1
+
+
+def random_prompt(length, grids, generator):
+    """Random tokens behind the images, whose sides are given in patches of 4 x 4 pixels."""
+    input_ids = torch.randint(20, 350, (length,), generator=generator)
+    place = 1
+    for height, width in grids:
+        count = height * width // 4
+        input_ids[place : place + count + 2] = torch.tensor([3, *[5] * count, 4])
+        place += count + 2
+    rows = sum(height * width for height, width in grids)
+    return TokenSample(
+        id="random",
+        category="image" if grids else "text",
+        input_ids=input_ids,
+        loss_mask=torch.zeros(length, dtype=torch.bool),
+        pixel_values=torch.randn(rows, 96, generator=generator),
+        image_grid_thw=torch.tensor([[1, *grid] for grid in grids], dtype=torch.int64).reshape(-1, 3),
+        prompt_tokens=length,
+    )
+
+
+def test_a_stopped_regeneration_keeps_its_finished_shards_and_ends_with_the_same_bytes(samples, target, tmp_path):
+    options = {"temperature": 1.0, "shard_samples": 3}
+    whole = run(tmp_path / "whole", samples, target, **options)
+    stage = FakeStage(tmp_path / "cut", {"samples": samples, "target": target}, stop_after=5)
+    with pytest.raises(StopRequested, match="finished shards are kept"):
+        regenerate_answers(config(**options), stage)
+    finished = {file: file.stat().st_mtime_ns for file in stage.work_dir.glob("*.jsonl")}
+    assert 0 < len(finished) < 3
+    again = run(tmp_path / "cut", samples, target, **options)
+    assert finished == {file: file.stat().st_mtime_ns for file in finished}
+    assert folder_digest(whole.out_dir) == folder_digest(again.out_dir)
+    other = run(tmp_path / "other", samples, target, **{**options, "shard_samples": 5})
+    assert answers_of(whole) == answers_of(other)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from fake_stage import FakeStage
+from dsl.op import Ref
+from ops.artifacts import ImageSamples, TargetModel
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.run import regenerate_answers
+
+class Killed(FakeStage):
+    def stop_requested(self):
+        if len(list(self.work_dir.glob("*.jsonl"))) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+torch.set_num_threads(1)
+samples, target, folder = map(Path, sys.argv[1:])
+stage = Killed(folder, {"samples": ImageSamples(samples, "a"), "target": TargetModel(target, "b")})
+config = RegenerateAnswers(samples=Ref("a"), target=Ref("b"), max_new_tokens=40, seed=0, shard_samples=2)
+regenerate_answers(config, stage)
+"""
+
+
+def test_a_killed_regeneration_goes_on_behind_its_finished_shards(samples, target, tmp_path):
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(samples.path), str(target.path), str(tmp_path / "cut")],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests' / 'ops'}"},
+        capture_output=True,
+    )
+    assert -signal.SIGKILL == done.returncode
+    finished = {file: file.stat().st_mtime_ns for file in (tmp_path / "cut" / "work").glob("*.jsonl")}
+    assert ["00000000-00000002.jsonl", "00000002-00000004.jsonl"] == sorted(file.name for file in finished)
+    (tmp_path / "cut" / "work" / "00000004-00000006.partial").write_text("half a line")
+    again = run(tmp_path / "cut", samples, target, shard_samples=2)
+    assert finished == {file: file.stat().st_mtime_ns for file in finished}
+    assert folder_digest(run(tmp_path / "whole", samples, target, shard_samples=2).out_dir) == folder_digest(
+        again.out_dir
+    )
+
+
+def test_sampled_answers_depend_on_the_seed_and_the_sample_and_not_on_the_batch(samples, target, tmp_path):
+    options = {"temperature": 1.5, "max_new_tokens": 24, "finish_reasons": ("stop", "length")}
+    one = answers_of(run(tmp_path / "one", samples, target, **options))
+    single = answers_of(run(tmp_path / "single", samples, target, batch_tokens=1, **options))
+    other = answers_of(run(tmp_path / "other", samples, target, **{**options, "seed": 1}))
+    assert one == single
+    assert one != other
+    assert not torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "a", 1, 8))
+    assert not torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "b", 0, 8))
+    assert torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "a", 0, 9)[:8])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_sampled_tokens_follow_the_softmax_at_the_temperature(temperature):
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.0, -math.inf, 1.1])
+    count = 20_000
+    draws = torch.cat([uniform_draws(7, f"sample {index}", 0, 4) for index in range(count // 4)])
+    tokens = choose(logits.expand(count, -1), draws, Sampling(1, temperature))
+    seen = torch.bincount(tokens, minlength=6) / count
+    expected = torch.tensor([math.exp(value / temperature) for value in logits.tolist()])
+    expected = expected / expected.sum()
+    assert 0.5 * float((seen - expected).abs().sum()) < 0.01  # total variation; chance alone gives about 0.006
+    assert seen[4] == 0
+
+
+def test_top_p_takes_only_the_likeliest_tokens_that_reach_it():
+    probabilities = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    draws = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
+    tokens = choose(probabilities.log().expand(1000, -1), draws, Sampling(1, 1.0, top_p=0.6))
+    counts = Counter(tokens.tolist())
+    assert {1, 3} == set(counts)
+    assert abs(counts[1] - 1000 * 4 / 7) <= 1
+    assert {1} == set(choose(probabilities.log().expand(1000, -1), draws, Sampling(1, 1.0, top_p=0.01)).tolist())
+
+
+def test_answers_are_filtered_by_finish_reason_and_length_and_every_sample_is_accounted_for(samples, target, tmp_path):
+    both = run(tmp_path / "both", samples, target, max_new_tokens=13, finish_reasons=("stop", "length"))
+    kept = [row for row in read_jsonl(both.out_dir / "samples.jsonl") if row["split"] != "test"]
+    assert 8 == len(kept)
+    cut = {row["id"] for row in kept if "length" in row["finish_reasons"]}
+    longest = {row["id"]: max(row["answer_tokens"]) for row in kept}
+    shortest = {row["id"]: min(row["answer_tokens"]) for row in kept}
+    stopped = {row["id"] for row in kept if "stop" in row["finish_reasons"]}
+    assert 0 < len(cut) < 8
+    for name, changes, reasons in (
+        ("stop", {}, {"finish reason length": cut}),
+        ("length", {"finish_reasons": ("length",)}, {"finish reason stop": stopped}),
+        (
+            "bounds",
+            {"finish_reasons": ("stop", "length"), "min_answer_tokens": 8, "max_answer_tokens": 12},
+            {
+                "fewer than min_answer_tokens": {i for i in longest if shortest[i] < 8},
+                "more than max_answer_tokens": {i for i in longest if longest[i] > 12 and shortest[i] >= 8},
+            },
+        ),
+    ):
+        stage = FakeStage(tmp_path / name, {"samples": samples, "target": target})
+        dropped = set().union(*reasons.values())
+        regenerate_answers(config(max_new_tokens=13, **changes), stage)
+        assert {reason: len(ids) for reason, ids in reasons.items() if ids} == read_json(
+            stage.out_dir / "summary.json"
+        )["dropped"]
+        assert 9 == read_json(stage.out_dir / "summary.json")["kept"] + len(dropped)
+        assert set(longest) - dropped == set(answers_of(stage))
+
+
+def test_prompts_that_cannot_be_asked_are_dropped_and_counted(samples, target, tmp_path):
+    stage = run(tmp_path, samples, target, max_prompt_tokens=50)
+    summary = read_json(stage.out_dir / "summary.json")
+    assert {"prompt longer than max_prompt_tokens"} == set(summary["dropped"])
+    assert summary["in"] == 9 == summary["kept"] + sum(summary["dropped"].values())
+
+
+def test_answers_with_special_tokens_are_dropped(samples, tmp_path):
+    checkpoint = make_checkpoint("qwen3_vl", tmp_path / "checkpoint")
+    babbling = make_target(tmp_path / "target", checkpoint)
+    stage = run(
+        tmp_path / "run", samples, babbling, temperature=8.0, max_new_tokens=60, finish_reasons=("stop", "length")
+    )
+    summary = read_json(stage.out_dir / "summary.json")
+    assert summary["dropped"]["special token in the text"] > 0
+    special = load_processor(str(checkpoint)).special_tokens
+    texts = [text for answers in answers_of(stage).values() for text in answers]
+    assert not [text for text in texts if any(token in text for token in special)]
+    assert stage.metric("regenerate/retokenised_differently")[0] > 0
+
+
+def test_images_for_a_text_target_are_refused_before_anything_is_generated(samples, tmp_path):
+    target = make_target(tmp_path / "target", make_checkpoint("qwen3", tmp_path / "checkpoint"))
+    with pytest.raises(DataError, match=r'sample "picture-red" has an image, but the target'):
+        run(tmp_path / "run", samples, target)
+
+
+def test_regenerated_samples_go_on_through_tokenize_and_capture(samples, target, tmp_path):
+    stage = run(tmp_path / "regenerate", samples, target)
+    inputs = {"samples": stage.artifact(ImageSamples), "target": target}
+    tokenized = FakeStage(tmp_path / "tokens", inputs)
+    tokenize_chat(TokenizeChat(samples=Ref("a"), target=Ref("b"), min_loss_tokens=1), tokenized)
+    tokens = tokenized.artifact(TokenShards)
+    lengths = {
+        row["id"]: sum(row["answer_tokens"])
+        for row in read_jsonl(stage.out_dir / "samples.jsonl")
+        if row["split"] != "test"
+    }
+    records = TokenReader(tokens).records
+    assert lengths == {record["id"]: record["loss_tokens"] for record in records if record["split"] != "test"}
+    stage = FakeStage(tmp_path / "capture", {"tokens": tokens, "target": target})
+    capture_targets(CaptureTargets(tokens=Ref("a"), target=Ref("b"), target_layer_ids=(0, 1)), stage)
+    features = read_json(stage.out_dir / "features.json")
+    assert sum(record["tokens"] for record in records if record["split"] != "test") == sum(
+        shard["tokens"] for shard in features["shards"]
+    )
