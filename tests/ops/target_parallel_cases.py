@@ -118,7 +118,7 @@ def batch_of(kind: str) -> ModelInputs:
         return left_padded(batch_of("text"))
     grids: dict[str, list[list[tuple[int, int]]]] = {
         "text": [[], [], [], []],
-        "images": [[(4, 4)], [(2, 6)], [(4, 2), (2, 2)], [(2, 2)]],
+        "images": [[(4, 4)], [(2, 4)], [(4, 2), (2, 2)], [(2, 2)]],
         "mixed": [[(4, 6)], [], [(2, 4), (4, 4)], []],
     }
     lengths = (13, 23, 8, 17)

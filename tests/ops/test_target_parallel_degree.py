@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from target_parallel_cases import batch_of, model_of
+from target_parallel_cases import BATCHES, batch_of, model_of
 from transformers import DynamicCache
 from transformers.masking_utils import sdpa_mask
 
@@ -98,6 +98,13 @@ def test_the_mask_of_a_slice_is_that_of_the_whole_sequence():
     sizes = {"batch_size": len(mask), "kv_length": mask.shape[1], "attention_mask": mask}
     whole = sdpa_mask(q_length=mask.shape[1], **sizes)
     assert torch.equal(whole, ulysses_mask(q_length=6, **sizes))
+
+
+def test_every_batch_of_the_parity_test_has_to_be_padded_for_its_slices():
+    kinds = sorted({kind for kinds in BATCHES.values() for kind in kinds})
+    assert {"images": 1, "left": 1, "mixed": 1, "text": 1} == {
+        kind: batch_of(kind).input_ids.shape[1] % 2 for kind in kinds
+    }
 
 
 def test_padding_on_the_right_needs_no_mask():
