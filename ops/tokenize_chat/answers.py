@@ -103,14 +103,13 @@ def _earlier(template: Template, messages: Messages, text: str, prompt_end: int,
     turns = [turn for turn, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
     if not turns:
         return []
-    last = len(messages) - 1
-    stretches = _stretches(template, messages, [*turns, last], text, sample_id)
+    stretches = _stretches(template, messages, turns, text, prompt_end, sample_id)
     starts = []
     for turn in turns:
         length = None
         if stretches:
-            header = text[stretches[last].start : prompt_end]
-            length = _header_length(header, stretches[turn].shown, "".join(texts_of(messages[turn])))
+            answer = "".join(texts_of(messages[turn]))
+            length = _header_length(stretches[-1].shown, stretches[turn].shown, answer)
         if length is None:
             starts.append(_end_of_prompt(template, messages[:turn], text, sample_id))
         else:
@@ -140,31 +139,36 @@ def _header_length(header: str, shown: str, answer: str) -> int | None:
     skipped = len(shown) - len(bare)
     if bare.startswith(header):
         return skipped + len(header)
-    blanks = answer[: len(answer) - len(answer.lstrip())]  # so may those with which the answer begins
-    fitting = (part for part in (bare, bare.removesuffix(blanks)) if header.startswith(part))
-    return next((skipped + len(part) for part in fitting), None)
+    words = answer.rpartition(END_OF_THOUGHT)[2]
+    blanks = words[: len(words) - len(words.lstrip())]  # so may those with which the answer begins, or some of them
+    parts = (bare.removesuffix(blanks[first:]) for first in range(len(blanks), -1, -1))
+    return next((skipped + len(part) for part in parts if header.startswith(part)), None)
 
 
 def _stretches(
-    template: Template, messages: Messages, turns: list[int], text: str, sample_id: str
+    template: Template, messages: Messages, turns: list[int], text: str, prompt_end: int, sample_id: str
 ) -> dict[int, Stretch]:
-    """The stretch before the answer of each turn; empty where the template does more with a mark than to show it."""
+    """The stretch before the answer of each turn, and as -1 that of the last answer up to the end of its generation
+    prompt; empty where the template does more with a mark than to show it.
+    """
     everything = "".join(part for message in messages for part in texts_of(message))
     mark = next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in everything)
     marked = list(messages)
     for turn in turns:
         marked[turn] = _mark_words(marked[turn], mark)
+    for turn in (*turns, len(messages) - 1):
         if turn:
             marked[turn - 1] = _mark_end(marked[turn - 1], mark)
     pieces = template.render(marked, sample_id).split(mark)
-    if "".join(pieces) != text or len(pieces) != 1 + sum(2 if turn else 1 for turn in turns):
+    if "".join(pieces) != text or len(pieces) != 2 + sum(2 if turn else 1 for turn in turns):
         return {}
     upcoming, start, stretches = iter(pieces), 0, {}
     for turn in turns:
         start += len(next(upcoming)) if turn else 0
         stretches[turn] = Stretch(start, next(upcoming))
         start += len(stretches[turn].shown)
-    return stretches
+    start += len(next(upcoming))
+    return {**stretches, -1: Stretch(start, text[start:prompt_end])}
 
 
 def _mark_words(message: dict[str, Any], mark: str) -> dict[str, Any]:
@@ -174,7 +178,8 @@ def _mark_words(message: dict[str, Any], mark: str) -> dict[str, Any]:
         return {**message, "content": [{"type": "text", "text": mark}, *parts]}
     text = parts[0]["text"]
     words = text.rfind(END_OF_THOUGHT) + len(END_OF_THOUGHT) if END_OF_THOUGHT in text else 0
-    words = len(text) - len(text[words:].lstrip())
+    if text[words:].strip():  # a mark behind nothing but blanks would keep the template from stripping them
+        words = len(text) - len(text[words:].lstrip())
     return {**message, "content": [{"type": "text", "text": text[:words] + mark + text[words:]}, *parts[1:]]}
 
 
