@@ -117,8 +117,9 @@ def serve(take: Take, stage: Stage, training: TrainingStage) -> None:
     clients = sum(number in serving(row, rows, capture_ranks) for row in range(rows)) * stage.sp_degree
     store = _store(stage)
     with Listener(family="AF_UNIX", backlog=max(1, clients)) as listener:
-        store.set(f"capture/{number}", listener.address)
+        store.set(_place(number), listener.address)
         connections = [listener.accept() for _ in range(clients)]
+        store.delete_key(_place(number))
     answer(connections, take, stage)
 
 
@@ -179,7 +180,7 @@ class CaptureRanks:
         store = _store(training.whole)
         connections = []
         for number in serving(training.rank // training.sp_degree, rows, capture_ranks):
-            connections.append(Client(store.get(f"capture/{number}").decode(), family="AF_UNIX"))
+            connections.append(Client(store.get(_place(number)).decode(), family="AF_UNIX"))
         return cls(connections, info, lengths, training.stop)
 
     def take(self, split: str, rows: Sequence[Rows]) -> Taken:
@@ -230,8 +231,13 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.flatten().view(torch.uint8).numpy()
 
 
+def _place(number: int) -> str:
+    """The key under which a capture rank, counted from 0, says where it listens."""
+    return f"capture/{number}"
+
+
 def _store(stage: Stage) -> dist.Store:
-    """The key-value store that torchrun's environment names; every rank of the launch calls this once."""
+    """The key-value store that torchrun's environment names."""
     store, _, _ = next(dist.rendezvous("env://", rank=stage.rank, world_size=stage.world_size))
     return store
 
