@@ -97,9 +97,9 @@ class Taken:
 
 
 class Capture:
-    """Captures on this rank. Several threads may call `take`; one forward pass runs at a time.
+    """Captures on this rank what `info` describes (see `describe_features`).
 
-    target_layer_ids, dtype and final_hidden are those of `describe_features`. samples: how many were captured so far.
+    Several threads may call `take`; one forward pass runs at a time.
     """
 
     def __init__(
@@ -110,7 +110,6 @@ class Capture:
         device: torch.device,
         batch_tokens: int,
     ) -> None:
-        self.samples = 0
         self._info = info
         self._batch_tokens = batch_tokens
         self._target = Target.load(target, str(device), getattr(torch, info["dtype"]))
@@ -119,11 +118,12 @@ class Capture:
         self._one_at_a_time = threading.Lock()
 
     def take(self, split: str, rows: Sequence[Rows]) -> Taken:
-        """The states of these rows; of each sample at least its final_hidden, where it is kept."""
+        """The states of these rows."""
         with self._one_at_a_time, _current(self._device):
             samples = [self._readers[split].sample(row.index) for row in rows]
             features: list[Tensor] = [torch.empty(0)] * len(rows)
             final_hidden = list(features)
+            kept = self._info["final_hidden"]
             lengths = [len(sample.input_ids) for sample in samples]
             for batch in batches_by_length(lengths, self._batch_tokens):
                 states = forward_states(
@@ -131,9 +131,9 @@ class Capture:
                 )
                 for place, state in zip(batch, states, strict=True):
                     features[place] = state.features[rows[place].first : rows[place].last]
-                    final_hidden[place] = state.final_hidden
-            self.samples += len(rows)
-            return Taken(torch.cat(features), torch.cat(final_hidden) if self._info["final_hidden"] else None)
+                    if kept:
+                        final_hidden[place] = state.final_hidden
+            return Taken(torch.cat(features), torch.cat(final_hidden) if kept else None)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:

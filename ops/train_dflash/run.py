@@ -9,7 +9,7 @@ is a function of it and of the clock, so neither log_every nor checkpoint_every 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -66,8 +66,8 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
     """
     training = training_stage(stage, config.capture_ranks)
     if stage.rank >= training.world_size:
-        inputs = open_inputs(config, stage)
-        serve(_capture(config, stage, inputs).take, stage, training)
+        captured = open_inputs(config, stage).captured
+        serve(_capture(config, stage, captured).take, stage, training)
         return
     with ranks.joined(training):
         inputs = open_inputs(config, training)
@@ -99,12 +99,12 @@ def _take(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator
         with CaptureRanks.connect(stage, inputs.captured, lengths) as capture_ranks:
             yield capture_ranks.take
     else:
-        yield _capture(config, stage, inputs).take
+        yield _capture(config, stage, inputs.captured).take
 
 
-def _capture(config: TrainDflash, stage: Stage, inputs: Inputs) -> Capture:
+def _capture(config: TrainDflash, stage: Stage, captured: Mapping[str, Any]) -> Capture:
     tokens, target = stage.inputs["tokens"], stage.inputs["target"]
-    return Capture(tokens, target, inputs.captured, device_of(stage), config.capture_batch_tokens)
+    return Capture(tokens, target, captured, device_of(stage), config.capture_batch_tokens)
 
 
 @define

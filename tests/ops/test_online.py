@@ -63,6 +63,18 @@ def train(folder, inputs, stop_after=None, stage_type=FakeStage, **changes):
     return stage
 
 
+class Counted:
+    """Captures, and counts the samples."""
+
+    def __init__(self, inputs, info):
+        self.samples = 0
+        self._capture = Capture(inputs["tokens"], inputs["target"], info, CPU, batch_tokens=4096)
+
+    def take(self, split, rows):
+        self.samples += len(rows)
+        return self._capture.take(split, rows)
+
+
 def config_of(inputs, **changes):
     capture = {} if "features" in inputs else {"capture": "online"}
     return TrainDflash(**{name: Ref(name) for name in inputs}, **SHAPE | capture | changes)
@@ -201,7 +213,7 @@ def test_no_more_than_the_buffer_is_captured_ahead_of_the_training(online, tmp_p
     config = config_of(online, micro_batch_tokens=128, buffer_batches=buffer_batches)
     stage = FakeStage(tmp_path, online)
     inputs = open_inputs(config, stage)
-    capture = Capture(online["tokens"], online["target"], inputs.captured, CPU, config.capture_batch_tokens)
+    capture = Counted(online, inputs.captured)
     stream = set_up(config, stage, inputs, capture.take).train
     sizes = [len(batch) for step in inputs.steps[:6] for batch in stream.batches(stream.drawn(step, 0), 0)]
     with Prefetch(stream.steps(inputs.steps[:6], 0), config.buffer_batches) as prepared:
@@ -219,7 +231,7 @@ def test_a_sequence_parallel_rank_runs_the_samples_that_its_slice_touches(online
     config = config_of(online)
     stage = FakeStage(tmp_path, online)
     inputs = open_inputs(config, stage)
-    capture = Capture(online["tokens"], online["target"], inputs.captured, CPU, 4096)
+    capture = Counted(online, inputs.captured)
     stream = set_up(config, stage, inputs, capture.take).train
     drawn = [one for one in stream.drawn(inputs.steps[0], 0) if len(one.anchors_A)]
     source, reader = OnlineSource(capture.take, inputs.train, "train"), FeatureReader(features, "train")
