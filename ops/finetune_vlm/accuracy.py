@@ -1,85 +1,81 @@
-"""How good a target is on samples that it was not trained on.
-
-B batch, S sequence length, V vocabulary
-"""
+"""Held-out accuracy: the target's greedy answers against the samples' labels."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
-from attrs import evolve
-from torch import Tensor
-from transformers import DynamicCache
+from attrs import evolve, frozen
 
+from ops.capture_targets.run import batches_by_length
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
-
-BATCH = 64
-
-
-def answer_loss(target: Target, samples: Sequence[TokenSample]) -> tuple[Tensor, int]:
-    """Summed cross-entropy of the answers' tokens given all tokens before them, float32, and how many there are."""
-    hidden_BSM = target.hidden(target.inputs(samples))
-    rows, positions, labels = [], [], []
-    for row, sample in enumerate(samples):
-        wanted = sample.loss_mask.nonzero().flatten()
-        wanted = wanted[wanted > 0]
-        rows.append(torch.full_like(wanted, row))
-        positions.append(wanted - 1)
-        labels.append(sample.input_ids[wanted])
-    hidden_TM = hidden_BSM[torch.cat(rows).to(target.device), torch.cat(positions).to(target.device)]
-    labels_T = torch.cat(labels).to(target.device)
-    logits_TV = hidden_TM @ target.head_weight.T
-    return F.cross_entropy(logits_TV.float(), labels_T, reduction="sum"), len(labels_T)
+from ops.regenerate_answers.decode import Sampling, generate
+from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 
-@torch.inference_mode()
-def mean_loss(target: Target, samples: Sequence[TokenSample]) -> float:
-    """Mean cross-entropy per answer token."""
-    total, count = 0.0, 0
-    for start in range(0, len(samples), BATCH):
-        loss, tokens = answer_loss(target, samples[start : start + BATCH])
-        total, count = total + float(loss), count + tokens
-    return total / count
+@frozen
+class Metric:
+    """When an answer counts as right; `kind` and `pattern` are the fields `metric` and `pattern` of the op."""
+
+    kind: str
+    pattern: str | None = None
+
+    def applies(self, label: str) -> bool:
+        """Whether a sample with this label can be measured at all."""
+        if self.kind == "pattern":
+            return self._named(label) is not None
+        return self.kind != "none" and bool(label.strip())
+
+    def right(self, label: str, answer: str) -> bool:
+        """Whether the answer says what the label says."""
+        if self.kind == "pattern":
+            return self._named(answer) == self._named(label)
+        if self.kind == "exact_match":
+            return answer.strip() == label.strip()
+        words, wanted = (" ".join(text.casefold().split()) for text in (answer, label))
+        return re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", words) is not None
+
+    def _named(self, text: str) -> str | None:
+        """What the pattern's group holds at its first match, None without one."""
+        found = re.search(self.pattern or "", text)
+        return found.group(1) if found else None
 
 
-@torch.inference_mode()
-def greedy_starts(
-    target: Target, samples: Sequence[TokenSample], new_tokens: int, report: Callable[[int], None]
-) -> list[list[int]]:
-    """The first `new_tokens` tokens of each sample's greedy answer, cut at EOS.
+def measurable(reader: TokenReader, metric: Metric, limit: int | None) -> list[int]:
+    """The first `limit` samples of a split whose labels can be compared, as indices."""
+    return [index for index, record in enumerate(reader.records) if metric.applies(record["label"])][:limit]
 
-    Prompts of equal length are decoded together, so that no padding is needed. report(n): n prompts are done.
-    """
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for index, sample in enumerate(samples):
-        by_length[sample.prompt_tokens].append(index)
-    batches = [group[i : i + BATCH] for group in by_length.values() for i in range(0, len(group), BATCH)]
-    answers: list[list[int]] = [[]] * len(samples)
-    done = 0
-    for batch in batches:
-        prompts = [evolve(samples[i], input_ids=samples[i].input_ids[: samples[i].prompt_tokens]) for i in batch]
-        for index, tokens in zip(batch, _greedy(target, prompts, new_tokens), strict=True):
-            answers[index] = tokens
+
+def count_right(
+    target: Target,
+    reader: TokenReader,
+    indices: Sequence[int],
+    metric: Metric,
+    decode: Callable[[list[int]], str],
+    max_new_tokens: int,
+    batch_tokens: int,
+    report: Callable[[int], None],
+) -> int:
+    """How many of the samples the target answers right. decode: ids to text; report(n): n answers are there."""
+    lengths = [reader.records[index]["prompt_tokens"] + max_new_tokens for index in indices]
+    right = done = 0
+    for batch in batches_by_length(lengths, batch_tokens):
+        own = [indices[place] for place in batch]
+        answers = greedy_answers(target, [reader.sample(index) for index in own], max_new_tokens)
+        labels = [reader.records[index]["label"] for index in own]
+        right += sum(metric.right(label, decode(answer)) for label, answer in zip(labels, answers, strict=True))
         done += len(batch)
         report(done)
-    return answers
+    return right
 
 
-def _greedy(target: Target, prompts: Sequence[TokenSample], new_tokens: int) -> list[list[int]]:
-    cache = DynamicCache(config=target.model.config.get_text_config())
-    inputs = target.inputs(prompts)
-    next_B = target.forward(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)
-    columns = [next_B]
-    for _ in range(new_tokens - 1):
-        next_B = target.model(input_ids=next_B[:, None], past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1)
-        columns.append(next_B)
-    answers = torch.stack(columns, dim=1).tolist()
-    return [_until(answer, target.eos_token_ids) for answer in answers]
-
-
-def _until(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:
-    return next((tokens[:i] for i, token in enumerate(tokens) if token in eos_token_ids), tokens)
+def greedy_answers(target: Target, samples: Sequence[TokenSample], max_new_tokens: int) -> list[list[int]]:
+    """The greedy answer to each sample's prompt, as far as max_new_tokens, without its EOS; one batch."""
+    prompts = [
+        evolve(sample, input_ids=sample.input_ids[:end], loss_mask=sample.loss_mask[:end])
+        for sample, end in ((sample, sample.prompt_tokens) for sample in samples)
+    ]
+    no_draws_BN = torch.zeros(len(prompts), max_new_tokens, dtype=torch.float64)
+    answers = generate(target, prompts, no_draws_BN, Sampling(max_new_tokens))
+    return [[token for token in answer if token not in target.eos_token_ids] for answer in answers]

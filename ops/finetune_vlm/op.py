@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any, Literal
+
 from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import TargetModel, TokenShards
+
+AT_LEAST_1 = validators.optional(validators.ge(1))
+RATE = validators.and_(validators.gt(0), validators.lt(1))
+
+
+def _pattern(instance: Any, _attribute: object, pattern: str | None) -> None:
+    """metric = "pattern" needs a regular expression with one group, and nothing else takes one."""
+    if getattr(instance, "metric", None) != "pattern":
+        if pattern is not None:
+            raise ValueError("'pattern' is for metric = \"pattern\" alone")
+        return
+    if pattern is None:
+        raise ValueError("metric = \"pattern\" needs 'pattern', a regular expression with one group")
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"'pattern' is no regular expression: {error}") from error
+    if groups != 1:
+        raise ValueError(f"'pattern' must have one group, and has {groups}: {pattern}")
+
+
+def _measured(instance: Any, attribute: Any, batch_tokens: int | None) -> None:
+    """A step is given in samples or in tokens."""
+    AT_LEAST_1(instance, attribute, batch_tokens)
+    if batch_tokens is not None and getattr(instance, "batch_size", None) is not None:
+        raise ValueError("batch_size and batch_tokens: give one of them")
 
 
 @op(
@@ -13,7 +42,7 @@ from ops.artifacts import TargetModel, TokenShards
     run="ops.finetune_vlm.run:finetune_vlm",
     key_libraries=("torch", "transformers"),
     resumable=True,
-    single_process=True,
+    sequence_parallel=True,
 )
 @frozen(kw_only=True)
 class FinetuneVlm:
@@ -26,22 +55,77 @@ class FinetuneVlm:
         model_id=True,
         help='"builtin:tiny-qwen3-vl" (random weights) or a checkpoint directory or model id to start from',
     )
+    trust_remote_code: bool = field(default=False, help="run code that the checkpoint brings along")
     steps: int = field(default=400, validator=validators.ge(1), help="optimizer steps")
-    batch_size: int = field(default=32, validator=validators.ge(1), help="samples in a step")
-    lr: float = field(
-        default=2e-3, validator=validators.and_(validators.gt(0), validators.lt(1)), help="peak learning rate of AdamW"
+    batch_size: int | None = field(
+        default=None, validator=AT_LEAST_1, help="samples in a step; 32 unless batch_tokens is given"
+    )
+    batch_tokens: int | None = field(
+        default=None,
+        validator=_measured,
+        help="instead of batch_size: a step takes samples as long as they have at most so many tokens",
+    )
+    lr: float = field(default=2e-3, validator=RATE, help="peak learning rate of AdamW")
+    lr_vision: float | None = field(
+        default=None, validator=validators.optional(RATE), help="that of the vision tower; lr unless given"
+    )
+    lr_projector: float | None = field(
+        default=None,
+        validator=validators.optional(RATE),
+        help="that of what brings visual features into the language model (the mergers); lr unless given",
+    )
+    freeze: tuple[Literal["vision", "projector", "text", "embeddings"], ...] = field(
+        default=(),
+        help='parts that are not trained; "embeddings": those of the tokens and the head, "text": all other layers of '
+        "the language model",
     )
     warmup_ratio: float = field(
         default=0.05, validator=validators.and_(validators.ge(0), validators.lt(1)), help="share of the steps"
     )
     weight_decay: float = field(default=0.01, validator=validators.ge(0), help="of AdamW, on matrices only")
     grad_clip: float = field(default=1.0, validator=validators.gt(0), help="largest norm of the gradient")
+    dtype: Literal["float32", "bfloat16"] = field(
+        default="float32",
+        help="of the computation and of the written weights; while training, weights and loss are float32",
+    )
+    micro_batch_tokens: int = field(
+        default=16384,
+        validator=validators.ge(1),
+        neutral=True,
+        help="padded tokens in one forward pass; a step that has more adds up the gradients of several",
+    )
+    gradient_checkpointing: bool = field(
+        default=False, neutral=True, help="compute layers twice instead of keeping their activations"
+    )
     checkpoint_every: int = field(default=50, validator=validators.ge(1), neutral=True, help="steps")
+    keep_checkpoints: int = field(default=1, validator=validators.ge(1), neutral=True, help="the last so many")
+    max_nonfinite: int = field(
+        default=3,
+        validator=validators.ge(1),
+        neutral=True,
+        help="steps in a row with a loss or gradient that is not finite, at which training ends; fewer are skipped",
+    )
     log_every: int = field(default=5, validator=validators.ge(1), neutral=True, help="steps")
-    eval_samples: int | None = field(
+    eval_every: int | None = field(
         default=None,
-        validator=validators.optional(validators.ge(1)),
-        help="test images whose greedy answer is compared; all unless given",
+        validator=AT_LEAST_1,
+        neutral=True,
+        help="steps between measurements of loss and accuracy on the val split; at the end only unless given",
+    )
+    metric: Literal["none", "exact_match", "label_in_answer", "pattern"] = field(
+        default="none",
+        help="when a greedy answer counts as right: it is the label; the label stands in it as words, whatever their "
+        "case; or both match `pattern` first with the same text",
+    )
+    pattern: str | None = field(
+        default=None,
+        validator=_pattern,
+        help="of metric = \"pattern\": a regular expression with one group, such as 'the digit ([0-9])'; samples whose "
+        "label does not match are left out",
+    )
+    max_new_tokens: int = field(default=32, validator=validators.ge(1), help="of the greedy answers that are compared")
+    eval_samples: int | None = field(
+        default=None, validator=AT_LEAST_1, help="samples of a split whose greedy answer is compared; all unless given"
     )
     seed: int | None = seed_field()
     output = TargetModel

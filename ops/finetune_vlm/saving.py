@@ -1,0 +1,80 @@
+"""A trained target as a Hugging Face checkpoint directory, whole again where it was sharded over ranks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ops.dtensors import gathered, reshard
+from ops.files import read_json, write_json
+from ops.load_target.model import Target
+from ops.sequence_parallel.target import ParallelTarget
+from ops.training.ranks import is_first
+
+
+def save_target(parallel: ParallelTarget, directory: Path) -> None:
+    """Write weights and config, in the dtype of the computation, with the names that the checkpoint came with.
+
+    Every rank calls it, and the first one writes; afterwards all may read.
+    """
+    model = parallel.target.model
+    reshard(model)
+    kept = model.state_dict().keys()
+    named = [*model.named_parameters(), *model.named_buffers()]
+    weights = {}
+    for name, tensor in named:
+        if name in kept:
+            whole = gathered(tensor)
+            if is_first():
+                weights[name] = whole.to("cpu", parallel.dtype if whole.is_floating_point() else whole.dtype)
+    if is_first():
+        model.save_pretrained(directory, state_dict=weights)
+        _write_dtype(directory / "config.json", parallel.dtype)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+@contextmanager
+def whole_target(parallel: ParallelTarget, saved: Path) -> Iterator[Target]:
+    """The target to decode with, in evaluation mode: on every rank the one that lies in `saved`.
+
+    Sharded layers work in step over all ranks only, and ranks that share sequences keep no cache. One process takes
+    the target as it is.
+    """
+    target = parallel.target
+    if parallel.world_size > 1:
+        yield Target.from_directory(saved, target.info, str(parallel.device), parallel.dtype)
+        return
+    target.model.eval()
+    try:
+        with torch.autocast(parallel.device.type, parallel.dtype, enabled=parallel.dtype == torch.bfloat16):
+            yield target
+    finally:
+        target.model.train()
+
+
+@contextmanager
+def saved_for_now(parallel: ParallelTarget, folder: Path) -> Iterator[Path]:
+    """A folder with the sharded target as it is now, removed afterwards; one process does not need it."""
+    if parallel.world_size == 1:
+        yield folder
+        return
+    save_target(parallel, folder)
+    yield folder
+    dist.barrier()
+    if is_first():
+        shutil.rmtree(folder)
+
+
+def _write_dtype(config: Path, dtype: torch.dtype) -> None:
+    """What save_pretrained writes is the dtype of the weights during training."""
+    content = read_json(config)
+    for part in (content, content.get("text_config"), content.get("vision_config")):
+        if part and "dtype" in part:
+            part["dtype"] = str(dtype).removeprefix("torch.")
+    write_json(config, content)

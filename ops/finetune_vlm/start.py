@@ -1,0 +1,75 @@
+"""The target before the first step: random weights, or those of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from dsl.errors import DataError
+from dsl.op import is_builtin
+from ops.finetune_vlm.op import FinetuneVlm
+from ops.finetune_vlm.tiny import tiny_qwen3_vl
+from ops.load_target.model import Target, check_tokens_fit, describe_target
+from ops.load_target.run import find_checkpoint
+from ops.tokenize_chat.shards import TokenReader
+from ops.vision.families import VisionFamily
+from ops.vision.processor import load_processor
+
+BUILTIN = "builtin:tiny-qwen3-vl"
+
+
+def start_target(config: FinetuneVlm, reader: TokenReader, device: str) -> tuple[Target, Path | None]:
+    """The target with float32 weights, and the directory that it comes from.
+
+    Raises DataError for an unknown name, a checkpoint that cannot be a target, and tokens that do not fit it.
+    """
+    if is_builtin(config.init):
+        return _builtin(config, reader, device), None
+    trust = config.trust_remote_code
+    directory = find_checkpoint(config.init, None, trust)
+    processor = load_processor(str(directory), trust_remote_code=trust)
+    info = describe_target(directory, reader.info["mask_token_id"], processor.eos_token_ids, trust_remote_code=trust)
+    check_tokens_fit(reader.info, info)
+    target = Target.from_directory(directory, info, device)
+    check_images_fit(reader, target)
+    return target, directory
+
+
+def check_images_fit(reader: TokenReader, target: Target) -> None:
+    """Refuse image samples that the target cannot read: a text model, or one with other patches. Raises DataError."""
+    if not any(record["category"] == "image" for record in reader.records):
+        return
+    family = target.family
+    if not (isinstance(family, VisionFamily) and family.has_vision):
+        raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
+    wanted = {
+        "patch_dim": family.patch_dim,
+        "merge_size": family.merge_size,
+        "image_token_id": family.image_token_id,
+    }
+    different = [
+        f"{name} {reader.info[name]}, and the target's is {value}"
+        for name, value in wanted.items()
+        if reader.info[name] != value
+    ]
+    if different:
+        raise DataError(
+            f"the images of the tokens do not fit the target: they have {'; '.join(different)}; give tokenize_chat "
+            "the target's checkpoint as processor"
+        )
+
+
+def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:
+    if config.init != BUILTIN:
+        raise DataError(f'init = "{config.init}": the only built-in target is "{BUILTIN}"')
+    tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor")
+    special_ids = {
+        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+    }
+    model = tiny_qwen3_vl(reader.info, special_ids, config.seed or 0).to(device)
+    return Target(model, {"eos_token_ids": reader.info["eos_token_ids"]}, torch.device(device))
