@@ -1,0 +1,146 @@
+"""A folder as a new user would prepare it: an own JSONL file, JPEGs of all sizes (some broken), and a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from family_checkpoints import make_checkpoint
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+PIPELINE = """
+[pipeline]
+name = "mine"
+seed = 0
+
+[node.ingest]
+op = "ingest"
+source = "data.jsonl"
+
+[node.inject]
+op = "inject_images"
+samples = "@ingest"
+
+[node.tokenize]
+op = "tokenize_chat"
+samples = "@inject"
+processor = "checkpoint"
+min_loss_tokens = 8
+
+[node.target]
+op = "load_target"
+checkpoint = "checkpoint"
+
+[node.capture]
+op = "capture_targets"
+tokens = "@tokenize"
+target = "@target"
+num_layers = 2
+
+[node.shard]
+op = "shard_sequence"
+features = "@capture"
+tokens_per_step = 2048
+epochs = 1
+
+[node.train]
+op = "train_dflash"
+features = "@capture"
+batches = "@shard"
+target = "@target"
+tokens = "@tokenize"
+block_size = 4
+num_layers = 1
+num_anchors = 8
+
+[node.export]
+op = "export_draft"
+draft = "@train"
+target = "@target"
+
+[node.eval]
+op = "evaluate"
+draft = "@export"
+target = "@target"
+tokens = "@tokenize"
+max_prompts = 2
+max_new_tokens = 12
+bootstrap = 100
+"""
+BROKEN = {
+    "empty.jpg": lambda jpeg: b"",
+    "cut.jpg": lambda jpeg: jpeg[: len(jpeg) // 3],
+    "text.jpg": lambda jpeg: b"not an image at all",
+    "page.jpg": lambda jpeg: b"<html>404</html>",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """30 good JPEGs, 5 that cannot be used (one of them missing), and 10 lines of text only."""
+    folder = tmp_path_factory.mktemp("mine")
+    make_checkpoint("qwen3_vl", folder / "checkpoint")
+    (folder / "photos").mkdir()
+    drawn = random.Random(0)
+    names = []
+    for index in range(30):
+        size = (drawn.randint(20, 400), drawn.randint(20, 400))
+        Image.effect_noise(size, 60).convert("RGB").save(folder / "photos" / f"{index}.jpg", quality=80)
+        names.append(f"{index}.jpg")
+    jpeg = (folder / "photos" / "0.jpg").read_bytes()
+    for name, broken in BROKEN.items():
+        (folder / "photos" / name).write_bytes(broken(jpeg))
+    with (folder / "data.jsonl").open("w", encoding="utf-8") as file:
+        for place, name in enumerate([*names, *BROKEN, "missing.jpg"]):
+            answer = f"Photo {place} shows noise, of every shade between black and white, and nothing besides it."
+            turns = [{"role": "user", "text": "What is this?"}, {"role": "assistant", "text": answer}]
+            file.write(json.dumps({"id": name, "image": f"photos/{name}", "conversations": turns}) + "\n")
+        for place in range(10):
+            turns = [
+                {"role": "user", "text": f"Count from {place}."},
+                {"role": "assistant", "text": ", ".join(str(place + step) for step in range(20))},
+            ]
+            file.write(json.dumps({"id": f"count-{place}", "conversations": turns}) + "\n")
+    (folder / "mine.toml").write_text(PIPELINE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(folder) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "executor.cli", "run", str(folder / "mine.toml"), "--store", str(folder / "runs")]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def artifact(folder: Path, node: str) -> Path:
+    command = [sys.executable, "-m", "executor.cli", "status", "--json", "--store", str(folder / "runs")]
+    status = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    digest = next(row["digest"] for row in status["nodes"] if row["id"] == node)
+    return folder / "runs" / "objects" / digest
+
+
+def test_it_ends_with_a_draft_and_an_answer_that_is_the_targets_own(folder, finished):
+    assert 0 == finished.returncode, finished.stdout + finished.stderr
+    names = {file.name for file in artifact(folder, "export").iterdir()}
+    assert {"config.json", "model.safetensors"} <= names
+    assert {"errors": 0} == {
+        "errors": json.loads((artifact(folder, "eval") / "report.json").read_text())["lossless"]["errors"]
+    }
+
+
+def test_broken_photos_are_counted_with_their_reasons_and_told(folder, finished):
+    summaries = {
+        node: json.loads((artifact(folder, node) / "summary.json").read_text())
+        for node in ("ingest", "inject", "tokenize")
+    }
+    dropped = {reason: count for summary in summaries.values() for reason, count in summary["dropped"].items()}
+    assert {"image missing": 1, "image undecodable": 4} == dropped
+    assert [45, 44, 40] == [summaries[node]["in"] for node in summaries]
+    assert all(summary["in"] == summary["kept"] + sum(summary["dropped"].values()) for summary in summaries.values())
+    assert "image undecodable" in finished.stdout
+    table = (artifact(folder, "inject") / "dropped.csv").read_text().splitlines()
+    assert sorted(BROKEN) == sorted(line.split(",")[0] for line in table[1:])
