@@ -9,11 +9,10 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import DataError
-from ops.ingest.image_values import ImageFinder
+from ops.ingest.image_values import IMAGE_NAMES, ImageFinder
 from ops.ingest.row_form import is_valid_text
 from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn, Unusable
 
-IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LABEL = "{label}"
 
 

@@ -26,6 +26,7 @@ MISSING, OUTSIDE = "image missing", "image outside the folder"
 REMOTE, UNDECODABLE = "image behind a URL", "image undecodable"
 VIDEO, AUDIO = "videos are not supported", "audio is not supported"
 
+IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 DATA_URL = re.compile(r"data:(?P<type>[\w.+-]*)[^,]*?(?P<base64>;base64)?,", re.IGNORECASE)
 # How the base64 of a PNG, JPEG, GIF, WebP, BMP and TIFF begins: 60 characters of this alphabet are no file's name.
 BASE64 = re.compile(r"(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/]{60}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsl.errors import did_you_mean
-from ops.ingest.image_values import is_image_value
+from ops.ingest.image_values import IMAGE_NAMES, is_image_value
 from ops.tally import SPLITS
 
 KEYS = ("id", "conversations", "messages", "image", "images", "split", "system")
@@ -25,8 +25,8 @@ def row_mistake(row: Any) -> str:
         if mistake := _turn_mistake(turn):
             return f"{key}[{place}]{mistake}"
     for key in row:
-        if key not in KEYS and (meant := did_you_mean(key, [known for known in KEYS if known not in row])):
-            return f'unknown key "{key}" ({meant})'
+        if mistake := _key_mistake(row, key):
+            return mistake
     for key in ("image", "images"):
         if not all(is_image_value(value) for value in _as_list(row.get(key))):
             return f'"{key}" must be a path, bytes, base64 or null, or a list of them'
@@ -79,6 +79,27 @@ def either(mapping: dict[str, Any], names: tuple[str, ...]) -> Any:
 
 def is_valid_text(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _key_mistake(row: dict[str, Any], key: str) -> str:
+    """A misspelt key loses data, other columns (image_id, idx) are a data set's own: the value tells them apart."""
+    if key in KEYS:
+        return ""
+    value = _as_list(row[key])[:1]
+    candidates = [
+        *(("conversations", "messages") if value and isinstance(value[0], dict) and "bytes" not in value[0] else ()),
+        *(("image", "images") if value and _is_image(value[0]) else ()),
+        *(("split",) if value and value[0] in SPLITS else ()),
+        *(("system",) if value and isinstance(value[0], str) else ()),
+    ]
+    meant = did_you_mean(key, [known for known in candidates if row.get(known) is None])
+    return f'unknown key "{key}" ({meant})' if meant else ""
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.lower().startswith(("data:", "http:", "https:")) or value.lower().endswith(IMAGE_NAMES)
+    return isinstance(value, bytes) or (isinstance(value, dict) and isinstance(value.get("bytes"), bytes))
 
 
 def _turn_mistake(turn: Any) -> str:

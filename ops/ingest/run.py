@@ -23,7 +23,6 @@ from ops.tally import NOT_TAKEN, SPLITS, Tally
 from ops.vision.packs import PackWriter
 
 UNREADABLE = "image unreadable"
-STEPS = 10_000  # of the progress bar: a stream is measured by its share, not by a count
 Group = tuple[str, str]  # category, split
 
 
@@ -38,10 +37,11 @@ def ingest(config: Ingest, stage: Stage) -> None:
     last_taken = None if config.max_samples is None else last_hashes(config, config.max_samples)
     tally = Tally(stage, "ingest")
     packs = PackWriter(stage.out_dir)
+    done = 0
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
             if done % 100 == 0:
-                stage.progress(round(share * STEPS), STEPS)
+                stage.progress(done, max(done, round(done / share)))  # how many there are is known at the end
             if isinstance(sample, DroppedSample):
                 tally.drop(sample.reason, sample.id, sample.detail)
                 continue
@@ -56,7 +56,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
                 continue
             file.write(json_line(row))
             tally.keep(split)
-    stage.progress(STEPS, STEPS)
+    stage.progress(done, done)
     tally.finish(config.max_dropped)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import DataError
-from ops.ingest.image_folder import IMAGE_NAMES
+from ops.ingest.image_values import IMAGE_NAMES
 from ops.ingest.records import Record, json_records
 
 JSON_NAMES = (".jsonl", ".json", ".ndjson")

@@ -14,6 +14,7 @@ from dsl.errors import DataError
 from ops.ingest.records import Record
 
 BATCH_ROWS = 32  # a row may hold images of megabytes
+BUFFER = 1 << 20  # of each column: a column of a row group may hold gigabytes
 NEEDS_DATASETS = 'Arrow data sets are read by the library `datasets`; install it: pip install "dflow[datasets]"'
 
 
@@ -49,7 +50,7 @@ def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]
 
 def _parquet(file: Path, *, with_bytes: bool) -> Iterator[Record]:
     try:
-        with parquet.ParquetFile(file, memory_map=True) as opened:
+        with parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as opened:
             columns = None if with_bytes else _text_columns(opened)
             batches = opened.iter_batches(batch_size=BATCH_ROWS, columns=columns)
             total = max(opened.metadata.num_rows, 1)

@@ -165,6 +165,9 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
         ('{"conversations": [], "system": 1}', '"system" must be a string'),
         ('{"conversations": [], "image": 7}', '"image" must be a path, bytes, base64 or null, or a list of them'),
         ('{"conversations": [], "imgae": "x.png"}', 'unknown key "imgae" (did you mean "image"?)'),
+        ('{"conversations": [], "img": ["x.png"]}', 'unknown key "img" (did you mean "image"?)'),
+        ('{"conversations": [], "split_name": "test"}', 'unknown key "split_name" (did you mean "split"?)'),
+        ('{"message": [{"role": "user"}]}', 'no list "conversations" (or "messages")'),
         ('{"conversations": [], "split": "dev"}', "\"split\" must be one of train, val, test, got 'dev'"),
         ('{"conversations": [], "split": ["train"]}', "\"split\" must be one of train, val, test, got ['train']"),
         ('{"conversations": [], "id": 1.5}', '"id" must be a string or an integer, got 1.5'),
@@ -176,6 +179,11 @@ def test_a_malformed_line_is_named_with_file_and_line(tmp_path, line, message):
     with pytest.raises(DataError) as error:
         run_ingest(tmp_path, [GOOD, "", line])
     assert str(error.value).startswith(f"{tmp_path}/data.jsonl:3: {message}")
+
+
+def test_other_columns_of_a_data_set_are_no_mistakes(tmp_path):
+    columns = {"image_id": 7, "idx": 3, "uid": "u", "image_size": [3, 4], "message": "hm", "split_name": None}
+    assert run_ingest(tmp_path, [{**GOOD, **columns, "image_path": "somewhere"}])[2]["kept"] == 1
 
 
 def test_text_that_is_not_utf8_is_named_with_file_and_line(tmp_path):
@@ -296,6 +304,22 @@ def test_max_samples_takes_as_many_of_each_category_and_no_other_drop_limit_appl
         ("text", "test"): 5,
     }
     assert summary["dropped"] == {"over max_samples": 60}
+
+
+def test_the_same_samples_are_taken_in_whatever_order_they_come(tmp_path):
+    rows = [{**GOOD, "id": f"s{number}"} for number in range(90)]
+    taken = [
+        {row["id"]: row["split"] for row in run_ingest(tmp_path / name, order, max_samples=31)[1]}
+        for name, order in (("a", rows), ("b", rows[::-1]))
+    ]
+    assert taken[0] == taken[1]
+    assert len(taken[0]) == 31
+
+
+def test_progress_ends_at_the_number_of_samples(tmp_path):
+    stage, _, _ = run_ingest(tmp_path, [GOOD] * 250)
+    assert [done for done, _ in stage.progressed] == [100, 200, 250]
+    assert [240 <= total <= 260 for _, total in stage.progressed] == [True, True, True]
 
 
 def test_equal_images_are_stored_once_and_a_full_pack_is_followed_by_the_next(tmp_path):
