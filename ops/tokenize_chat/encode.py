@@ -79,7 +79,8 @@ class ChatEncoder:
                 raise self.template.fault(sample_id, f"closes an answer with none of the EOS tokens {eos}")
             mask[first : last + 1] = True
         prompt_tokens = _token_at(encoding, rendered.prompt_end, rendered.text)
-        if spoken(messages[-1]) not in rendered.text[rendered.prompt_end : encoding.token_to_chars(last)[0]]:
+        answer = rendered.text[rendered.prompt_end : encoding.token_to_chars(last)[0]]
+        if not all(words in answer for words in spoken(messages[-1])):
             raise self.template.fault(sample_id, "changes the answer")
         return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), prompt_tokens)
 

@@ -47,8 +47,10 @@ h2 {{ font-size: 1rem; margin: 0; overflow-wrap: anywhere; }}
 .tokens span.l, .legend .l {{ background: var(--learnt); }}
 .tokens span.l:nth-of-type(even) {{ background: var(--learnt-other); }}
 .tokens span.i, .legend .i {{ background: var(--image); }}
+.legend span {{ color: var(--text); }}
 .tokens b, .legend b {{ color: var(--prompt); }}
-img {{ max-height: 10rem; margin: 0 .5rem .5rem 0; border: 1px solid var(--line); image-rendering: pixelated; }}
+img {{ min-height: 4rem; max-height: 10rem; margin: 0 .5rem .5rem 0; border: 1px solid var(--line);
+  image-rendering: pixelated; }}
 </style></head><body>
 <h1>The first {count} of the samples to train on</h1>
 <p class="legend"><span class="l">in the loss mask</span> <span>not learnt</span> <span class="i">an image</span>

@@ -98,9 +98,9 @@ def texts_of(message: dict[str, Any]) -> list[str]:
     return [part["text"] for part in message["content"] if part["type"] == "text"]
 
 
-def spoken(message: dict[str, Any]) -> str:
-    """What the answer says: its text behind the thought, without blanks around it."""
-    return "".join(texts_of(message)).rpartition(END_OF_THOUGHT)[2].strip()
+def spoken(message: dict[str, Any]) -> list[str]:
+    """What the answer says, part by part: without its thought, and without blanks around it."""
+    return [text.rpartition(END_OF_THOUGHT)[2].strip() for text in texts_of(message)]
 
 
 def thinks(message: dict[str, Any]) -> bool:

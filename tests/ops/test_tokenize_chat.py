@@ -7,19 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from chat_samples import LONG_ANSWER, conversation, png, real_processor, run_tokenize, summary_of, write_samples
 from fake_stage import FakeStage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
-from transformers import AutoTokenizer, BaseVideoProcessor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers import AutoTokenizer
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
-from ops.artifacts import ImageSamples, Samples, TokenShards
-from ops.files import json_line, read_jsonl
+from ops.artifacts import ImageSamples, Samples, TargetModel, TokenShards
+from ops.files import read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
@@ -27,7 +26,7 @@ from ops.inject_images.run import inject_images
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.tokenize_chat.shards import TokenReader
-from ops.vision.packs import PackWriter, read_packed
+from ops.vision.packs import read_packed
 
 TENSORS = {
     "input_ids": (torch.int32, 1),
@@ -38,67 +37,6 @@ TENSORS = {
     "image_grid_thw": (torch.int64, 2),
     "image_offsets": (torch.int64, 1),
 }
-
-
-class NoVideo(BaseVideoProcessor):
-    """Stands where the real processor class insists on a video processor, which would need torchvision."""
-
-    def __init__(self):
-        pass
-
-
-def real_processor(folder: Path) -> Qwen3VLProcessor:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessorPil.from_pretrained(folder),
-        tokenizer=tokenizer,
-        video_processor=NoVideo(),
-        chat_template=tokenizer.chat_template,
-    )
-
-
-def png(width: int, height: int) -> bytes:
-    image = Image.new("RGB", (width, height))
-    image.putdata([(x * 7 % 256, y * 11 % 256, x * y % 256) for y in range(height) for x in range(width)])
-    file = io.BytesIO()
-    image.save(file, format="PNG")
-    return file.getvalue()
-
-
-def conversation(*turns: tuple[str, str], image: bytes | None = None, split: str = "train") -> dict:
-    return {"turns": turns, "image": image, "split": split}
-
-
-def write_samples(folder: Path, conversations: list[dict]) -> ImageSamples:
-    """What inject_images would write."""
-    folder.mkdir(parents=True)
-    packs = PackWriter(folder)
-    rows = []
-    for place, sample in enumerate(conversations):
-        messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in sample["turns"]]
-        if sample["image"]:
-            next(turn for turn in messages if turn["role"] == "user")["content"].insert(0, {"type": "image"})
-        rows.append(
-            {
-                "id": f"s{place}",
-                "split": sample["split"],
-                "category": "image" if sample["image"] else "text",
-                "messages": messages,
-                "images": [packs.add(sample["image"])] if sample["image"] else [],
-            }
-        )
-    (folder / "samples.jsonl").write_text("".join(json_line(row) for row in rows), encoding="utf-8")
-    return ImageSamples(path=folder, digest="d")
-
-
-def run_tokenize(folder: Path, samples: ImageSamples, **config) -> FakeStage:
-    stage = FakeStage(folder, {"samples": samples})
-    tokenize_chat(TokenizeChat(samples=Ref("inject"), **config), stage)
-    return stage
-
-
-def summary_of(stage: FakeStage) -> dict:
-    return json.loads((stage.out_dir / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +208,6 @@ def test_tokens_json_says_what_a_reader_needs(tokens, tokenizer):
     }
 
 
-LONG_ANSWER = "word " * 40 + "end."
-
-
 @pytest.mark.parametrize(
     ("sample", "reason"),
     [
@@ -332,6 +267,33 @@ def test_images_need_a_processor_that_knows_images(tmp_path, processor_dir):
     samples = write_samples(tmp_path / "in", [conversation(("user", "?"), ("assistant", "Yes."), image=png(16, 16))])
     with pytest.raises(DataError, match='sample "s0" has an image, but there is no image processor'):
         run_tokenize(tmp_path, samples, processor=str(text_only))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_the_result_does_not_depend_on_the_number_of_workers(images, tokens, tmp_path, workers):
+    again = run_tokenize(tmp_path, images, vocab_size=600, shard_samples=16, workers=workers)
+    assert tokens.digest == again.artifact(TokenShards).digest
+
+
+def target_with(processor_dir: Path, folder: Path) -> TargetModel:
+    shutil.copytree(processor_dir, folder / "model")
+    (folder / "target.json").write_text(json.dumps({"trust_remote_code": False}))
+    return TargetModel(path=folder, digest="t")
+
+
+def test_a_targets_own_processor_is_taken(images, tokens, processor_dir, tmp_path):
+    stage = FakeStage(tmp_path, {"samples": images, "target": target_with(processor_dir, tmp_path / "target")})
+    tokenize_chat(TokenizeChat(samples=Ref("inject"), target=Ref("target"), shard_samples=16), stage)
+    ours = TokenReader(stage.artifact(TokenShards))
+    expected = TokenReader(tokens)
+    assert [record["id"] for record in expected.records] == [record["id"] for record in ours.records]
+    for index in range(len(ours)):
+        assert expected.sample(index).input_ids.tolist() == ours.sample(index).input_ids.tolist()
+
+
+def test_a_target_and_a_processor_together_are_refused():
+    with pytest.raises(ConfigError, match="target and processor are both given"):
+        TokenizeChat(samples=Ref("inject"), target=Ref("target"), processor="Qwen/Qwen3-4B")
 
 
 def test_more_drops_than_max_dropped_fail(tmp_path, processor_dir):
