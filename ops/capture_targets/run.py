@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -82,23 +83,25 @@ def capture_shard(
     layer_ids: Sequence[int],
     config: CaptureTargets,
 ) -> None:
-    """Write one shard; the file appears whole or not at all."""
-    samples = [reader.sample(index) for index in range(plan.start, plan.end)]
-    states: list[States] = [States(torch.empty(0), torch.empty(0))] * len(samples)
-    for batch in batches_by_length([len(sample.input_ids) for sample in samples], config.batch_tokens):
-        forward = forward_states(target, [samples[row] for row in batch], layer_ids)
-        for row, state in zip(batch, forward, strict=True):
-            states[row] = state
-    lengths = torch.tensor([len(sample.input_ids) for sample in samples])
+    """Write one shard; the file appears whole or not at all. In memory are its states, and the samples of one batch."""
+    dtype = getattr(torch, config.dtype)
+    lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
+    offsets = [0, *accumulate(lengths)]
+    input_ids_T = torch.empty(offsets[-1], dtype=torch.int64)
+    loss_mask_T = torch.empty(offsets[-1], dtype=torch.bool)
+    features_TF = torch.empty(offsets[-1], len(layer_ids) * target.hidden_size, dtype=dtype)
+    final_TM = torch.empty(offsets[-1], target.hidden_size, dtype=dtype) if config.final_hidden else None
+    for batch in batches_by_length(lengths, config.batch_tokens):
+        samples = [reader.sample(plan.start + row) for row in batch]
+        features_BSF, final_BSM = forward_batch(target, samples, layer_ids)
+        for place, row in enumerate(batch):
+            here, length = slice(offsets[row], offsets[row + 1]), lengths[row]
+            input_ids_T[here], loss_mask_T[here] = samples[place].input_ids, samples[place].loss_mask
+            features_TF[here] = features_BSF[place, :length]
+            if final_TM is not None:
+                final_TM[here] = final_BSM[place, :length]
     partial = path.with_suffix(".partial")
-    write_feature_shard(
-        partial,
-        torch.cat([state.features for state in states]),
-        torch.cat([sample.input_ids for sample in samples]),
-        torch.cat([sample.loss_mask for sample in samples]),
-        torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
-        torch.cat([state.final_hidden for state in states]) if config.final_hidden else None,
-    )
+    write_feature_shard(partial, features_TF, input_ids_T, loss_mask_T, torch.tensor(offsets), final_TM)
     finish_file(partial, path)
 
 
@@ -110,16 +113,25 @@ class States:
     final_hidden: Tensor
 
 
-@torch.inference_mode()
 def forward_states(target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[States]:
     """One forward pass over a padded batch; the states of each sample, on the CPU, without the padding."""
-    with target.capture_inputs(layer_ids) as captured:
-        final_BSM = target.hidden(target.inputs(samples)).cpu()
-    features_BSF = captured.features().cpu()
+    features_BSF, final_BSM = forward_batch(target, samples, layer_ids)
     return [
         States(features_BSF[row, :length].clone(), final_BSM[row, :length].clone())
         for row, length in enumerate(len(sample.input_ids) for sample in samples)
     ]
+
+
+@torch.inference_mode()
+def forward_batch(target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Features [B, S, F] and final hidden states [B, S, M] of one forward pass, padded, on the CPU.
+
+    Samples with and without images go together. Pixel rows need no budget of their own: merge_size^2 of them make an
+    image token, and vision attention stays within an image.
+    """
+    with target.capture_inputs(layer_ids) as captured:
+        final_BSM = target.hidden(target.inputs(samples)).cpu()
+    return captured.features().cpu(), final_BSM
 
 
 def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[ShardPlan]:

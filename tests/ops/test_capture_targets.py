@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from dsl.op import Ref
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.run import batches_by_length, capture_targets
+from ops.capture_targets.run import batches_by_length, capture_shard, capture_targets, plan_shards
 from ops.capture_targets.shards import FeatureReader
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader
@@ -216,6 +217,31 @@ def test_batches_stay_within_the_budget_and_hold_every_sample_once():
     batches = batches_by_length(lengths, 64)
     assert sorted(range(7)) == sorted(index for batch in batches for index in batch)
     assert all(len(batch) == 1 or max(lengths[i] for i in batch) * len(batch) <= 64 for batch in batches)
+
+
+class WatchedReader(TokenReader):
+    """A reader that knows how many of the samples it gave are still held by somebody."""
+
+    def sample(self, index):
+        sample = super().sample(index)
+        self.held = getattr(self, "held", 0) + 1
+        self.most_held = max(getattr(self, "most_held", 0), self.held)
+        weakref.finalize(sample, self.let_go)
+        return sample
+
+    def let_go(self):
+        self.held -= 1
+
+
+def test_a_shard_in_the_making_holds_the_samples_of_two_batches_at_most(tokens, target, tmp_path):
+    reader, loaded = WatchedReader(tokens, "train"), Target.load(target)
+    plan, *_ = plan_shards("train", reader, 10_000)
+    lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
+    largest = max(len(batch) for batch in batches_by_length(lengths, 400))
+    assert largest < len(lengths) / 4
+    capture_shard(tmp_path / "shard.safetensors", plan, loaded, reader, (1, 2), config(batch_tokens=400))
+    assert largest <= reader.most_held <= 2 * largest
+    assert 0 == reader.held
 
 
 def test_bfloat16_features_are_stored_as_such(tokens, target, tmp_path):
