@@ -13,7 +13,7 @@ from attrs import define, field
 
 from dsl.stage import Stage
 from ops.artifacts import Samples
-from ops.files import json_line, link_or_copy, read_json, read_jsonl
+from ops.files import json_line, link_or_copy, read_jsonl
 from ops.inject_images.op import InjectImages
 from ops.tally import Tally
 from ops.vision.images import fault_of, strict_pillow
@@ -38,7 +38,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
     """
     samples: Samples = stage.inputs["samples"]
     tally = Tally(stage, "inject")
-    total = read_json(samples.path / "summary.json")["kept"]
+    total = _count_lines(samples.path / "samples.jsonl")
     rows = read_jsonl(samples.path / "samples.jsonl")
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (row, (reason, detail)) in enumerate(checked(rows, config, samples.path), start=1):
@@ -104,6 +104,11 @@ class _Check:
             encoded = read_packed(self.folder, image)
             self.known[digest] = fault_of(encoded, self.config.max_image_pixels, self.config.min_image_side)
         return self.known[digest]
+
+
+def _count_lines(file: Path) -> int:
+    with file.open("rb") as opened:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: opened.read(1 << 20), b""))
 
 
 def _policy_fault(row: dict[str, Any]) -> Fault:

@@ -63,7 +63,6 @@ def run_inject(folder: Path, samples: list[dict], **config) -> tuple[FakeStage, 
             }
         )
     (source / "samples.jsonl").write_text("".join(json_line(row) for row in rows), encoding="utf-8")
-    (source / "summary.json").write_text(json.dumps({"kept": len(rows)}))
     stage = FakeStage(folder, {"samples": Samples(path=source, digest="d")})
     inject_images(InjectImages(samples=Ref("ingest"), **config), stage)
     written = [json.loads(line) for line in (stage.out_dir / "samples.jsonl").read_text("utf-8").split("\n")[:-1]]
