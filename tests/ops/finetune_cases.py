@@ -11,12 +11,16 @@ from typing import Any
 from attrs import Factory, frozen
 from fake_stage import FakeStage
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from dsl.op import Ref
 from ops.artifacts import TokenShards
 from ops.files import read_jsonl, write_jsonl
+from ops.finetune_vlm.accuracy import greedy_answers
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.run import finetune_vlm
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader
 
 
 @frozen
@@ -28,7 +32,7 @@ class RankCase:
 
 
 # Three samples a step leave a rank without one in some pass, and without an image in most.
-STEPS = {"steps": 4, "batch_size": 3, "log_every": 1, "lr": 1e-3, "micro_batch_tokens": 150}
+STEPS = {"steps": 4, "batch_size": 3, "log_every": 1, "lr": 1e-4, "micro_batch_tokens": 150}
 MEASURED = {"metric": "exact_match", "max_new_tokens": 4, "eval_samples": None, "eval_every": 2}
 RANK_CASES = {
     "two rows": RankCase({**STEPS, **MEASURED}),
@@ -71,22 +75,32 @@ def poisoned(
     change: Callable[[dict[str, Any]], Any] | None = None,
     *,
     keep: Callable[[dict[str, Any]], bool] = lambda _record: True,
-    label: Callable[[dict[str, Any], int], str] | None = None,
 ) -> TokenShards:
-    """A copy: `change` alters the tensors of a split's shards; `keep` chooses the samples of all splits.
-
-    label: gives the samples of each split, counted from 0 in that split, another label.
-    """
+    """A copy: `change` alters the tensors of a split's shards; `keep` chooses the samples of all splits."""
     shutil.copytree(tokens.path, folder)
     for file in folder.glob(f"{split}-*.safetensors") if change else ():
         tensors = load_file(file)
         change(tensors)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     records = [record for record in read_jsonl(folder / "samples.jsonl") if keep(record)]
-    counts: dict[str, int] = {}
-    for record in records if label else ():
-        number = counts.get(record["split"], 0)
-        counts[record["split"]] = number + 1
-        record["label"] = label(record, number)
     write_jsonl(folder / "samples.jsonl", records)
     return TokenShards(folder, f"changed {folder.name}")
+
+
+def relabelled(tokens: TokenShards, folder: Path, split: str, label: Callable[[int], str]) -> TokenShards:
+    """A copy in which the samples of a split, counted from 0, have other labels."""
+    copy = poisoned(tokens, folder)
+    records = list(read_jsonl(folder / "samples.jsonl"))
+    for number, record in enumerate(record for record in records if record["split"] == split):
+        record["label"] = label(number)
+    write_jsonl(folder / "samples.jsonl", records)
+    return copy
+
+
+def answers_of(checkpoint: Path, tokens: TokenShards, split: str, count: int) -> list[str]:
+    """The first `count` tokens of a checkpoint's greedy answer to each sample of a split, as text."""
+    reader = TokenReader(tokens, split)
+    tokenizer = AutoTokenizer.from_pretrained(tokens.path / "processor")
+    target = Target.from_directory(checkpoint, {"eos_token_ids": reader.info["eos_token_ids"]})
+    ids = [greedy_answers(target, [reader.sample(index)], count)[0] for index in range(len(reader))]
+    return [tokenizer.decode(answer, skip_special_tokens=True) for answer in ids]

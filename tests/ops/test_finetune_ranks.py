@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from finetune_cases import RANK_CASES, STEPS, poisoned, train, write_inputs
+from family_checkpoints import make_checkpoint
+from finetune_cases import MEASURED, RANK_CASES, STEPS, answers_of, poisoned, relabelled, train, write_inputs
 from safetensors.torch import load_file
 
 from dsl.errors import StopRequested
@@ -25,18 +26,26 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def few_images(tokens, tmp_path_factory):
-    """Six images among the texts, and a label that some answers hit."""
-    images = [row["id"] for row in read_jsonl(tokens.path / "samples.jsonl") if row["category"] == "image"]
-    kept = {*images[:5], images[-1]}
-    folder = tmp_path_factory.mktemp("tokens") / "few"
-    return poisoned(tokens, folder, keep=lambda row: row["category"] == "text" or row["id"] in kept)
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    return make_checkpoint("qwen3_vl", folder, vocab_size=600, num_hidden_layers=4)
 
 
 @pytest.fixture(scope="module")
-def folder(few_images, target, tmp_path_factory):
+def few_images(tokens, checkpoint, tmp_path_factory):
+    """Six images among the texts, and labels of which the checkpoint hits every second one."""
+    images = [row["id"] for row in read_jsonl(tokens.path / "samples.jsonl") if row["category"] == "image"]
+    kept = {*images[:5], images[-1]}
+    folder = tmp_path_factory.mktemp("tokens")
+    few = poisoned(tokens, folder / "few", keep=lambda row: row["category"] == "text" or row["id"] in kept)
+    answers = answers_of(checkpoint, few, "test", MEASURED["max_new_tokens"])
+    return relabelled(few, folder / "labelled", "test", lambda number: answers[number] if number % 2 else "no")
+
+
+@pytest.fixture(scope="module")
+def folder(few_images, checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    init = str(target.path / "model")
+    init = str(checkpoint)
     write_inputs(folder, few_images, init)
     for name in ("two rows", "frozen"):
         stage = train(folder / f"{name}, alone", few_images, init=init, **RANK_CASES[name].changes)
@@ -86,11 +95,11 @@ def off(expected, got):
         ("frozen", "frozen, alone"),
     ],
 )
-def test_losses_gradients_and_updates_on_ranks_are_those_of_one_process(name, reference, folder, target):
+def test_losses_gradients_and_updates_on_ranks_are_those_of_one_process(name, reference, folder, checkpoint):
     for metric in ("target/loss", "target/grad_norm"):
         assert 4 == len(logged(folder, name, metric))
         assert pytest.approx(logged(folder, reference, metric), rel=1e-4) == logged(folder, name, metric)
-    start = load_file(target.path / "model" / "model.safetensors")
+    start = load_file(checkpoint / "model.safetensors")
     assert off(moved(folder / reference, start), moved(folder / name, start)) < 0.01
 
 
@@ -116,14 +125,15 @@ def test_what_ranks_measure_is_what_one_process_measures(name, folder):
     for metric, count in {"target/val_loss": 2, "target/val_accuracy": 2, "target/accuracy": 1}.items():
         assert count == len(logged(folder, name, metric))
         assert pytest.approx(logged(folder, "two rows, alone", metric), rel=1e-4) == logged(folder, name, metric)
+    assert logged(folder, name, "target/accuracy")[0] > 0
 
 
-def test_a_training_of_one_process_goes_on_on_two_ranks(folder, target):
+def test_a_training_of_one_process_goes_on_on_two_ranks(folder, checkpoint):
     name = "one process, then two rows"
     assert pytest.approx(logged(folder, "two rows, alone", "target/loss")[2:], rel=1e-4) == logged(
         folder, name, "target/loss"
     )
-    start = load_file(target.path / "model" / "model.safetensors")
+    start = load_file(checkpoint / "model.safetensors")
     assert off(moved(folder / "two rows, alone", start), moved(folder / name, start)) < 0.01
 
 
