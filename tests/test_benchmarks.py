@@ -1,6 +1,7 @@
-"""benchmarks/train_step.py at a tiny size: the table comes out, and our step is exact."""
+"""The benchmarks at a tiny size: the tables come out, and what is measured is right."""
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,18 @@ def test_sides_count_the_same_correct_slots(benchmark):
     counts = {name: rounds[0]["correct"] for name, rounds in sides.items() if "correct" in rounds[0]}
     assert {"ours", "ours, chunked", "dense reference"} == set(counts)
     assert 1 == len(set(counts.values()))
+
+
+def test_capture_by_token_budget_is_measured_beside_one_by_one_and_gives_the_same_features(tmp_path):
+    options = ["--samples=12", "--tokens", "8", "20", "--hidden=32", "--layers=6", "--rounds=2"]
+    command = [sys.executable, "benchmarks/capture.py", *options, f"--json={tmp_path / 'figures.json'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {"text", "image", "mixed"} == set(figures)
+    for kind, found in figures.items():
+        pairs = zip(found["batched"], found["single"], strict=True)
+        assert found["ratio"] == pytest.approx(statistics.median(ours / theirs for ours, theirs in pairs))
+        assert found["difference"] < 1e-5
+        row = next(line for line in done.stdout.splitlines() if line.startswith(f"| {kind}"))
+        assert f"{found['ratio']:.2f}" == row.split("|")[4].strip()

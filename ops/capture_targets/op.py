@@ -53,7 +53,10 @@ class CaptureTargets:
     shard_tokens: int = field(
         default=16384, validator=validators.ge(1), help="tokens in one shard of features, the unit of resuming"
     )
-    batch_tokens: int = field(
-        default=8192, validator=validators.ge(1), neutral=True, help="padded tokens in one forward pass"
+    batch_tokens: int | None = field(
+        default=None,
+        validator=validators.optional(validators.ge(1)),
+        neutral=True,
+        help="padded tokens in one forward pass; unless given 8192 on a GPU, and 1024 on a CPU for its caches' sake",
     )
     output = TargetFeatures

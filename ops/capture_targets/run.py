@@ -91,7 +91,7 @@ def capture_shard(
     loss_mask_T = torch.empty(offsets[-1], dtype=torch.bool)
     features_TF = torch.empty(offsets[-1], len(layer_ids) * target.hidden_size, dtype=dtype)
     final_TM = torch.empty(offsets[-1], target.hidden_size, dtype=dtype) if config.final_hidden else None
-    for batch in batches_by_length(lengths, config.batch_tokens):
+    for batch in batches_by_length(lengths, config.batch_tokens or default_batch_tokens(target.device.type)):
         samples = [reader.sample(plan.start + row) for row in batch]
         features_BSF, final_BSM = forward_batch(target, samples, layer_ids)
         for place, row in enumerate(batch):
@@ -132,6 +132,11 @@ def forward_batch(target: Target, samples: Sequence[TokenSample], layer_ids: Seq
     with target.capture_inputs(layer_ids) as captured:
         final_BSM = target.hidden(target.inputs(samples)).cpu()
     return captured.features().cpu(), final_BSM
+
+
+def default_batch_tokens(device_type: str) -> int:
+    """What a forward pass takes at its fastest: a GPU has much to fill, and a CPU little cache."""
+    return 1024 if device_type == "cpu" else 8192
 
 
 def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[ShardPlan]:
