@@ -51,12 +51,10 @@ class ImageFinder:
         name = path_named(value)
         if name is not None:
             return self.file(name)
-        if isinstance(value, bytes):
-            return value
         if isinstance(value, dict):
-            encoded = value.get("bytes") or value.get("base64")
-            return encoded if isinstance(encoded, bytes) else _decoded(encoded or value.get("path") or value["url"])
-        return _decoded(value)
+            held = [value[key] for key in ("bytes", "base64", "path", "url") if value.get(key)]
+            value = held[0] if held else b""
+        return value if isinstance(value, bytes) else _decoded(value)
 
     def file(self, name: str) -> Path:
         """The file behind a path. Raises Unusable where it is missing, or outside."""

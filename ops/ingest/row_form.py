@@ -30,7 +30,7 @@ def row_mistake(row: Any) -> str:
     for key in ("image", "images"):
         if not all(is_image_value(value) for value in _as_list(row.get(key))):
             return f'"{key}" must be a path, bytes, base64 or null, or a list of them'
-    if row.get("image") is not None and row.get("images") is not None:
+    if _as_list(row.get("image")) and _as_list(row.get("images")):
         return 'both "image" and "images": give one of them'
     if not isinstance(row.get("system") or "", str):
         return '"system" must be a string'
@@ -54,7 +54,7 @@ def turn_list(row: dict[str, Any]) -> Any:
 
 def listed(row: dict[str, Any]) -> list[Any]:
     """The images of `image` or `images`."""
-    return _as_list(either(row, ("images", "image")))
+    return _as_list(row.get("images")) or _as_list(row.get("image"))
 
 
 def part_kind(part: dict[str, Any]) -> str:
@@ -133,6 +133,10 @@ def _part_mistake(part: Any) -> str:
 
 
 def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+    """One value or several; null, "" and a struct of nulls, as tables hold them, are none."""
+    members = value if isinstance(value, list) else [value]
+    return [member for member in members if not (member in (None, "") or _is_empty_struct(member))]
+
+
+def _is_empty_struct(value: Any) -> bool:
+    return isinstance(value, dict) and all(member is None for member in value.values())

@@ -6,6 +6,7 @@ import hashlib
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from dsl.errors import DataError
@@ -66,11 +67,17 @@ def read_source(config: Ingest) -> Iterator[Read]:
     Raises DataError for an unknown built-in sample, and for mistakes in a file.
     """
     if config.source == "builtin:digits":
-        samples = [*digit_samples(), *prose_samples()]
+        samples = builtin_samples()
         return ((done / len(samples), sample) for done, sample in enumerate(samples, start=1))
     if is_builtin(config.source):
         raise DataError(f'source "{config.source}": the only built-in sample is "builtin:digits"')
     return read_samples(config.reading(), TableReaders(parquet=parquet_records, arrow=arrow_records))
+
+
+@cache
+def builtin_samples() -> tuple[RawSample, ...]:
+    """The built-in sample, which max_samples reads twice."""
+    return (*digit_samples(), *prose_samples())
 
 
 def split_of(config: Ingest, sample: RawSample) -> str:

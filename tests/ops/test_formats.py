@@ -333,6 +333,8 @@ DROPPED = [
     ({"messages": TURNS, "image": "data:image/svg+xml,%3Csvg%3E"}, "image undecodable"),
     ({"messages": TURNS, "image": "/9j/" + "A" * 301}, "image undecodable"),
     ({"messages": TURNS, "image": {"base64": "%%%"}}, "image undecodable"),
+    ({"messages": TURNS, "image": {"path": "data:image/png,x"}}, "image undecodable"),
+    ({"messages": TURNS, "image": {"bytes": None, "path": "gone.png"}}, "image missing"),
     ({"messages": [{"role": "user", "content": "<image> and <image>"}, TURNS[1]], "image": "a.png"},
      "placeholders and images differ"),
     ({"messages": [{"role": "user", "content": "<image>\nWhat?"}, TURNS[1]]}, "placeholders and images differ"),
@@ -354,6 +356,13 @@ def test_samples_that_cannot_be_used_are_dropped_and_counted_and_told_in_a_table
     assert [reason for _, reason in DROPPED] == [line.split(",")[1] for line in table[1:]]
     assert summary["kept"] + sum(summary["dropped"].values()) == summary["in"] == len(rows)
     assert str(tmp_path) not in "".join(table)  # the same account wherever the data lie
+
+
+@pytest.mark.parametrize("image", [None, "", [], [None], {"bytes": None, "path": None}])
+def test_an_empty_column_of_images_is_a_sample_of_text(tmp_path, image):
+    (tmp_path / "data.jsonl").write_text(json.dumps({"messages": TURNS, "image": image, "images": None}) + "\n")
+    _, rows, _ = read(tmp_path / "data.jsonl", tmp_path)
+    assert [(row["category"], row["images"]) for row in rows] == [("text", [])]
 
 
 def test_a_file_of_videos_says_that_they_are_not_supported(tmp_path):
