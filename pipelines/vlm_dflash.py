@@ -19,7 +19,8 @@ def pipeline() -> Pipeline:
     samples = p.node("ingest", Ingest(source="builtin:digits"))
     images = p.node("inject", InjectImages(samples=samples))
     tokens = p.node("tokenize", TokenizeChat(samples=images, processor="builtin"))
-    target = p.node("target", FinetuneVlm(tokens=tokens, steps=1000, batch_size=16))
+    digit = {"metric": "pattern", "pattern": "the digit ([0-9])"}
+    target = p.node("target", FinetuneVlm(tokens=tokens, steps=1000, batch_size=16, **digit))
     features = p.node("capture", CaptureTargets(tokens=tokens, target=target, num_layers=5))
     batches = p.node("shard", ShardSequence(features=features, tokens_per_step=2048, epochs=5))
     trained = p.node(
