@@ -242,37 +242,6 @@ def test_a_file_that_tells_nothing_says_what_to_do(tmp_path, name, content, mess
         read(tmp_path / name, tmp_path, format="image-folder")
 
 
-def test_an_array_is_read_as_a_stream_with_the_line_of_every_mistake(tmp_path, monkeypatch):
-    monkeypatch.setattr("ops.ingest.records.CHUNK", 7)
-    rows = [{"id": f"ä{place}", "messages": TURNS} for place in range(5)]
-    (tmp_path / "data.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
-    _, written, _ = read(tmp_path / "data.json", tmp_path)
-    assert [row["id"] for row in written] == [row["id"] for row in rows]
-    text = '[\n {"messages": []},\n\n {"messages":\n  5},\n [1],\n {"messages": ]'
-    (tmp_path / "data.json").write_text(text)
-    with pytest.raises(DataError) as error:
-        read(tmp_path / "data.json", tmp_path)
-    assert str(error.value).split("\n") == [
-        f'{tmp_path}/data.json:4: no list "conversations" (or "messages")',
-        f"{tmp_path}/data.json:6: expected an object, got list",
-        f"{tmp_path}/data.json:7: broken JSON in the element that begins here: Expecting value",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'[{"messages": []}', '1: broken JSON: the array has no end ("]")'),
-        (b'[{"messages": "\xff"}]', "1: not UTF-8 in the text that begins here"),
-    ],
-)
-def test_an_array_that_is_cut_or_no_text_is_a_mistake(tmp_path, content, message):
-    (tmp_path / "data.json").write_bytes(content)
-    with pytest.raises(DataError) as error:
-        read(tmp_path / "data.json", tmp_path)
-    assert str(error.value) == f"{tmp_path}/data.json:{message}"
-
-
 def test_a_row_of_a_table_is_named_by_its_number(tmp_path):
     rows = [{"messages": TURNS, "split": None}, {"messages": TURNS, "split": "dev"}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "data.parquet")
