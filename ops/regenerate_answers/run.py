@@ -28,7 +28,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     """Write the ImageSamples artifact with new answers; the samples of other splits pass unchanged.
 
     Drop reasons: those of conversations.py, and those for which tokenize_chat drops a prompt. Raises DataError for
-    images that the target cannot see, for more drops than max_dropped, and where no sample is left.
+    images that the target cannot see, for more drops than max_dropped, and where no answer is left.
     """
     samples: ImageSamples = stage.inputs["samples"]
     prompts = Prompts.load(config, stage.inputs["target"], samples.path)
@@ -96,7 +96,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, files: 
     """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts."""
     outcomes = (outcome for file in files for outcome in read_jsonl(file))
     counts = dict.fromkeys(("answers", "tokens", "retokenised_differently"), 0)
-    tally = Tally(stage, "regenerate")
+    tally, answered = Tally(stage, "regenerate"), 0
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in read_jsonl(folder / "samples.jsonl"):
             if row["split"] in config.splits:
@@ -107,7 +107,12 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, files: 
                     tally.drop(outcome["reason"], row["id"], outcome["detail"])
                     continue
                 row = outcome["row"]
+                answered += 1
             file.write(json_line(row))
             tally.keep(row["split"])
+    if not answered:
+        raise DataError(
+            f"no answer of the target is left:\n{tally.reasons()}\nIs the target trained, and max_new_tokens enough?"
+        )
     tally.finish(config.max_dropped)
     stage.log({f"regenerate/{name}": count for name, count in counts.items()}, step=0)

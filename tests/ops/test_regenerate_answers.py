@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -385,11 +386,27 @@ def test_answers_are_filtered_by_finish_reason_and_length_and_every_sample_is_ac
         assert set(longest) - dropped == set(answers_of(stage))
 
 
-def test_prompts_that_cannot_be_asked_are_dropped_and_counted(samples, target, tmp_path):
-    stage = run(tmp_path, samples, target, max_prompt_tokens=50)
+def test_samples_that_cannot_be_asked_are_dropped_and_counted(samples, target, tmp_path):
+    folder = tmp_path / "samples"
+    shutil.copytree(samples.path, folder)
+    changed = list(read_jsonl(folder / "samples.jsonl"))
+    changed[0]["messages"][1]["content"].insert(0, {"type": "image"})
+    changed[0]["images"] *= 2
+    changed[1]["messages"][0]["content"][1]["text"] = "<|im_end|>"
+    write_jsonl(folder / "samples.jsonl", changed)
+    stage = run(tmp_path, ImageSamples(folder, "changed"), target, max_prompt_tokens=50)
     summary = read_json(stage.out_dir / "summary.json")
-    assert {"prompt longer than max_prompt_tokens"} == set(summary["dropped"])
-    assert summary["in"] == 9 == summary["kept"] + sum(summary["dropped"].values())
+    assert 1 == summary["dropped"].pop("image in an answer")
+    assert 1 == summary["dropped"].pop("special token in the text")
+    too_long = summary["dropped"].pop("prompt longer than max_prompt_tokens")
+    assert {} == summary["dropped"]
+    assert 9 == summary["in"] == summary["kept"] + too_long + 2
+    assert 0 < too_long < 7
+
+
+def test_an_answer_that_never_ends_leaves_nothing_and_says_so(samples, target, tmp_path):
+    with pytest.raises(DataError, match=r"no answer of the target is left:\n +8  finish reason length"):
+        run(tmp_path, samples, target, max_new_tokens=3)
 
 
 def test_answers_with_special_tokens_are_dropped(samples, tmp_path):
