@@ -90,8 +90,9 @@ def run(tmp_path, draft, target, tokens, **changes):
 def logits_without_cache(target: Target, sample, answer: list[int]):
     """Logits and features of prompt and answer in one forward pass from position 0."""
     ids = torch.cat([sample.input_ids[: sample.prompt_tokens], torch.tensor(answer, dtype=torch.int64)])
+    whole = attrs.evolve(sample, input_ids=ids, loss_mask=torch.zeros(len(ids), dtype=torch.bool))
     with torch.no_grad(), target.capture_inputs((1, 3, 5)) as captured:
-        logits = target.forward(target.inputs([attrs.evolve(sample, input_ids=ids)])).logits[0]
+        logits = target.forward(target.inputs([whole])).logits[0]
     return logits, captured.features()[0]
 
 
