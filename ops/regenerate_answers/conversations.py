@@ -55,7 +55,8 @@ class Conversation:
 
     @property
     def finished(self) -> bool:
-        return bool(self.reason) or all(turn["role"] != "assistant" for turn in self.pending)
+        answers = sum(turn["role"] == "assistant" for turn in self.row["messages"])
+        return bool(self.reason) or len(self.answer_tokens) == answers
 
     def drop(self, reason: str, detail: str = "") -> None:
         self.reason, self.detail = reason, detail

@@ -323,9 +323,12 @@ def test_a_killed_regeneration_goes_on_behind_its_finished_shards(samples, targe
 def test_sampled_answers_depend_on_the_seed_and_the_sample_and_not_on_the_batch(samples, target, tmp_path):
     options = {"temperature": 1.5, "max_new_tokens": 24, "finish_reasons": ("stop", "length")}
     one = answers_of(run(tmp_path / "one", samples, target, **options))
-    single = answers_of(run(tmp_path / "single", samples, target, batch_tokens=1, **options))
+    alone = run(tmp_path / "single", samples, target, batch_tokens=1, **options)
+    single = answers_of(alone)
     other = answers_of(run(tmp_path / "other", samples, target, **{**options, "seed": 1}))
     assert one == single
+    assert sorted(alone.progressed) == alone.progressed
+    assert set(range(1, 9)) <= {done for done, _ in alone.progressed}
     assert one != other
     assert not torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "a", 1, 8))
     assert not torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "b", 0, 8))
