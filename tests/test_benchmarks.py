@@ -78,3 +78,15 @@ def test_capture_by_token_budget_is_measured_beside_one_by_one_and_gives_the_sam
         assert found["difference"] < 1e-5
         row = next(line for line in done.stdout.splitlines() if line.startswith(f"| {kind}"))
         assert f"{found['ratio']:.2f}" == row.split("|")[4].strip()
+
+
+def test_preprocessing_is_measured_against_the_loop_and_gives_the_same_ids_and_pixels(tmp_path):
+    command = [sys.executable, "benchmarks/preprocess.py", "--rounds=1", "--samples=5", "--images=2", "--words", "30"]
+    command += ["--sizes", "10", "20", f"--json={tmp_path / 'figures.json'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert ["text", "images"] == [speed["setting"].split(",")[0] for speed in figures["speed"]]
+    assert all(speed["same"] and speed["ratio"] > 0 for speed in figures["speed"])
+    assert [10, 20] == [size["kept"] for size in figures["memory"]]
+    assert "Samples per CPU second" in done.stdout

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from attrs import frozen
-from tokenizers import Encoding
 from torch import Tensor
 
 from ops.tokenize_chat.answers import render_answers
@@ -23,6 +22,7 @@ from ops.tokenize_chat.template import (
     Unusable,
     spoken,
 )
+from ops.tokenize_chat.words import EncodedTokens, Tokens, WordTokenizer
 from ops.vision.processor import Processor
 
 TrainOn = Literal["assistant", "last"]
@@ -31,11 +31,13 @@ TrainOn = Literal["assistant", "last"]
 @frozen(eq=False)
 class Encoded:
     """input_ids int64 [S], one placeholder per image; loss_mask bool [S], true on every answer that is learnt and on
-    the EOS token that closes it; prompt_tokens: tokens up to and with the generation prompt of the last answer.
+    the EOS token that closes it; loss_tokens: how many these are; prompt_tokens: tokens up to and with the generation
+    prompt of the last answer.
     """
 
     input_ids: Tensor
     loss_mask: Tensor
+    loss_tokens: int
     prompt_tokens: int
 
 
@@ -43,11 +45,16 @@ class ChatEncoder:
     """The template and the tokenizer of a processor; threads may share one.
 
     train_on: "assistant" has every answer in the loss mask, "last" the last one only. enable_thinking: as the template
-    knows it. Raises ConfigError for an enable_thinking that the template does not read.
+    knows it. by_words: tokenise by words.py where the tokenizer allows it, with the same result; that is faster, but it
+    holds Python's lock. Raises ConfigError for an enable_thinking that the template does not read.
     """
 
     def __init__(
-        self, processor: Processor, enable_thinking: bool | None = None, train_on: TrainOn = "assistant"
+        self,
+        processor: Processor,
+        enable_thinking: bool | None = None,
+        train_on: TrainOn = "assistant",
+        by_words: bool = True,
     ) -> None:
         self.processor = processor
         self.template = Template(processor, enable_thinking)
@@ -56,6 +63,7 @@ class ChatEncoder:
         self._tokenizer = processor.tokenizer.backend_tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._words = WordTokenizer.of(self._tokenizer) if by_words else None
 
     def encode(self, messages: Messages, sample_id: str) -> Encoded:
         """Tokenise chat messages whose last one is an answer.
@@ -66,23 +74,23 @@ class ChatEncoder:
             raise Unusable(NO_ANSWER)
         self.template.check(messages)
         rendered = render_answers(self.template, messages, sample_id, self.last_only)
-        encoding = self._tokenizer.encode(rendered.text, add_special_tokens=False)
-        ids = np.array(encoding.ids, dtype=np.int64)
+        tokens = self._tokens(rendered.text)
+        ids = tokens.ids
         self._check_placeholders(ids, messages, sample_id)
-        closing = np.flatnonzero(np.logical_or.reduce([ids == token for token in self.processor.eos_token_ids]))
+        closing = np.flatnonzero(self._closes(ids))
         mask = np.zeros(len(ids), dtype=bool)
         for start, end in rendered.answers:
-            first = _token_at(encoding, start, rendered.text)
-            last = _last_token(encoding, closing, first, end)
+            first = _token_at(tokens, start, rendered.text)
+            last = _last_token(tokens, closing, first, end)
             if last is None:
                 eos = list(self.processor.eos_token_ids)
                 raise self.template.fault(sample_id, f"closes an answer with none of the EOS tokens {eos}")
             mask[first : last + 1] = True
-        prompt_tokens = _token_at(encoding, rendered.prompt_end, rendered.text)
-        answer = rendered.text[rendered.prompt_end : encoding.token_to_chars(last)[0]]
+        prompt_tokens = _token_at(tokens, rendered.prompt_end, rendered.text)
+        answer = rendered.text[rendered.prompt_end : tokens.start_of(last)]
         if not all(words in answer for words in spoken(messages[-1])):
             raise self.template.fault(sample_id, "changes the answer")
-        return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), prompt_tokens)
+        return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), int(np.count_nonzero(mask)), prompt_tokens)
 
     def prompt(self, messages: Messages, sample_id: str) -> Tensor:
         """int64 [S]: what serving gives the target to answer `messages`, one placeholder per image.
@@ -91,13 +99,27 @@ class ChatEncoder:
         """
         self.template.check(messages)
         text = self.template.render(messages, sample_id, prompt=True)
-        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        ids = self._tokens(text).ids
         self._check_placeholders(ids, messages, sample_id)
         return torch.from_numpy(ids)
 
+    def _tokens(self, text: str) -> Tokens:
+        tokens = self._words.encode(text) if self._words else None
+        return tokens or EncodedTokens(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _closes(self, ids: np.ndarray) -> np.ndarray:
+        """Which tokens are an EOS, bool [S]."""
+        first, *others = self.processor.eos_token_ids
+        found = ids == first
+        for token in others:
+            found |= ids == token
+        return found
+
     def _check_placeholders(self, ids: np.ndarray, messages: Messages, sample_id: str) -> None:
         images = sum(map(num_images, messages))
-        found = 0 if self.processor.image_token_id is None else int((ids == self.processor.image_token_id).sum())
+        found = (
+            0 if self.processor.image_token_id is None else int(np.count_nonzero(ids == self.processor.image_token_id))
+        )
         if found != images:
             raise self.template.fault(
                 sample_id,
@@ -110,19 +132,19 @@ def num_images(message: dict[str, Any]) -> int:
     return sum(part["type"] == "image" for part in message["content"])
 
 
-def _token_at(encoding: Encoding, start: int, text: str) -> int:
+def _token_at(tokens: Tokens, start: int, text: str) -> int:
     """The token that begins at the first character from `start` on that any token covers.
 
     Raises Unusable where that token begins before `start`.
     """
-    tokens = (encoding.char_to_token(place) for place in range(start, len(text)))
-    token = next((token for token in tokens if token is not None), None)
-    if token is None or encoding.token_to_chars(token)[0] < start:
+    covering = (tokens.token_of(place) for place in range(start, len(text)))
+    token = next((token for token in covering if token is not None), None)
+    if token is None or tokens.start_of(token) < start:
         raise Unusable(NO_TOKEN_BOUNDARY, f"{text[max(0, start - 20) : start]!r} | {text[start : start + 20]!r}")
     return token
 
 
-def _last_token(encoding: Encoding, closing: np.ndarray, first: int, end: int | None) -> int | None:
+def _last_token(tokens: Tokens, closing: np.ndarray, first: int, end: int | None) -> int | None:
     """The EOS token that closes an answer from token `first` on, or None where there is none.
 
     closing: the places of all EOS tokens, int [E]. Without a mark that is the first of them; with a mark up to
@@ -132,7 +154,7 @@ def _last_token(encoding: Encoding, closing: np.ndarray, first: int, end: int | 
     if end is None:
         place = int(np.searchsorted(closing, first))
         return int(closing[place]) if place < len(closing) else None
-    behind = encoding.char_to_token(end)
-    bound = encoding.char_to_token(end - 1) if behind is None else behind
+    behind = tokens.token_of(end)
+    bound = tokens.token_of(end - 1) if behind is None else behind
     place = int(np.searchsorted(closing, bound, side="right")) - 1 if bound is not None else -1
     return int(closing[place]) if place >= 0 and closing[place] >= first else None

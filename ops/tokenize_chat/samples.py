@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
 from ops.tokenize_chat.op import TokenizeChat
@@ -33,9 +35,8 @@ def tokenize_row(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config
     encoded = encoder.encode(messages, row["id"])
     # Before the images are decoded, which takes longer: neither count gets better with them.
     check_length(len(encoded.input_ids), config.max_length)
-    loss_tokens = int(encoded.loss_mask.sum())
-    if loss_tokens < config.min_loss_tokens:
-        raise Unusable(TOO_FEW_LOSS_TOKENS, f"{loss_tokens}")
+    if encoded.loss_tokens < config.min_loss_tokens:
+        raise Unusable(TOO_FEW_LOSS_TOKENS, f"{encoded.loss_tokens}")
     sample = with_images(row["id"], encoded, load_images(images, folder, encoder.processor), encoder.processor)
     check_length(len(sample.input_ids), config.max_length)
     return sample
@@ -74,8 +75,7 @@ def load_images(references: Sequence[Mapping[str, Any]], folder: Path, processor
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:
     """The sample with the tokens of each image in the place of its placeholder, which no answer learns."""
     ids, mask, prompt_tokens = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens
-    pixel_values = torch.empty(0, processor.patch_dim)
-    grids = torch.empty(0, 3, dtype=torch.int64)
+    pixel_values, grids = _no_images(processor.patch_dim)
     if images:
         prompted = int((ids[:prompt_tokens] == processor.image_token_id).sum())
         prompt_tokens += sum(image.num_tokens - 1 for image in images[:prompted])
@@ -92,3 +92,9 @@ def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], 
         image_grid_thw=grids,
         prompt_tokens=prompt_tokens,
     )
+
+
+@lru_cache
+def _no_images(patch_dim: int) -> tuple[Tensor, Tensor]:
+    """float32 [0, patch_dim] and int64 [0, 3], which all samples of text share."""
+    return torch.empty(0, patch_dim), torch.empty(0, 3, dtype=torch.int64)

@@ -60,8 +60,9 @@ class Template:
         """Raises Unusable where a text holds a special token, which would pass for a part of the template."""
         texts = [text for message in messages for text in texts_of(message)]
         texts += [message["reasoning_content"] for message in messages if "reasoning_content" in message]
+        everything = "\0".join(texts)
         for token in self._special_tokens:
-            if any(token in text for text in texts):
+            if token in everything:
                 raise Unusable(SPECIAL_IN_TEXT, token)
 
     def render(self, messages: Messages, sample_id: str, prompt: bool = False) -> str:

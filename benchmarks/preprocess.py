@@ -1,0 +1,90 @@
+"""Preprocessing against the plain loop over transformers' processor, and the memory that data sets of two sizes take.
+
+    python benchmarks/preprocess.py
+    python benchmarks/preprocess.py --rounds 9 --words 60 600 --sizes 1000 20000 --json figures.json
+
+What each side does, and how it is measured: benchmarks/sides/preprocess.py. A ratio is the median of the rounds'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.preprocess_data import write_jsonl
+from benchmarks.rounds import Side, run_side, table
+
+MODULE = "benchmarks.sides.preprocess"
+TEXT_GOAL, IMAGE_GOAL, MEMORY_GOAL = 3.0, 1.0, 1.1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--samples", type=int, default=200, help="text samples of a round")
+    parser.add_argument("--images", type=int, default=40, help="image samples of a round")
+    parser.add_argument("--words", type=int, nargs="+", default=(60, 600), help="words of an answer, one a setting")
+    parser.add_argument("--sizes", type=int, nargs=2, default=(1000, 20000), help="samples whose memory is compared")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
+    arguments = parser.parse_args(argv)
+    settings = [("text", words, arguments.samples, TEXT_GOAL) for words in arguments.words]
+    settings.append(("images", arguments.words[0], arguments.images, IMAGE_GOAL))
+    speeds = [_speed(*setting, arguments.rounds) for setting in settings]
+    memory = _memory(arguments.sizes)
+    print(_report(speeds, memory))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"speed": speeds, "memory": memory}, indent=2) + "\n")
+    return 0
+
+
+def _speed(kind: str, words: int, samples: int, goal: float, rounds: int) -> dict[str, Any]:
+    options = ["speed", f"--kind={kind}", f"--words={words}", f"--samples={samples}", f"--rounds={rounds}"]
+    figures = run_side(Side(kind, MODULE), options)
+    ratio = statistics.median(round_["loop"] / max(round_["ours"], 1e-9) for round_ in figures["rounds"])
+    per_second = {
+        side: samples / max(statistics.median(round_[side] for round_ in figures["rounds"]), 1e-9)
+        for side in ("ours", "loop")
+    }
+    name = f"{kind}, {round(figures['tokens'] / samples)} tokens"
+    return {"setting": name, "goal": goal, "ratio": ratio, "per_second": per_second, **figures}
+
+
+def _memory(sizes: Sequence[int]) -> list[dict[str, Any]]:
+    figures = []
+    with tempfile.TemporaryDirectory() as folder:
+        for samples in sizes:
+            data = Path(folder) / f"{samples}.jsonl"
+            write_jsonl(data, samples, words=60)
+            outcome = run_side(Side("memory", MODULE), ["memory", f"--data={data}"])
+            figures.append({"samples": samples, **outcome})
+    return figures
+
+
+def _report(speeds: Sequence[dict[str, Any]], memory: Sequence[dict[str, Any]]) -> str:
+    rows = [["setting", "ours, samples/s", "loop, samples/s", "ratio", "wanted", "holds", "same ids and pixels"]]
+    for speed in speeds:
+        each = [f"{speed['per_second'][side]:.0f}" for side in ("ours", "loop")]
+        holds = speed["ratio"] >= speed["goal"]
+        wanted = f">= {speed['goal']:g}x"
+        rows.append([speed["setting"], *each, f"{speed['ratio']:.2f}x", wanted, _word(holds), _word(speed["same"])])
+    small, large = memory
+    growth = large["mib"] / small["mib"]
+    flat = f"memory, {small['samples']} and {large['samples']} samples: {small['mib']:.0f} and {large['mib']:.0f} MiB, "
+    return (
+        "Samples per CPU second of one core; ours with loss mask and prompt length, the loop with ids and pixels only\n"
+        f"{table(rows)}\n\nPeak {flat}{growth:.2f}x (goal <= {MEMORY_GOAL}x): {_word(growth <= MEMORY_GOAL)}"
+    )
+
+
+def _word(holds: bool) -> str:
+    return "yes" if holds else "NO"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
