@@ -31,7 +31,9 @@ class ImageSamples(Artifact):
     """Conversations as chat messages whose images can be decoded and stand where the policy wants them.
 
     samples.jsonl       {"id", "split", "category", "messages": [{"role", "content": [{"type": "image"} |
-                        {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts as in Samples
+                        {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts as in Samples;
+                        where the target answered itself also {"finish_reasons": ["stop" | "length", ...],
+                        "answer_tokens": [...]}, one of each per answer
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
     """
@@ -100,7 +102,7 @@ class DraftCheckpoint(Artifact):
 
     config.json         the draft's config (the fields of DraftConfig)
     model.safetensors   weights under the names of the serving contract, float32
-    training.json       {"steps", "final_loss", "target": digest, ...}
+    training.json       {"steps", "final_loss", "captured": what features.json says but for its shards, ...}
     """
 
 
