@@ -12,10 +12,11 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.load_target.model import target_info
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
-from ops.tokenize_chat.samples import load_images, with_images
+from ops.tokenize_chat.encode import ChatEncoder, num_images
+from ops.tokenize_chat.samples import load_images
 from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import Messages, Unusable
+from ops.vision.chunks import TextChunk, concatenate, place_images
 from ops.vision.processor import load_processor
 
 CHANGED = "answer changed by the chat template"
@@ -50,11 +51,22 @@ class Prompts:
 
     def sample(self, row: dict[str, Any], messages: Messages) -> TokenSample:
         """The turns so far of a sample and the generation prompt, with the images that they show. Raises Unusable."""
+        processor = self.encoder.processor
         input_ids = self.encoder.prompt(messages, row["id"])
         references = row["images"][: sum(map(num_images, messages))]
-        images = load_images(references, self.folder, self.encoder.processor)
-        prompt = Encoded(input_ids, torch.zeros(len(input_ids), dtype=torch.bool), len(input_ids))
-        return with_images(row["id"], prompt, images, self.encoder.processor)
+        images = load_images(references, self.folder, processor)
+        no_answer = torch.zeros(len(input_ids), dtype=torch.bool)
+        chunks = place_images(input_ids, no_answer, processor.image_token_id, images) if images else None
+        placed = concatenate(chunks or [TextChunk(input_ids, no_answer)], processor.patch_dim)
+        return TokenSample(
+            id=row["id"],
+            category=row["category"],
+            input_ids=placed.input_ids,
+            loss_mask=placed.loss_mask,
+            pixel_values=placed.pixel_values,
+            image_grid_thw=placed.image_grid_thw,
+            prompt_tokens=len(placed.input_ids),
+        )
 
     def text(self, tokens: list[int]) -> str:
         """Generated tokens, without their EOS, as the text of an answer; marks of thinking stay in it."""
