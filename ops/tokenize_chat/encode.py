@@ -86,7 +86,8 @@ class ChatEncoder:
                 eos = list(self.processor.eos_token_ids)
                 raise self.template.fault(sample_id, f"closes an answer with none of the EOS tokens {eos}")
             mask[first : last + 1] = True
-        prompt_tokens = _token_at(tokens, rendered.prompt_end, rendered.text)
+        # The last answer begins there, unless a mark leaves the beginning out.
+        prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.start_of(last)]
         if not all(words in answer for words in spoken(messages[-1])):
             raise self.template.fault(sample_id, "changes the answer")

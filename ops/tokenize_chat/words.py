@@ -117,7 +117,7 @@ class WordTokenizer:
                 advances.append(len(piece))
                 shared.append(0)
                 continue
-            for word in self._find(piece):
+            for word in self._find(piece) if piece else ():
                 parts = self._known.get(word) or self._cut_word(word)
                 ids += parts[0]
                 advances += parts[1]
