@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError
 from ops.finetune_vlm.op import FinetuneVlm
@@ -78,3 +79,18 @@ def set_rates(optimizer: torch.optim.AdamW, share: float) -> None:
     """Set the rate of every group to this share of its peak."""
     for group in optimizer.param_groups:
         group["lr"] = share * group["peak"]
+
+
+def clip_gradients(model: nn.Module, limit: float) -> float:
+    """Scale the gradients so that their global norm is at most `limit`, as torch does; the norm before that.
+
+    All ranks call it; parameters without a gradient are left out. Where the norm is not finite, neither are the
+    gradients afterwards.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    if not trained:
+        return 0.0
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in trained])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    nn.utils.clip_grads_with_norm_(trained, limit, norm)
+    return float(norm)
