@@ -22,7 +22,7 @@ from dsl.errors import DataError, StopRequested
 from dsl.stage import Stage
 from ops.capture_targets.layers import check_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.shards import write_feature_shard
+from ops.capture_targets.shards import feature_info, write_feature_shard
 from ops.files import finish_file, link_or_copy, write_json
 from ops.load_target.model import Target, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader, TokenSample
@@ -72,7 +72,7 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
         },
         step=0,
     )
-    write_features_json(config, stage, target, layer_ids, plans)
+    write_features_json(config, stage, layer_ids, plans)
 
 
 def capture_shard(
@@ -190,26 +190,14 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
 
 
 def write_features_json(
-    config: CaptureTargets, stage: Stage, target: Target, layer_ids: Sequence[int], plans: Sequence[ShardPlan]
+    config: CaptureTargets, stage: Stage, layer_ids: Sequence[int], plans: Sequence[ShardPlan]
 ) -> None:
     """Write features.json, which says what the shards hold and where they come from."""
-    write_json(
-        stage.out_dir / "features.json",
-        {
-            "format": 1,
-            "target": stage.inputs["target"].digest,
-            "tokens": stage.inputs["tokens"].digest,
-            "target_layer_ids": list(layer_ids),
-            "dtype": config.dtype,
-            "hidden_size": target.hidden_size,
-            "num_target_layers": target.num_layers,
-            "positions": "sequential",
-            "backend": "huggingface",
-            "final_hidden": config.final_hidden,
-            "mask_token_id": target.info["mask_token_id"],
-            "shards": [
-                {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}
-                for plan in plans
-            ],
-        },
+    info = feature_info(
+        stage.inputs["target"], stage.inputs["tokens"], layer_ids, config.dtype, final_hidden=config.final_hidden
     )
+    shards = [
+        {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}
+        for plan in plans
+    ]
+    write_json(stage.out_dir / "features.json", info | {"shards": shards})

@@ -5,6 +5,7 @@ T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.artifacts import TargetFeatures
+from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.files import read_json
+from ops.load_target.model import target_info
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 
@@ -29,6 +31,26 @@ class FeatureSample:
     features: Tensor
     input_ids: Tensor
     loss_mask: Tensor
+
+
+def feature_info(
+    target: TargetModel, tokens: TokenShards, layer_ids: Sequence[int], dtype: str, *, final_hidden: bool
+) -> dict[str, Any]:
+    """What features.json says of features, stored or captured on the fly, but for its shards."""
+    info = target_info(target)
+    return {
+        "format": 1,
+        "target": target.digest,
+        "tokens": tokens.digest,
+        "target_layer_ids": list(layer_ids),
+        "dtype": dtype,
+        "hidden_size": info["hidden_size"],
+        "num_target_layers": info["num_layers"],
+        "positions": "sequential",
+        "backend": "huggingface",
+        "final_hidden": final_hidden,
+        "mask_token_id": info["mask_token_id"],
+    }
 
 
 def write_feature_shard(

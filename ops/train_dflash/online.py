@@ -23,6 +23,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.layers import check_layers, spread_layers
 from ops.capture_targets.run import batches_by_length, forward_states
+from ops.capture_targets.shards import feature_info
 from ops.load_target.model import Target, check_tokens_fit, target_info
 from ops.tokenize_chat.shards import TokenReader
 from ops.train_dflash.batches import Rows
@@ -41,19 +42,7 @@ def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetMo
     if layer_ids is None:
         layer_ids = spread_layers(info["num_layers"], config.capture_layers, field="capture_layers")
     check_layers(layer_ids, info["num_layers"])
-    return {
-        "format": 1,
-        "target": target.digest,
-        "tokens": tokens.digest,
-        "target_layer_ids": list(layer_ids),
-        "dtype": config.capture_dtype,
-        "hidden_size": info["hidden_size"],
-        "num_target_layers": info["num_layers"],
-        "positions": "sequential",
-        "backend": "huggingface",
-        "final_hidden": config.loss == "kl",
-        "mask_token_id": info["mask_token_id"],
-    }
+    return feature_info(target, tokens, layer_ids, config.capture_dtype, final_hidden=config.loss == "kl")
 
 
 class OnlineReader:
