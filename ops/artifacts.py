@@ -19,7 +19,8 @@ class Samples(Artifact):
     samples.jsonl       one object a line: {"id", "split", "category": "image" | "text",
                         "conversations": [{"role": "system" | "user" | "assistant",
                         "content": [{"type": "text", "text"} | {"type": "image"}]}],
-                        "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i]
+                        "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i];
+                        "label" as well, what a right answer says, where the source tells it apart from the answer
     images-00000.bin    packs of encoded images, about 256 MiB each
     summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}}
     dropped.csv         id, reason, detail of every sample that was dropped
@@ -31,7 +32,8 @@ class ImageSamples(Artifact):
     """Conversations as chat messages whose images can be decoded and stand where the policy wants them.
 
     samples.jsonl       {"id", "split", "category", "messages": [{"role", "content": [{"type": "image"} |
-                        {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts as in Samples;
+                        {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts and the
+                        optional "label" as in Samples;
                         where the target answered itself also {"finish_reasons": ["stop" | "length", ...],
                         "answer_tokens": [...]}, one of each per answer
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
@@ -48,7 +50,7 @@ class TokenShards(Artifact):
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     samples.jsonl               one object per kept sample, in shard order:
                                 {"id", "split", "category", "shard", "row", "tokens", "prompt_tokens", "loss_tokens",
-                                "label": the answer's text}
+                                "label": that of the row, or else the text of the last answer}
     train-00000.safetensors     per shard, samples concatenated (N samples, T tokens, R pixel rows, I images):
                                 input_ids int32 [T]; loss_mask uint8 [T] (1 on answers and their EOS);
                                 token_offsets int64 [N + 1]; pixel_values float32 [R, patch_dim];

@@ -51,7 +51,7 @@ def image_folder_sample(
         Turn("assistant", (answer.replace(LABEL, image.label),)),
     )
     try:
-        return RawSample(name, None, turns, (finder.file(name),))
+        return RawSample(name, None, turns, (finder.file(name),), label=image.label)
     except Unusable as fault:
         return DroppedSample(name, fault.reason, fault.detail)
 

@@ -8,7 +8,7 @@ from dsl.errors import did_you_mean
 from ops.ingest.image_values import IMAGE_NAMES, is_image_value
 from ops.tally import SPLITS
 
-KEYS = ("id", "conversations", "messages", "image", "images", "split", "system")
+KEYS = ("id", "conversations", "messages", "image", "images", "split", "system", "label")
 TURN_TEXTS = ("content", "text", "value")
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
 

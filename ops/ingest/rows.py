@@ -7,7 +7,8 @@
 is a text, in which <image> stands for the next of the row's images, or a list of parts: {"type": "text", "text"},
 {"type": "image_url", "image_url": {"url"}}, {"type": "image", "image"}; an image part without an image of its own
 stands for the next of the row's images. `image` and `images` take one image or a list (ops/ingest/image_values.py);
-where nothing says where they stand, it is the start of the first user turn. `id`, `split` and `system` may be missing.
+where nothing says where they stand, it is the start of the first user turn. `id`, `split`, `system` and `label`, what a
+right answer says, may be missing.
 
 What form a row must have is in ops/ingest/row_form.py. A well-formed sample that cannot be used is dropped, for a
 reason of ops/ingest/image_values.py or one of these:
@@ -66,7 +67,8 @@ def sample_of_row(row: dict[str, Any], sample_id: str, finder: ImageFinder) -> R
         turns = list(_turns(row))
         _check(turns)
         placed, values = _place_images(turns, listed(row))
-        return RawSample(sample_id, row.get("split"), placed, tuple(finder.image(value) for value in values))
+        images = tuple(finder.image(value) for value in values)
+        return RawSample(sample_id, row.get("split"), placed, images, label=_label(row))
     except Unusable as fault:
         return DroppedSample(sample_id, fault.reason, fault.detail)
 
@@ -79,6 +81,16 @@ def image_values(row: dict[str, Any]) -> Iterator[Any]:
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and (value := part_image(part)) is not None:
                 yield value
+
+
+def _label(row: dict[str, Any]) -> str | None:
+    """The string of `label`; numbers, as tables hold them for classes, are a column like others."""
+    label = row.get("label")
+    if not isinstance(label, str) or not label.strip():
+        return None
+    if not is_valid_text(label):
+        raise Unusable("invalid text", 'key "label"')
+    return label
 
 
 def _refuse_other_media(row: dict[str, Any]) -> None:

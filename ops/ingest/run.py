@@ -139,6 +139,7 @@ def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, ob
         "category": category(sample),
         "conversations": [turn.row() for turn in sample.turns],
         "images": [packs.add(image) for image in encoded],
+        **({} if sample.label is None else {"label": sample.label}),
     }
 
 

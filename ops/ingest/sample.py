@@ -50,6 +50,7 @@ class RawSample:
     split   train, val or test, or None: to be drawn by hash of draw_id, out of train and the splits of `draw`
     turns   in order; roles of ROLES
     images  files, or the encoded images themselves: as many as the turns have places for images
+    label   what a right answer says, where the source tells it apart from the answer
     """
 
     id: str
@@ -58,6 +59,7 @@ class RawSample:
     images: tuple[Path | bytes, ...] = ()
     draw: tuple[str, ...] = ("test", "val")
     draw_id: str | None = None
+    label: str | None = None
 
 
 @frozen

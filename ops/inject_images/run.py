@@ -45,7 +45,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
             if reason:
                 tally.drop(reason, row["id"], detail)
             else:
-                kept = {name: row[name] for name in ("id", "split", "category", "images")}
+                kept = {name: row[name] for name in ("id", "split", "category", "images", "label") if name in row}
                 file.write(json_line({**kept, "messages": messages(row, config.image_policy)}))
                 tally.keep(row["split"])
             if done % 100 == 0 or done == total:

@@ -92,6 +92,7 @@ def test_llava_spelling_is_read_and_its_image_markers_removed(tmp_path):
         ({"conversations": [ASK, {"role": "robot", "text": "hm"}, ANSWER]}, "unknown role"),
         ({"conversations": [{"role": "user", "text": "  "}, ANSWER]}, "empty text"),
         ({"conversations": [{"role": "user", "text": "\ud800"}, ANSWER]}, "invalid text"),
+        ({**GOOD, "label": "\ud800"}, "invalid text"),
         ({"conversations": [ANSWER, ASK, ANSWER]}, "starts with the assistant"),
         ({"conversations": [{"role": "system", "text": "Hm"}, ANSWER]}, "starts with the assistant"),
         ({"conversations": [ASK]}, "no answer"),
