@@ -12,11 +12,11 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.files import read_json, read_jsonl, write_json
+from ops.ordered import available_cores, in_order
 from ops.tally import SPLITS, Tally
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.ordered import available_cores, in_order
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.samples import tokenize_row
 from ops.tokenize_chat.shards import TokenSample
