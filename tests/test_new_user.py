@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,65 +14,20 @@ from family_checkpoints import make_checkpoint
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-PIPELINE = """
-[pipeline]
-name = "mine"
-seed = 0
-
-[node.ingest]
-op = "ingest"
-source = "data.jsonl"
-
-[node.inject]
-op = "inject_images"
-samples = "@ingest"
-
-[node.tokenize]
-op = "tokenize_chat"
-samples = "@inject"
-processor = "checkpoint"
-min_loss_tokens = 8
-
-[node.target]
-op = "load_target"
-checkpoint = "checkpoint"
-
-[node.capture]
-op = "capture_targets"
-tokens = "@tokenize"
-target = "@target"
-num_layers = 2
-
-[node.shard]
-op = "shard_sequence"
-features = "@capture"
-tokens_per_step = 2048
-epochs = 1
-
-[node.train]
-op = "train_dflash"
-features = "@capture"
-batches = "@shard"
-target = "@target"
-tokens = "@tokenize"
-block_size = 4
-num_layers = 1
-num_anchors = 8
-
-[node.export]
-op = "export_draft"
-draft = "@train"
-target = "@target"
-
-[node.eval]
-op = "evaluate"
-draft = "@export"
-target = "@target"
-tokens = "@tokenize"
-max_prompts = 2
-max_new_tokens = 12
-bootstrap = 100
-"""
+SECTIONS = {  # the three nodes that the README says to change
+    "ingest": 'op = "ingest"\nsource = "data.jsonl"\n',
+    "tokenize": 'op = "tokenize_chat"\nsamples = "@inject"\nprocessor = "checkpoint"\n',
+    "target": 'op = "load_target"\ncheckpoint = "checkpoint"\n',
+}
+SMALL = {  # for a target of eight tiny layers and a test of seconds
+    "tokenize.min_loss_tokens": "8",
+    "capture.num_layers": "2",
+    "shard.epochs": "1",
+    "train.block_size": "4",
+    "train.num_layers": "1",
+    "eval.max_prompts": "2",
+    "eval.max_new_tokens": "12",
+}
 BROKEN = {
     "empty.jpg": lambda jpeg: b"",
     "cut.jpg": lambda jpeg: jpeg[: len(jpeg) // 3],
@@ -106,14 +62,24 @@ def folder(tmp_path_factory) -> Path:
                 {"role": "assistant", "text": ", ".join(str(place + step) for step in range(20))},
             ]
             file.write(json.dumps({"id": f"count-{place}", "conversations": turns}) + "\n")
-    (folder / "mine.toml").write_text(PIPELINE)
+    (folder / "mine.toml").write_text(own_pipeline())
     return folder
 
 
 @pytest.fixture(scope="module")
 def finished(folder) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "executor.cli", "run", str(folder / "mine.toml"), "--store", str(folder / "runs")]
+    command += [part for name, value in SMALL.items() for part in ("-s", f"{name}={value}")]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def own_pipeline() -> str:
+    """pipelines/vlm_dflash.toml with three nodes changed."""
+    text = (ROOT / "pipelines" / "vlm_dflash.toml").read_text()
+    for node, section in SECTIONS.items():
+        text, count = re.subn(rf"(?<=\[node\.{node}\]\n).*?(?=\n\[|\Z)", section, text, flags=re.DOTALL)
+        assert 1 == count
+    return text
 
 
 def artifact(folder: Path, node: str) -> Path:
