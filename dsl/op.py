@@ -65,8 +65,9 @@ def field(
     neutral: the value changes results by rounding only, so it stays outside the key.
     external: the string names a file or folder (relative to the pipeline file) whose content enters the key;
     "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id.
-    An op whose external file names further files may have a method `external_files(self) -> Iterable[Path]`, called
-    when the key is made, with all paths absolute; the contents of those files enter the key as well.
+    An op whose external file names further files may have a method `external_files(self) -> Mapping[str, Path | None]`,
+    called when the key is made, with all paths absolute: name -> file, None for a name without a file. The names and
+    the contents of those files enter the key as well.
     """
     metadata = {"help": help, "neutral": neutral, "external": external, "model_id": model_id}
     return attrs.field(default=default, validator=validator, metadata=metadata)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from stat import S_ISREG
 
@@ -20,6 +20,7 @@ from executor.jsonlines import append_line, read_lines
 
 MANIFEST = "manifest.json"
 MEASUREMENTS = "measurements.json"
+MISSING = "missing"  # in the place of a digest
 
 
 @frozen
@@ -75,26 +76,24 @@ class ExternalDigests:
             return folder_digest(files)
         return self._file(path)
 
-    def of_all(self, paths: Iterable[Path]) -> str:
-        """One digest of many files or folders, in the given order; their names stay out."""
-        hashed = hashlib.sha256()
-        for path in paths:
-            hashed.update(self.of(path).encode() + b"\n")
-        return hashed.hexdigest()
+    def of_all(self, named: Mapping[str, Path | None]) -> str:
+        """One digest of many files or folders by name; None is a name without a file. Raises DataError as `of` does."""
+        return folder_digest({name: MISSING if path is None else self.of(path) for name, path in named.items()})
 
     def _file(self, path: Path) -> str:
+        known = self._load()
         try:
             status = path.stat()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}); it is an input of the pipeline") from error
-        identity = (str(path), status.st_size, status.st_mtime_ns, status.st_ino)
-        known = self._load()
-        if identity not in known:
+            identity = (str(path), status.st_size, status.st_mtime_ns, status.st_ino)
+            if identity in known:
+                return known[identity]
             with path.open("rb") as file:
                 known[identity] = hashlib.file_digest(file, "sha256").hexdigest()
-            if self._memo is not None:
-                entry = dict(zip(("path", "size", "mtime_ns", "inode"), identity, strict=True))
-                append_line(self._memo, {**entry, "sha256": known[identity]})
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); it is an input of the pipeline") from error
+        if self._memo is not None:
+            entry = dict(zip(("path", "size", "mtime_ns", "inode"), identity, strict=True))
+            append_line(self._memo, {**entry, "sha256": known[identity]})
         return known[identity]
 
     def _load(self) -> dict[tuple[str, int, int, int], str]:
@@ -107,7 +106,7 @@ class ExternalDigests:
 
 
 def folder_digest(files: Mapping[str, str]) -> str:
-    """SHA-256 in hex over the sorted (relative name, SHA-256 of the content) of an external folder."""
+    """SHA-256 in hex over the sorted (relative name, SHA-256 of the content, or MISSING) of an external folder."""
     hashed = hashlib.sha256(b"dflow folder 1\n")
     for name in sorted(files):
         hashed.update(json.dumps([name, files[name]]).encode() + b"\n")

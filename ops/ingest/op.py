@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from ops.ingest.image_folder import LABEL
 from ops.ingest.read import Reading, named_images
 
 
-@op(version=1, run="ops.ingest.run:ingest", key_libraries=("pillow",), single_process=True)
+@op(version=1, run="ops.ingest.run:ingest", key_libraries=("pillow", "pyarrow", "datasets"), single_process=True)
 @frozen(kw_only=True)
 class Ingest:
     """Read conversations and their images, and give every sample a split."""
@@ -57,6 +57,11 @@ class Ingest:
         validator=validators.and_(validators.ge(0), validators.lt(1)),
         help="the same for test",
     )
+    require_answers: bool = field(
+        default=True,
+        help="drop conversations without an answer; false keeps those that end with the user's turn, for "
+        "regenerate_answers to answer",
+    )
     max_samples: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(1)),
@@ -84,17 +89,18 @@ class Ingest:
             duplicate_ids=self.duplicate_ids,
             question=self.question,
             answer=self.answer,
+            require_answers=self.require_answers,
         )
 
-    def external_files(self) -> Iterable[Path]:
+    def external_files(self) -> Mapping[str, Path | None]:
         """The image files that the source names, or the files that hold the data of the built-in sample."""
         if self.source == "builtin:digits":
             return builtin_files()
-        return sorted(set(named_images(self.reading()))) if Path(self.source).exists() else ()
+        return dict(named_images(self.reading())) if Path(self.source).exists() else {}
 
 
-def builtin_files() -> tuple[Path, ...]:
+def builtin_files() -> dict[str, Path | None]:
     """scikit-learn's digits and the standard library's prose, found without importing either."""
     sklearn, prose = find_spec("sklearn"), find_spec("pydoc_data.topics")
-    files = [Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz"] if sklearn and sklearn.origin else []
-    return (*files, *([Path(prose.origin)] if prose and prose.origin else []))
+    digits = Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz" if sklearn and sklearn.origin else None
+    return {"digits": digits, "prose": Path(prose.origin) if prose and prose.origin else None}

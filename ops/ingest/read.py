@@ -34,6 +34,7 @@ class Reading:
     duplicate_ids: str = "refuse"
     question: str = ""
     answer: str = ""
+    require_answers: bool = True
 
     def finder(self, folder: Path) -> ImageFinder:
         return ImageFinder(folder if self.image_root is None else folder / self.image_root, self.allow_outside)
@@ -51,28 +52,33 @@ def read_samples(reading: Reading, readers: TableReaders) -> Iterator[Read]:
     return _rows(reading, form, readers)
 
 
-def named_images(reading: Reading) -> Iterator[Path]:
-    """The image files that the rows name, where they exist and may be used; broken rows are passed over.
+def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
+    """Every image that a row names by a path: (name, file), None where it is missing or may not be used.
 
-    Nothing for a folder whose images cannot lie elsewhere: its content is that of the source itself.
+    A name starts from the source's folder, or from image_root seen from there, so that it stays the same where the
+    whole folder is moved. Broken rows are passed over. Nothing for a folder whose images cannot lie elsewhere: its
+    content is that of the source itself.
     """
     if reading.source.is_dir() and reading.image_root is None and not reading.allow_outside:
         return
     form = find_format(reading.source, reading.format)
     if form == "image-folder":
-        finder = reading.finder(reading.source)
-        names = ((finder, image.path.as_posix()) for image in class_images(reading.source, SPLIT_NAMES))
+        names = ((reading.source, image.path.as_posix()) for image in class_images(reading.source, SPLIT_NAMES))
     else:
         names = _names(reading, form)
-    for finder, name in names:
+    base = reading.source if reading.source.is_dir() else reading.source.parent
+    for folder, name in names:
         try:
-            yield finder.file(name)
+            file = reading.finder(folder).file(name)
         except Unusable:
-            continue
+            file = None
+        yield (folder.relative_to(base) / name).as_posix(), file
 
 
-def _names(reading: Reading, form: str) -> Iterator[tuple[ImageFinder, str]]:
-    """The paths of all rows; the reader of tables is loaded by name, lest every plan load pyarrow."""
+def _names(reading: Reading, form: str) -> Iterator[tuple[Path, str]]:
+    """(folder that it starts from, name) in all rows; the reader of tables is loaded by name, lest every plan load
+    pyarrow.
+    """
     readers = None
     if form != "json":
         tables = importlib.import_module("ops.ingest.tables")
@@ -82,7 +88,7 @@ def _names(reading: Reading, form: str) -> Iterator[tuple[ImageFinder, str]]:
             if record.mistake or row_mistake(record.row):
                 continue
             names = [path_named(value) for value in image_values(record.row)]
-            yield from ((reading.finder(record.folder), name) for name in names if name is not None)
+            yield from ((record.folder, name) for name in names if name is not None)
 
 
 def _image_folder(reading: Reading) -> Iterator[Read]:
@@ -112,7 +118,9 @@ def _rows(reading: Reading, form: str, readers: TableReaders) -> Iterator[Read]:
                 if len(mistakes) == SHOWN_MISTAKES:
                     raise DataError("\n".join([*mistakes, f"... stopped after {SHOWN_MISTAKES} mistakes"]))
             elif not mistakes:
-                sample = sample_of_row(record.row, sample_id, reading.finder(record.folder))
+                sample = sample_of_row(
+                    record.row, sample_id, reading.finder(record.folder), require_answers=reading.require_answers
+                )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)
                 yield (place + record.share) / len(parts), _with_split(sample, part.split, given)

@@ -243,3 +243,16 @@ def test_a_linked_folder_is_followed_once(tmp_path):
 def test_an_external_file_that_is_gone_is_named(tmp_path):
     with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read"):
         ExternalDigests(None).of(Path(tmp_path / "gone.jsonl"))
+
+
+def test_files_that_have_exchanged_their_names_or_are_missing_have_another_digest(tmp_path):
+    x, y = tmp_path / "x", tmp_path / "y"
+    x.write_text("hello")
+    y.write_text("other")
+    externals = ExternalDigests(None)
+    held = [{"a": x, "b": None}, {"a": None, "b": x}, {"a": x}, {"a": x, "b": y}, {"a": y, "b": x}, {}]
+    assert len(held) == len({externals.of_all(named) for named in held})
+    assert externals.of_all({"a": x, "b": y}) == externals.of_all({"b": y, "a": x})
+    copied = tmp_path / "copied"
+    copied.write_text("hello")
+    assert externals.of_all({"a": x}) == externals.of_all({"a": copied})
