@@ -16,7 +16,7 @@ def export_digits(folder: Path) -> Counter[str]:
     """One PNG per digit, in the splits of the built-in sample; how many images each split has."""
     counts: Counter[str] = Counter()
     for sample in digit_samples():
-        digit = digit_named(sample.turns[-1].text)
+        digit = digit_named(sample.turns[-1].content[-1])
         file = folder / sample.split / str(digit) / f"{sample.id}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(sample.images[0])

@@ -82,17 +82,19 @@ def is_valid_text(text: str) -> bool:
 
 
 def _key_mistake(row: dict[str, Any], key: str) -> str:
-    """A misspelt key loses data, other columns (image_id, idx) are a data set's own: the value tells them apart."""
+    """A misspelt key loses data, other columns (image_id, idx) are a data set's own: the value tells them apart.
+
+    No key is misspelt where the one that it would stand for is given; the turns always are.
+    """
     if key in KEYS:
         return ""
     value = _as_list(row[key])[:1]
     candidates = [
-        *(("conversations", "messages") if value and isinstance(value[0], dict) and "bytes" not in value[0] else ()),
-        *(("image", "images") if value and _is_image(value[0]) else ()),
-        *(("split",) if value and value[0] in SPLITS else ()),
-        *(("system",) if value and isinstance(value[0], str) else ()),
+        *(("image", "images") if value and _is_image(value[0]) and not listed(row) else ()),
+        *(("split",) if value and value[0] in SPLITS and row.get("split") is None else ()),
+        *(("system",) if value and isinstance(value[0], str) and row.get("system") is None else ()),
     ]
-    meant = did_you_mean(key, [known for known in candidates if row.get(known) is None])
+    meant = did_you_mean(key, candidates)
     return f'unknown key "{key}" ({meant})' if meant else ""
 
 

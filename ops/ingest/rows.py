@@ -10,6 +10,10 @@ stands for the next of the row's images. `image` and `images` take one image or 
 where nothing says where they stand, it is the start of the first user turn. `id`, `split`, `system` and `label`, what a
 right answer says, may be missing.
 
+Texts stay as they are but for three things: the line breaks between a turn's text and the images that lead or end it
+("<image>\nWhat?", "What?\n<image>"), since chat templates put images and texts side by side; texts of nothing but white
+space at a turn's ends; and the white space behind an answer, which the target would end before.
+
 What form a row must have is in ops/ingest/row_form.py. A well-formed sample that cannot be used is dropped, for a
 reason of ops/ingest/image_values.py or one of these:
 
@@ -24,8 +28,7 @@ reason of ops/ingest/image_values.py or one of these:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from attrs import frozen
@@ -48,7 +51,8 @@ REFUSED_KEYS = (
     ("tools", TOOLS),
     ("functions", TOOLS),
 )
-PLACEHOLDER = re.compile(r"[\r\n]*<image>[\r\n]*")
+PLACEHOLDER = "<image>"
+LINE_BREAKS = "\r\n"
 REFUSED_PLACEHOLDERS = (("<video>", VIDEO), ("<audio>", AUDIO))
 
 
@@ -60,12 +64,17 @@ class Placed:
     index: int | None = None
 
 
-def sample_of_row(row: dict[str, Any], sample_id: str, finder: ImageFinder) -> RawSample | DroppedSample:
-    """The sample of a row of the right form, with `split` as the row gives it."""
+def sample_of_row(
+    row: dict[str, Any], sample_id: str, finder: ImageFinder, *, require_answers: bool = True
+) -> RawSample | DroppedSample:
+    """The sample of a row of the right form, with `split` as the row gives it.
+
+    require_answers: otherwise a conversation without an answer is kept where it ends with the user's turn.
+    """
     try:
         _refuse_other_media(row)
         turns = list(_turns(row))
-        _check(turns)
+        _check(turns, require_answers)
         placed, values = _place_images(turns, listed(row))
         images = tuple(finder.image(value) for value in values)
         return RawSample(sample_id, row.get("split"), placed, images, label=_label(row))
@@ -112,8 +121,9 @@ def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str |
             raise Unusable("unknown role", f'"{name}"')
         content = either(turn, TURN_TEXTS) or ""
         role = ROLE_NAMES[name]
-        items = _of_text(content, role) if isinstance(content, str) else [_of_part(part) for part in content]
-        yield role, _tidy(items), turn.get("reasoning_content") or None
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        items = _joined(item for part in parts for item in _of_part(part, role))
+        yield role, _stripped(items, role), turn.get("reasoning_content") or None
 
 
 def _of_text(text: str, role: str) -> list[str | Placed]:
@@ -123,42 +133,52 @@ def _of_text(text: str, role: str) -> list[str | Placed]:
     for placeholder, reason in REFUSED_PLACEHOLDERS:
         if placeholder in text:
             raise Unusable(reason, placeholder)
-    first, *others = PLACEHOLDER.split(text)
+    first, *others = text.split(PLACEHOLDER)
     return [first, *(item for other in others for item in (Placed(), other))]
 
 
-def _of_part(part: dict[str, Any]) -> str | Placed:
+def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
     kind = part_kind(part)
     if kind in ("text", "input_text"):
-        return str(part["text"])
+        return _of_text(str(part["text"]), role)
     if kind in ("image", "image_url", "input_image"):
         index = part.get("index")
-        return Placed(part_image(part), index if isinstance(index, int) else None)
+        return [Placed(part_image(part), index if isinstance(index, int) else None)]
     for name, reason in (("video", VIDEO), ("audio", AUDIO), ("tool", TOOLS)):
         if name in kind:
             raise Unusable(reason, f'content part "{kind}"')
     raise Unusable("unknown content part", f'"{kind}"')
 
 
-def _tidy(items: list[str | Placed]) -> list[str | Placed]:
-    """Neighbouring texts as one, no white space before the first text and behind the last, no empty text."""
-    merged: list[str | Placed] = []
+def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
+    """Neighbouring texts as one, and no empty text."""
+    joined: list[str | Placed] = []
     for item in items:
-        if isinstance(item, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += item
-        else:
-            merged.append(item)
-    for places, strip in ((range(len(merged)), str.lstrip), (range(len(merged) - 1, -1, -1), str.rstrip)):
-        for place in places:
-            item = merged[place]
-            if isinstance(item, str):
-                merged[place] = strip(item)
-                if merged[place]:
-                    break
-    return [item for item in merged if item != ""]
+        if isinstance(item, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += item
+        elif item != "":
+            joined.append(item)
+    return joined
 
 
-def _check(turns: list[tuple[str, list[str | Placed], str | None]]) -> None:
+def _stripped(items: list[str | Placed], role: str) -> list[str | Placed]:
+    """What the head of this file says of white space."""
+    backwards = _without_breaks(items, str.lstrip)[::-1]
+    stripped = _without_breaks(backwards, str.rstrip)[::-1]
+    if role == "assistant" and stripped and isinstance(stripped[-1], str):
+        stripped[-1] = stripped[-1].rstrip()
+    return stripped
+
+
+def _without_breaks(items: list[str | Placed], strip: Callable[[str, str], str]) -> list[str | Placed]:
+    """The items without white space before the first text, and that without the line breaks behind an image."""
+    start = next((place for place, item in enumerate(items) if isinstance(item, str) and item.strip()), len(items))
+    images = [item for item in items[:start] if isinstance(item, Placed)]
+    text, rest = items[start : start + 1], items[start + 1 :]
+    return [*images, *(strip(str(item), LINE_BREAKS) if images else item for item in text), *rest]
+
+
+def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answers: bool) -> None:
     """Raise Unusable where the conversation cannot be learned from."""
     spoken = [role for role, _, _ in turns if role != "system"]
     texts = [item for _, items, _ in turns for item in items if isinstance(item, str)]
@@ -170,7 +190,7 @@ def _check(turns: list[tuple[str, list[str | Placed], str | None]]) -> None:
         (empty is not None, "empty text", f"turn {empty}"),
         (not all(is_valid_text(text) for text in texts), "invalid text", ""),
         (spoken[:1] == ["assistant"], "starts with the assistant", ""),
-        (not answers, "no answer", ""),
+        (not answers and (require_answers or spoken[-1:] != ["user"]), "no answer", ""),
         (any(isinstance(item, Placed) for items in answers for item in items), IN_ANSWER, ""),
     )
     for wrong, reason, detail in checks:

@@ -17,13 +17,14 @@ from ops.ingest.digits import digit_samples
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, read_samples
-from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.sample import DroppedSample, RawSample, Unusable
 from ops.ingest.source import TableReaders
 from ops.ingest.tables import arrow_records, parquet_records
 from ops.tally import NOT_TAKEN, SPLITS, Tally
-from ops.vision.packs import PackWriter
+from ops.vision.packs import PACK_BYTES, PackWriter
 
-UNREADABLE = "image unreadable"
+UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
+MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image; a larger file is not read
 Group = tuple[str, str]  # category, split
 
 
@@ -31,14 +32,14 @@ def ingest(config: Ingest, stage: Stage) -> None:
     """Write samples.jsonl, the image packs, summary.json and dropped.csv.
 
     Memory holds one sample, the ids of all, and the digests of the images. With max_samples the source is read twice.
-    Drop reasons: those of ops/ingest/rows.py, "image unreadable" (the file is there but cannot be read), and
-    "over max_samples" (which max_dropped does not count).
+    Drop reasons: those of ops/ingest/rows.py, "image unreadable" (the file is there but cannot be read),
+    "image file too large" (more than MAX_IMAGE_BYTES), and "over max_samples" (which max_dropped does not count).
     Raises DataError for mistakes in the source, for more drops than max_dropped, and where no sample is left.
     """
     last_taken = None if config.max_samples is None else last_hashes(config, config.max_samples)
     tally = Tally(stage, "ingest")
     packs = PackWriter(stage.out_dir)
-    done = 0
+    done = thinking = 0
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
             if done % 100 == 0:
@@ -55,10 +56,16 @@ def ingest(config: Ingest, stage: Stage) -> None:
             except OSError as error:
                 tally.drop(UNREADABLE, sample.id, f"{Path(error.filename or '').name}: {error.strerror}")
                 continue
+            except Unusable as fault:
+                tally.drop(fault.reason, sample.id, fault.detail)
+                continue
             file.write(json_line(row))
             tally.keep(split)
+            thinking += any(turn.reasoning_content for turn in sample.turns)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
+    if thinking:
+        print(f"dflow: {thinking} samples carry reasoning_content, which only some chat templates show", flush=True)
 
 
 def read_source(config: Ingest) -> Iterator[Read]:
@@ -131,8 +138,11 @@ def quotas(counts: dict[str, int], limit: int | None) -> dict[str, int]:
 
 
 def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, object]:
-    """A line of samples.jsonl; its images are added to the packs. Raises OSError for a file that cannot be read."""
-    encoded = [image if isinstance(image, bytes) else image.read_bytes() for image in sample.images]
+    """A line of samples.jsonl; its images are added to the packs.
+
+    Raises OSError for a file that cannot be read, and Unusable for an image above MAX_IMAGE_BYTES.
+    """
+    encoded = [_encoded(image) for image in sample.images]
     return {
         "id": sample.id,
         "split": split,
@@ -141,6 +151,14 @@ def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, ob
         "images": [packs.add(image) for image in encoded],
         **({} if sample.label is None else {"label": sample.label}),
     }
+
+
+def _encoded(image: Path | bytes) -> bytes:
+    size = len(image) if isinstance(image, bytes) else image.stat().st_size
+    if size > MAX_IMAGE_BYTES:
+        name = "" if isinstance(image, bytes) else f"{image.name}: "
+        raise Unusable(FILE_TOO_LARGE, f"{name}{size} bytes, more than {MAX_IMAGE_BYTES}")
+    return image if isinstance(image, bytes) else image.read_bytes()
 
 
 def _hash(seed: int, sample_id: str) -> int:

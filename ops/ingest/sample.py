@@ -30,10 +30,6 @@ class Turn:
     content: tuple[str | ImagePart, ...]
     reasoning_content: str | None = None
 
-    @property
-    def text(self) -> str:
-        return "".join(part for part in self.content if isinstance(part, str))
-
     def row(self) -> dict[str, Any]:
         """As it stands in samples.jsonl."""
         content = [

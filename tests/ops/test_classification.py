@@ -36,7 +36,7 @@ def test_exported_digits_are_the_built_in_ones_by_split_and_class(tmp_path):
     for sample in digit_samples():
         file = files[sample.id]
         assert sample.split == file.parts[-3]
-        assert f"the digit {file.parts[-2]}" in sample.turns[-1].text
+        assert f"the digit {file.parts[-2]}" in sample.turns[-1].content[-1]
         assert hashlib.sha256(sample.images[0]).digest() == hashlib.sha256(file.read_bytes()).digest()
 
 

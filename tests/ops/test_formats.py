@@ -100,14 +100,18 @@ def test_ten_samples_in_every_format_have_the_same_ids_after_tokenize(injected, 
 
 def test_the_key_sees_the_images_that_rows_name_in_json_and_parquet(tmp_path):
     cases.write_images(tmp_path)
-    named = sorted({tmp_path / "images" / name for case in cases.cases() for name in case.images})
-    for write in ("own", "llava-array", "openai-path", "qwen-path", "parquet-path"):
-        assert named == list(Ingest(source=str(FORMATS[write](tmp_path))).external_files())
+    names = {f"images/{name}" for case in cases.cases() for name in case.images}
+    named = {name: tmp_path / name for name in names}
+    for write in ("own", "llava-array", "openai-path", "parquet-path"):
+        assert named == Ingest(source=str(FORMATS[write](tmp_path))).external_files()
+    absolute = {str(file): file for file in named.values()}
+    assert absolute == Ingest(source=str(FORMATS["qwen-path"](tmp_path))).external_files()
     for write in ("openai-data-url", "parquet-struct", "parquet-bytes"):
-        assert [] == list(Ingest(source=str(FORMATS[write](tmp_path))).external_files())
+        found = Ingest(source=str(FORMATS[write](tmp_path))).external_files()
+        assert [] == [file for file in found.values() if file is not None]
     saved = str(FORMATS["arrow-path"](tmp_path))
-    assert [] == list(Ingest(source=saved).external_files())  # its own folder is the source
-    assert named == list(Ingest(source=saved, image_root="..").external_files())
+    assert {} == Ingest(source=saved).external_files()  # its own folder is the source
+    assert named == Ingest(source=saved, image_root="..").external_files()
 
 
 def test_a_plan_over_json_loads_neither_pyarrow_nor_pillow(tmp_path):
@@ -274,7 +278,8 @@ def test_images_elsewhere_are_used_where_the_file_says_so(tmp_path):
     assert read(file, tmp_path / "o1")[2]["dropped"] == {"image missing": 1, "image outside the folder": 1}
     assert read(file, tmp_path / "o2", image_root="../photos")[2]["dropped"] == {}
     assert read(file, tmp_path / "o3", allow_outside=True)[2]["dropped"] == {"image missing": 1}
-    assert [tmp_path / "photos" / "a.png"] == list(Ingest(source=str(file), allow_outside=True).external_files())
+    photo = tmp_path / "photos" / "a.png"
+    assert {"a.png": None, str(photo): photo} == Ingest(source=str(file), allow_outside=True).external_files()
 
 
 IMAGE_PART = {"type": "image", "image": base64.b64encode(cases.png((20, 20))).decode()}
@@ -309,6 +314,10 @@ DROPPED = [
     ({"messages": [{"role": "user", "content": "<image>\nWhat?"}, TURNS[1]]}, "placeholders and images differ"),
     ({"messages": [{"role": "user", "content": [IMAGE_PART]}, TURNS[1]], "images": ["a.png"]},
      "placeholders and images differ"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "<image>\nWhat?"}]}, TURNS[1]]},
+     "placeholders and images differ"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "<video>\nWhat?"}]}, TURNS[1]]},
+     "videos are not supported"),
     ({"messages": [TURNS[0], {"role": "assistant", "content": [IMAGE_PART]}]}, "image in an answer"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": " "}]}, TURNS[1]]}, "empty text"),
     ({"messages": [TURNS[0], {**TURNS[1], "reasoning_content": "\ud800"}]}, "invalid text"),
@@ -367,5 +376,63 @@ def test_parts_name_the_images_of_the_row_by_index_and_texts_are_joined(tmp_path
     assert sizes == [image["size"] for image in rows[0]["images"]]
     assert rows[0]["conversations"][:2] == [
         {"role": "system", "content": [{"type": "text", "text": "Look."}]},
-        {"role": "user", "content": [{"type": "text", "text": "Second first:"}, {"type": "image"}, {"type": "image"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": " Second first: "}, {"type": "image"}, {"type": "image"}],
+        },
     ]
+
+
+def content_of(tmp_path: Path, user: str | list[dict], answer: str = "This one.", count: int = 0, **config) -> list:
+    """The content of the user's and the assistant's turn behind inject, of a sample with `count` images."""
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "a.png").write_bytes(cases.png())
+    turns = [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+    (tmp_path / "data.jsonl").write_text(json.dumps({"messages": turns, "images": ["a.png"] * count}) + "\n")
+    stage, _, _ = read(tmp_path / "data.jsonl", tmp_path / "ingest")
+    samples = inject(stage.artifact(Samples), tmp_path / "inject", **config)
+    row = json.loads((samples.path / "samples.jsonl").read_text("utf-8"))
+    return [[part.get("text", IMAGE) for part in turn["content"]] for turn in row["messages"]]
+
+
+IMAGE = "an image"
+
+
+@pytest.mark.parametrize(
+    ("text", "in_place", "moved"),
+    [
+        ("Compare this:\n<image>\nwith a cat", ["Compare this:\n", IMAGE, "\nwith a cat"], "Compare this:\nwith a cat"),
+        ("Compare this:<image>with a cat", ["Compare this:", IMAGE, "with a cat"], "Compare this:\nwith a cat"),
+        ("<image>\nWhat?", [IMAGE, "What?"], "What?"),
+        ("What?\n<image>", ["What?", IMAGE], "What?"),
+        ("What?\r\n<image>\r\n", ["What?", IMAGE], "What?"),
+        ("\n<image>\n  x = 1\n", [IMAGE, "  x = 1\n"], "  x = 1\n"),
+    ],
+)
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_a_line_break_stands_where_an_image_leaves_from_between_two_texts(tmp_path, text, in_place, moved, as_parts):
+    user = [{"type": "text", "text": text}] if as_parts else text
+    assert content_of(tmp_path / "a", user, count=1, image_policy="in-place") == [in_place, ["This one."]]
+    assert content_of(tmp_path / "b", user, count=1) == [[IMAGE, moved], ["This one."]]
+
+
+def test_images_in_a_row_keep_the_line_breaks_that_stand_between_texts_alone(tmp_path):
+    text = "<image>\n<image>\nFirst\n\nthen <image>\n<image> and\n<image>"
+    expected = [IMAGE, IMAGE, "First\n\nthen ", IMAGE, "\n", IMAGE, " and", IMAGE]
+    assert expected == content_of(tmp_path, text, count=5, image_policy="in-place")[0]
+
+
+def test_an_image_part_between_texts_leaves_a_line_break(tmp_path):
+    parts = [{"type": "text", "text": "Is"}, {"type": "image"}, {"type": "text", "text": "a cat?"}]
+    assert [IMAGE, "Is\na cat?"] == content_of(tmp_path, parts, count=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("user", "answer", "expected"),
+    [
+        ("  Go on:\n\n", "    return x\n", ["  Go on:\n\n", "    return x"]),
+        ("Write it", "\n<image>\nis a tag", ["Write it", "\n<image>\nis a tag"]),
+    ],
+)
+def test_texts_keep_their_white_space_but_for_that_behind_an_answer(tmp_path, user, answer, expected):
+    assert [[text] for text in expected] == content_of(tmp_path, user, answer)

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import DataError
+from executor.content import ExternalDigests
 from ops.ingest.op import Ingest
-from ops.ingest.run import ingest, quotas
+from ops.ingest.run import MAX_IMAGE_BYTES, ingest, quotas
 from ops.vision.packs import PackWriter, read_packed
 
 ANSWER = {"role": "assistant", "text": "A cat."}
@@ -68,7 +71,7 @@ def test_samples_are_written_with_roles_text_split_and_image(tmp_path):
             "id": "2",
             "split": "train",
             "category": "text",
-            "conversations": [turn_row({"role": "system", "text": "Be brief."}), turn_row(ASK), turn_row(ANSWER)],
+            "conversations": [turn_row({"role": "system", "text": " Be brief.\n"}), turn_row(ASK), turn_row(ANSWER)],
             "images": [],
         },
     ]
@@ -187,6 +190,19 @@ def test_other_columns_of_a_data_set_are_no_mistakes(tmp_path):
     assert run_ingest(tmp_path, [{**GOOD, **columns, "image_path": "somewhere"}])[2]["kept"] == 1
 
 
+def test_a_column_that_could_be_a_misspelt_key_is_none_where_that_key_is_given(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(b"x")
+    row = {"system": "Look.", "split": "train", **GOOD}
+    named = {"image_id": "a.png", "image_path": "a.png", "image_file": "a.png", "systems": "s", "split_name": "test"}
+    others = {**named, "conversation": [ASK, ANSWER], "image_url": "https://example.com/a.png"}
+    rows = [{**row, "image": "x.png", **others}, {**row, "images": ["x.png"], **others}]
+    assert run_ingest(tmp_path / "a", rows)[2]["in"] == 2
+    for key in ("image_path", "image_file"):
+        with pytest.raises(DataError, match=f'unknown key "{key}" .did you mean "image"'):
+            run_ingest(tmp_path / key, [{**row, "image": None, key: "a.png"}])
+
+
 def test_text_that_is_not_utf8_is_named_with_file_and_line(tmp_path):
     (tmp_path / "data.jsonl").write_bytes(json.dumps(GOOD).encode() + b'\n{"id": "\xff"}\n')
     with pytest.raises(DataError) as error:
@@ -243,6 +259,13 @@ def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_t
         f'dflow: the split "val" is empty; {remedy}',
         f'dflow: the split "test" is empty; {remedy}',
     ]
+
+
+def test_samples_with_reasoning_are_told_since_only_some_templates_show_it(tmp_path, capsys):
+    thought = {"conversations": [ASK, {**ANSWER, "reasoning_content": "Hm."}]}
+    run_ingest(tmp_path, [GOOD, thought, {**GOOD, "split": "val"}, thought])
+    line = "dflow: 2 samples carry reasoning_content, which only some chat templates show"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_a_source_of_which_nothing_is_left_fails(tmp_path):
@@ -363,14 +386,66 @@ def test_external_files_are_the_images_inside_the_folder_and_broken_lines_are_pa
             GOOD,
         ],
     )
-    assert list(Ingest(source=source).external_files()) == [folder / "a.png", folder / "sub/b.png"]
-    assert list(Ingest(source=str(tmp_path / "absent.jsonl")).external_files()) == []
+    assert Ingest(source=source).external_files() == {
+        "sub/b.png": folder / "sub/b.png",
+        "a.png": folder / "a.png",
+        "../secret.png": None,
+        "absent.png": None,
+    }
+    assert Ingest(source=str(tmp_path / "absent.jsonl")).external_files() == {}
+
+
+def external_digest(folder: Path, **config) -> str:
+    return ExternalDigests(None).of_all(Ingest(source=str(folder / "data.jsonl"), **config).external_files())
+
+
+@pytest.mark.parametrize("config", [{}, {"image_root": "sub"}, {"allow_outside": True}], ids=str)
+def test_the_key_sees_which_name_an_image_has_and_not_where_the_folder_lies(tmp_path, config):
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    write_source(folder, [{**GOOD, "image": name} for name in ("a.png", "b.png")])
+    images = folder / config.get("image_root", "")
+    (images / "a.png").write_bytes(b"x")
+    first = external_digest(folder, **config)
+    shutil.copytree(folder, tmp_path / "moved")
+    assert first == external_digest(tmp_path / "moved", **config)
+    (images / "a.png").rename(images / "b.png")
+    renamed = external_digest(folder, **config)
+    (images / "a.png").write_bytes(b"x")
+    both = external_digest(folder, **config)
+    (images / "b.png").write_bytes(b"y")
+    assert len({first, renamed, both, external_digest(folder, **config)}) == 4
+
+
+def test_links_that_are_exchanged_are_seen_by_the_key(tmp_path):
+    write_source(tmp_path, [{**GOOD, "image": name} for name in ("a.png", "b.png")])
+    digests = set()
+    for turn, order in enumerate(("xy", "yx")):
+        for name, content in zip(("a.png", "b.png"), order, strict=True):
+            (tmp_path / content).write_text(content)
+            (tmp_path / f"{turn}{name}").symlink_to(tmp_path / content)
+            (tmp_path / f"{turn}{name}").rename(tmp_path / name)
+        digests.add(external_digest(tmp_path))
+    assert len(digests) == 2
 
 
 def test_the_builtin_sample_is_keyed_by_the_files_that_hold_its_data():
-    files = list(Ingest(source="builtin:digits").external_files())
-    assert [file.name for file in files] == ["digits.csv.gz", "topics.py"]
-    assert all(file.is_file() for file in files)
+    files = Ingest(source="builtin:digits").external_files()
+    assert {name: file.name for name, file in files.items()} == {"digits": "digits.csv.gz", "prose": "topics.py"}
+    assert all(file.is_file() for file in files.values())
+
+
+def test_an_image_file_above_the_limit_drops_its_sample_and_is_not_read(tmp_path):
+    for name, size in (("fits.png", MAX_IMAGE_BYTES), ("large.png", MAX_IMAGE_BYTES + 1)):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, size if name == "large.png" else 5)
+    rows = [{**GOOD, "image": "fits.png"}, {**GOOD, "image": "large.png"}]
+    stage, written, summary = run_ingest(tmp_path, rows)
+    assert [5] == [row["images"][0]["size"] for row in written]
+    assert summary["dropped"] == {"image file too large": 1}
+    assert 5 == sum(pack.stat().st_size for pack in stage.out_dir.glob("images-*.bin"))
+    table = (stage.out_dir / "dropped.csv").read_text().splitlines()
+    assert table[1] == '2,image file too large,"large.png: 268435457 bytes, more than 268435456"'
 
 
 def test_the_builtin_sample_gives_the_same_bytes_again_and_fewer_on_demand(tmp_path):

@@ -145,7 +145,7 @@ def test_the_facts_of_any_sheet_with_a_dark_cell_equal_a_slow_reference(cells, m
 
 def test_every_answer_names_its_digit_early_and_once(digits, samples):
     for sample, digit in zip(samples, digits.target.tolist(), strict=True):
-        answer = sample.turns[-1].text
+        answer = sample.turns[-1].content[-1]
         assert digit == digit_named(answer)
         assert answer.index("the digit") < 30
 
@@ -175,7 +175,7 @@ def test_the_phrasing_is_a_function_of_the_question(digits, samples):
     answers = {question.text: question.answer for question in QUESTIONS}
     assert len(QUESTIONS) == len(answers)
     for sample, cells, digit in zip(samples, digits.images.astype(int), digits.target.tolist(), strict=True):
-        question, answer = (turn.text for turn in sample.turns)
+        question, answer = (turn.content[-1] for turn in sample.turns)
         assert answers[question].format(**digit_facts(cells, digit)) == answer
 
 
@@ -185,12 +185,14 @@ def test_every_fact_is_told_in_some_answer(digits):
 
 
 def test_every_question_is_asked_about_every_digit(digits, samples):
-    asked = {(sample.turns[0].text, digit) for sample, digit in zip(samples, digits.target.tolist(), strict=True)}
+    asked = {
+        (sample.turns[0].content[-1], digit) for sample, digit in zip(samples, digits.target.tolist(), strict=True)
+    }
     assert len(QUESTIONS) * 10 == len(asked)
 
 
 def test_answers_have_40_to_80_tokens(samples, tokenizer):
-    lengths = [len(tokenizer(sample.turns[-1].text)["input_ids"]) for sample in samples]
+    lengths = [len(tokenizer(sample.turns[-1].content[-1])["input_ids"]) for sample in samples]
     assert len(lengths) == 1797
     assert min(lengths) >= 40
     assert max(lengths) <= 80
@@ -200,7 +202,7 @@ def test_every_fourth_to_sixth_token_cannot_be_guessed_from_question_and_digit(s
     """The best guess that has seen no image: the most frequent token at each place of an answer."""
     groups: dict[tuple[str, int | None], list[list[int]]] = {}
     for sample in samples:
-        question, answer = (turn.text for turn in sample.turns)
+        question, answer = (turn.content[-1] for turn in sample.turns)
         groups.setdefault((question, digit_named(answer)), []).append(tokenizer(answer)["input_ids"])
     tokens = sum(len(answer) for answers in groups.values() for answer in answers)
     guessed = sum(
@@ -223,13 +225,13 @@ def test_two_readings_of_the_sample_are_equal(samples):
 def test_prose_is_about_300_passages_that_occur_once():
     prose = prose_samples()
     assert 250 <= len(prose) <= 300
-    assert len(prose) == len({sample.turns[-1].text for sample in prose})
+    assert len(prose) == len({sample.turns[-1].content[-1] for sample in prose})
     splits = Counter(sample.split for sample in prose)
     assert (splits["test"], splits["val"]) == (25, 8)
 
 
 def test_prose_answers_fit_into_120_tokens_or_nearly(tokenizer):
-    lengths = [len(tokenizer(sample.turns[-1].text)["input_ids"]) for sample in prose_samples()]
+    lengths = [len(tokenizer(sample.turns[-1].content[-1])["input_ids"]) for sample in prose_samples()]
     assert min(lengths) >= 32
     assert max(lengths) <= 127
     assert sum(40 <= length <= 120 for length in lengths) / len(lengths) > 0.95
