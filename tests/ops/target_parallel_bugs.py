@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 from unittest.mock import patch
 
+import torch.distributed as dist
 import torch.nn.functional as F
 from attrs import field, frozen
 from target_parallel_cases import Layout
 from torch import Tensor
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from ops.sequence_parallel import target, target_attention
 from ops.sequence_parallel.exchange import Ulysses
@@ -22,6 +24,31 @@ def dropped_mask() -> AbstractContextManager[None]:
     """transformers makes no mask for attention that has no mask function of its name, and says nothing."""
     others = {name: mask for name, mask in ALL_MASK_ATTENTION_FUNCTIONS.items() if name != target_attention.ULYSSES}
     return patch.object(type(ALL_MASK_ATTENTION_FUNCTIONS), "_global_mapping", others)
+
+
+def window_of_the_slice() -> AbstractContextManager[None]:
+    """Whether a sliding window needs a mask is asked of the slice, which is shorter than the window."""
+    right = target_attention.ulysses_mask
+
+    def wrong(*, q_length: int, kv_length: int, attention_mask: Tensor | None = None, **others: Any) -> Tensor | None:
+        if sdpa_mask(q_length=q_length, kv_length=q_length, **others) is None:
+            return None
+        return right(q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, **others)
+
+    masks = {**dict(ALL_MASK_ATTENTION_FUNCTIONS.items()), target_attention.ULYSSES: wrong}
+    return patch.object(type(ALL_MASK_ATTENTION_FUNCTIONS), "_global_mapping", masks)
+
+
+def reduced_in_place() -> AbstractContextManager[None]:
+    """The ranks' losses are summed before the backward pass, which does not see it."""
+    answer_loss = ParallelTarget.answer_loss
+
+    def wrong(parallel: ParallelTarget, inputs: ModelInputs | None) -> Tensor:
+        loss = answer_loss(parallel, inputs)
+        dist.all_reduce(loss.detach())
+        return loss
+
+    return patch.object(ParallelTarget, "answer_loss", wrong)
 
 
 def shifted_after_slicing() -> AbstractContextManager[None]:
@@ -69,6 +96,16 @@ def tokens_of_the_row(_whole: ModelInputs, own: ModelInputs, layout: Layout) -> 
     return answer_tokens(own) * layout.dp
 
 
+def tokens_of_all_on_every_rank(whole: ModelInputs, _own: ModelInputs, layout: Layout) -> int:
+    """No factor of world_size: as if the gradients were summed over the ranks, and not averaged."""
+    return answer_tokens(whole) * layout.ranks
+
+
+def tokens_of_all_on_every_row(whole: ModelInputs, _own: ModelInputs, layout: Layout) -> int:
+    """A factor of sp_degree in the place of world_size."""
+    return answer_tokens(whole) * layout.dp
+
+
 @frozen
 class Bug:
     """A mistake and the case in which it is made."""
@@ -85,5 +122,8 @@ BUGS = {
     "labels shifted after slicing": Bug(shifted_after_slicing, "qwen3_vl", "mixed"),
     "ratio of the model's heads": Bug(ratio_of_the_model, "qwen2_5_vl", "mixed"),
     "KV heads repeated side by side": Bug(heads_side_by_side, "qwen3_vl", "mixed", Layout(1, 4)),
+    "sliding window of the slice": Bug(window_of_the_slice, "qwen3", "text", Layout(1, 4)),
+    "loss reduced in place": Bug(reduced_in_place, "qwen3_vl", "mixed", count=tokens_of_all_on_every_rank),
+    "factor of sp only": Bug(nullcontext, "qwen3_vl", "mixed", count=tokens_of_all_on_every_row),
     "denominator of the row": Bug(nullcontext, "qwen3_vl", "mixed", count=tokens_of_the_row),
 }

@@ -88,6 +88,11 @@ def test_a_deliberate_bug_shows_in_the_gradient(seen, bug):
     assert all(figures["gradient"] > 0.1 for figures in ranks)
 
 
+@pytest.mark.parametrize(("bug", "off"), [("loss reduced in place", 0.75), ("factor of sp only", 0.5)])
+def test_a_wrong_factor_scales_the_gradient(seen, bug, off):
+    assert [pytest.approx(off, abs=1e-6)] * 4 == [figures["gradient"] for figures in seen[f"bug | {bug}"]]
+
+
 def test_the_models_own_ratio_of_heads_fails_with_words(seen):
     ranks = seen["bug | ratio of the model's heads"]
     assert 4 == len(ranks)
