@@ -15,11 +15,9 @@ from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
 from ops.tokenize_chat.samples import load_images
 from ops.tokenize_chat.shards import TokenSample
-from ops.tokenize_chat.template import Messages, Unusable
+from ops.tokenize_chat.template import Messages
 from ops.vision.chunks import TextChunk, concatenate, place_images
 from ops.vision.processor import load_processor
-
-CHANGED = "answer changed by the chat template"
 
 
 @frozen
@@ -52,7 +50,7 @@ class Prompts:
     def sample(self, row: dict[str, Any], messages: Messages) -> TokenSample:
         """The turns so far of a sample and the generation prompt, with the images that they show. Raises Unusable."""
         processor = self.encoder.processor
-        input_ids = self.encoder.prompt(messages, row["id"])
+        input_ids = self.encoder.prompt(messages)
         references = row["images"][: sum(map(num_images, messages))]
         images = load_images(references, self.folder, processor)
         no_answer = torch.zeros(len(input_ids), dtype=torch.bool)
@@ -74,14 +72,11 @@ class Prompts:
             tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
-    def gives(self, messages: Messages, tokens: list[int], sample_id: str) -> bool:
+    def gives(self, messages: Messages, tokens: list[int]) -> bool:
         """Whether tokenising `messages`, which end with an answer's text, gives the answer's tokens again.
 
         Raises Unusable where tokenize_chat would drop the sample for its answer.
         """
-        prompt = self.encoder.prompt(messages[:-1], sample_id).tolist()
-        try:
-            input_ids = self.encoder.encode(messages, sample_id).input_ids.tolist()
-        except DataError as error:
-            raise Unusable(CHANGED, str(error)) from error
+        prompt = self.encoder.prompt(messages[:-1]).tolist()
+        input_ids = self.encoder.encode(messages).input_ids.tolist()
         return input_ids[: len(prompt) + len(tokens)] == [*prompt, *tokens]

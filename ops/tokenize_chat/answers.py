@@ -20,8 +20,10 @@ from typing import Any
 from attrs import frozen
 
 from ops.tokenize_chat.template import (
+    ANSWER_NOT_FOUND,
     END_OF_THOUGHT,
     OTHER_THOUGHT,
+    THINK,
     Messages,
     Span,
     Template,
@@ -44,47 +46,66 @@ class Rendered:
     answers: tuple[tuple[int, int | None], ...]
 
 
-def render_answers(template: Template, messages: Messages, sample_id: str, last_only: bool) -> Rendered:
+def render_answers(template: Template, messages: Messages, last_only: bool) -> Rendered:
     """Render messages whose last one is an answer, and find the answers.
 
-    Raises Unusable for a sample that does not fit the template, and DataError for a template that does not serve.
+    Raises Unusable for a sample that does not fit the template.
     """
     spans: list[Span] = []
     if template.has_marks:
-        text, spans = template.render_marked(messages, sample_id)
+        text, spans = template.render_marked(messages)
     else:
-        text = template.render(messages, sample_id)
-    prompt = template.render(messages[:-1], sample_id, prompt=True)
+        text = template.render(messages)
+    prompt = template.render(messages[:-1], prompt=True)
     if not text.startswith(prompt):
-        if thinks(messages[-1]):
-            raise Unusable(OTHER_THOUGHT, f"the prompt ends with {prompt[-30:]!r}; what is enable_thinking?")
-        raise template.fault(
-            sample_id,
-            "renders the messages before the last answer with the generation prompt other than the whole conversation "
-            "begins, so the answer cannot be found",
-        )
+        raise _not_prompted(messages[-1], prompt, text)
     end = len(prompt)
     if template.has_marks:
-        return Rendered(text, end, _marked(template, spans, end, sample_id, last_only))
-    earlier = [] if last_only else _earlier(template, messages, text, end, sample_id)
+        return Rendered(text, end, _marked(text, spans, end, last_only))
+    earlier = [] if last_only else _earlier(template, messages, text, end)
     return Rendered(text, end, (*((start, None) for start in earlier), (end, None)))
 
 
-def _marked(
-    template: Template, spans: list[Span], prompt_end: int, sample_id: str, last_only: bool
-) -> tuple[tuple[int, int | None], ...]:
-    """The marked spans; the last answer begins behind its generation prompt, even where the mark comes earlier."""
+def _marked(text: str, spans: list[Span], prompt_end: int, last_only: bool) -> tuple[tuple[int, int | None], ...]:
+    """The marked spans. The last answer begins behind its generation prompt, even where the mark comes earlier, and so
+    does an earlier answer that shows what is prompted behind the mark.
+    """
     joined: list[Span] = []
+    first = next((start for start, end in spans if end > prompt_end), prompt_end)
+    prompted = text[first:prompt_end]
     for start, end in spans:
-        start = max(start, prompt_end) if end > prompt_end else start
+        start = max(start, prompt_end) if end > prompt_end else _behind(prompted, text, start, end)
         if start == end:
             continue
         if joined and joined[-1][1] == start:
             start = joined.pop()[0]
         joined.append((start, end))
     if not joined or joined[-1][1] <= prompt_end:
-        raise template.fault(sample_id, "marks nothing of the last answer with {% generation %}")
+        raise Unusable(ANSWER_NOT_FOUND, "the template marks nothing of the last answer with {% generation %}")
     return tuple(span for span in joined if span[1] > prompt_end or not last_only)
+
+
+def _behind(prompted: str, text: str, start: int, end: int) -> int:
+    """Where the earlier answer marked from `start` to `end` begins behind what of it would be prompted.
+
+    Raises Unusable for one with another thought than the prompt has.
+    """
+    answer = text[start:end]
+    if answer.startswith(prompted):
+        return start + len(prompted)
+    if THINK in prompted and answer.startswith(THINK) and END_OF_THOUGHT in answer:
+        raise Unusable(OTHER_THOUGHT, f"an earlier answer shows {answer[:30]!r}, prompted is {prompted!r}")
+    return start
+
+
+def _not_prompted(answer: dict[str, Any], prompt: str, text: str) -> Unusable:
+    """Why an answer cannot be found: the text of the conversation begins otherwise than the prompt before it."""
+    if thinks(answer):
+        return Unusable(OTHER_THOUGHT, f"the prompt ends with {prompt[-30:]!r}; what is enable_thinking?")
+    place = next((place for place, pair in enumerate(zip(prompt, text, strict=False)) if pair[0] != pair[1]), len(text))
+    return Unusable(
+        ANSWER_NOT_FOUND, f"{text[place : place + 30]!r} stands where the prompt has {prompt[place : place + 30]!r}"
+    )
 
 
 @frozen
@@ -98,12 +119,12 @@ class Stretch:
     shown: str
 
 
-def _earlier(template: Template, messages: Messages, text: str, prompt_end: int, sample_id: str) -> list[int]:
+def _earlier(template: Template, messages: Messages, text: str, prompt_end: int) -> list[int]:
     """Where the answers before the last one begin."""
     turns = [turn for turn, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
     if not turns:
         return []
-    stretches = _stretches(template, messages, turns, text, prompt_end, sample_id)
+    stretches = _stretches(template, messages, turns, text, prompt_end)
     starts = []
     for turn in turns:
         length = None
@@ -111,22 +132,18 @@ def _earlier(template: Template, messages: Messages, text: str, prompt_end: int,
             answer = "".join(texts_of(messages[turn]))
             length = _header_length(stretches[-1].shown, stretches[turn].shown, answer)
         if length is None:
-            starts.append(_end_of_prompt(template, messages[:turn], text, sample_id))
+            starts.append(_end_of_prompt(template, messages, turn, text))
         else:
             starts.append(stretches[turn].start + length)
     return starts
 
 
-def _end_of_prompt(template: Template, messages: Messages, text: str, sample_id: str) -> int:
-    """Where the generation prompt after `messages` ends in `text`, which has to begin with both."""
-    prefix = template.render(messages, sample_id, prompt=True)
-    if not text.startswith(prefix):
-        raise template.fault(
-            sample_id,
-            f"renders {len(messages)} messages with the generation prompt other than the whole conversation begins, "
-            'so the answer behind them cannot be found; train_on = "last" needs none but the last answer',
-        )
-    return len(prefix)
+def _end_of_prompt(template: Template, messages: Messages, turn: int, text: str) -> int:
+    """Where the generation prompt of the answer of a turn ends in `text`, which has to begin with all up to it."""
+    prompt = template.render(messages[:turn], prompt=True)
+    if not text.startswith(prompt):
+        raise _not_prompted(messages[turn], prompt, text)
+    return len(prompt)
 
 
 def _header_length(header: str, shown: str, answer: str) -> int | None:
@@ -146,7 +163,7 @@ def _header_length(header: str, shown: str, answer: str) -> int | None:
 
 
 def _stretches(
-    template: Template, messages: Messages, turns: list[int], text: str, prompt_end: int, sample_id: str
+    template: Template, messages: Messages, turns: list[int], text: str, prompt_end: int
 ) -> dict[int, Stretch]:
     """The stretch before the answer of each turn, and as -1 that of the last answer up to the end of its generation
     prompt; empty where the template does more with a mark than to show it.
@@ -159,7 +176,7 @@ def _stretches(
     for turn in (*turns, len(messages) - 1):
         if turn:
             marked[turn - 1] = _mark_end(marked[turn - 1], mark)
-    pieces = template.render(marked, sample_id).split(mark)
+    pieces = template.render(marked).split(mark)
     if "".join(pieces) != text or len(pieces) != 2 + sum(2 if turn else 1 for turn in turns):
         return {}
     upcoming, start, stretches = iter(pieces), 0, {}

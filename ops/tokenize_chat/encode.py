@@ -6,6 +6,7 @@ token covers. Every image is one placeholder here; `samples.py` puts the tokens 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,8 +16,12 @@ from torch import Tensor
 
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.template import (
+    ANSWER_CHANGED,
+    ANSWER_NOT_FOUND,
     NO_ANSWER,
     NO_TOKEN_BOUNDARY,
+    NOT_CLOSED,
+    OTHER_PLACEHOLDERS,
     Messages,
     Template,
     Unusable,
@@ -31,8 +36,8 @@ TrainOn = Literal["assistant", "last"]
 @frozen(eq=False)
 class Encoded:
     """input_ids int64 [S], one placeholder per image; loss_mask bool [S], true on every answer that is learnt and on
-    the EOS token that closes it; loss_tokens: how many these are; prompt_tokens: tokens up to and with the generation
-    prompt of the last answer.
+    the EOS token that closes it, unless the answer was cut; loss_tokens: how many these are; prompt_tokens: tokens up
+    to and with the generation prompt of the last answer.
     """
 
     input_ids: Tensor
@@ -65,44 +70,53 @@ class ChatEncoder:
         self._tokenizer.no_padding()
         self._words = WordTokenizer.of(self._tokenizer) if by_words else None
 
-    def encode(self, messages: Messages, sample_id: str) -> Encoded:
+    def encode(self, messages: Messages, cut: Sequence[bool] = ()) -> Encoded:
         """Tokenise chat messages whose last one is an answer.
 
-        Raises Unusable for a sample at fault, and DataError, with the sample's id, where the chat template is.
+        cut: of each answer, whether it ends in the middle; nobody wrote the EOS that the template puts there, so it is
+        not learnt. Raises Unusable; for one of MISFITS it is the sample or the chat template that is at fault.
         """
         if not messages or messages[-1]["role"] != "assistant":
             raise Unusable(NO_ANSWER)
         self.template.check(messages)
-        rendered = render_answers(self.template, messages, sample_id, self.last_only)
+        rendered = render_answers(self.template, messages, self.last_only)
         tokens = self._tokens(rendered.text)
         ids = tokens.ids
-        self._check_placeholders(ids, messages, sample_id)
+        self._check_placeholders(ids, messages)
         closing = np.flatnonzero(self._closes(ids))
         mask = np.zeros(len(ids), dtype=bool)
-        for start, end in rendered.answers:
+        for (start, end), is_cut in zip(rendered.answers, self._cut(cut, len(rendered.answers)), strict=True):
             first = _token_at(tokens, start, rendered.text)
             last = _last_token(tokens, closing, first, end)
             if last is None:
-                eos = list(self.processor.eos_token_ids)
-                raise self.template.fault(sample_id, f"closes an answer with none of the EOS tokens {eos}")
-            mask[first : last + 1] = True
+                raise Unusable(NOT_CLOSED, f"EOS tokens: {list(self.processor.eos_token_ids)}")
+            mask[first : last if is_cut else last + 1] = True
         # The last answer begins there, unless a mark leaves the beginning out.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.start_of(last)]
         if not all(words in answer for words in spoken(messages[-1])):
-            raise self.template.fault(sample_id, "changes the answer")
+            raise Unusable(ANSWER_CHANGED, f"it became {answer[:60]!r}")
         return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), int(np.count_nonzero(mask)), prompt_tokens)
 
-    def prompt(self, messages: Messages, sample_id: str) -> Tensor:
+    def prompt(self, messages: Messages) -> Tensor:
         """int64 [S]: what serving gives the target to answer `messages`, one placeholder per image.
 
         Raises as `encode`.
         """
         self.template.check(messages)
-        text = self.template.render(messages, sample_id, prompt=True)
+        text = self.template.render(messages, prompt=True)
         ids = self._tokens(text).ids
-        self._check_placeholders(ids, messages, sample_id)
+        self._check_placeholders(ids, messages)
         return torch.from_numpy(ids)
+
+    def _cut(self, cut: Sequence[bool], learnt: int) -> Sequence[bool]:
+        """Whether each of the `learnt` stretches of the text is an answer that ends in the middle."""
+        cut = cut[-1:] if self.last_only else cut
+        if not any(cut):
+            return [False] * learnt
+        if len(cut) != learnt:
+            raise Unusable(ANSWER_NOT_FOUND, f"which of {len(cut)} answers was cut, in {learnt} stretches of text")
+        return cut
 
     def _tokens(self, text: str) -> Tokens:
         tokens = self._words.encode(text) if self._words else None
@@ -116,16 +130,14 @@ class ChatEncoder:
             found |= ids == token
         return found
 
-    def _check_placeholders(self, ids: np.ndarray, messages: Messages, sample_id: str) -> None:
+    def _check_placeholders(self, ids: np.ndarray, messages: Messages) -> None:
         images = sum(map(num_images, messages))
         found = (
             0 if self.processor.image_token_id is None else int(np.count_nonzero(ids == self.processor.image_token_id))
         )
         if found != images:
-            raise self.template.fault(
-                sample_id,
-                f"gives {found} placeholders ({self.processor.image_token}) for {images} images; "
-                "do template and tokenizer belong together?",
+            raise Unusable(
+                OTHER_PLACEHOLDERS, f"{found} placeholders ({self.processor.image_token}) for {images} images"
             )
 
 

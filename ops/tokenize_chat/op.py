@@ -13,7 +13,7 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
 @op(
     version=2,
     run="ops.tokenize_chat.run:tokenize_chat",
-    key_libraries=("transformers", "tokenizers", "pillow"),
+    key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy", "regex"),
     single_process=True,
 )
 @frozen(kw_only=True)

@@ -21,6 +21,7 @@ from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.samples import tokenize_row
 from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import Unusable, texts_of
+from ops.tokenize_chat.trial import TemplateTrial
 from ops.tokenize_chat.writer import ShardWriter
 from ops.vision.images import strict_pillow
 from ops.vision.processor import Processor, load_processor
@@ -37,10 +38,10 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     Rows are read three times, once for each split, and never kept: memory holds one shard and what the workers are at.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
     token", "reasoning does not fit the generation prompt", "image undecodable", "image refused by the processor",
-    "longer than max_length" (never cut), "fewer than min_loss_tokens".
-    Raises DataError for a processor that does not fit the samples, for a template that does not serve, for more drops
-    than max_dropped, and for a train split that is empty after filtering; ConfigError for an enable_thinking that the
-    template does not read.
+    "longer than max_length" (never cut), "fewer than min_loss_tokens", and the MISFITS of template.py.
+    Raises DataError for a processor that does not fit the samples, for a template that fits none of them, for more
+    drops than max_dropped, and for a train split that is empty after filtering; ConfigError for an enable_thinking
+    that the template does not read.
     """
     samples: ImageSamples = stage.inputs["samples"]
     file = samples.path / "samples.jsonl"
@@ -50,6 +51,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     total = check_images(file, processor)
     tally = Tally(stage, "tokenize")
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
+    trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples)
 
     def outcomes(portion: list[Row]) -> list[Outcome]:
@@ -61,11 +63,12 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
             rows = (row for row in read_jsonl(file) if row["split"] == split)
             for finished in in_order(outcomes, portions(rows), workers):
                 for outcome in finished:
-                    account(outcome, tally, writer, preview)
+                    account(outcome, tally, trial, writer, preview)
                     done += 1
                     if done % 50 == 0 or done == total:
                         stage.progress(done, total)
             writer.flush(split)
+    trial.finish()
     tally.finish(config.max_dropped)
     if not tally.splits["train"]:
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  none was there'}")
@@ -91,12 +94,14 @@ class Outcome:
             return cls(row, None, error.reason, error.detail)
 
 
-def account(outcome: Outcome, tally: Tally, writer: ShardWriter, preview: Preview) -> None:
-    """Keep or drop a row, in the order of the rows."""
+def account(outcome: Outcome, tally: Tally, trial: TemplateTrial, writer: ShardWriter, preview: Preview) -> None:
+    """Keep or drop a row, in the order of the rows. Raises DataError for a template that fits none of them."""
     row, sample = outcome.row, outcome.sample
     if sample is None:
         tally.drop(outcome.reason, row["id"], outcome.detail)
+        trial.dropped(outcome.reason, row["id"], outcome.detail)
         return
+    trial.kept()
     tally.keep(row["split"])
     writer.add(sample, row["split"], label(row))
     if row["split"] == "train":

@@ -28,11 +28,12 @@ def tokenize_row(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config
     """One sample, tokenised; turns behind the last answer are left out, with their images: nothing there is learnt,
     and a thinking template would take the last answer for history.
 
-    Raises Unusable with the reason to drop it, and DataError for a template that does not serve.
+    Raises Unusable with the reason to drop it.
     """
     messages = up_to_last_answer(row["messages"])
     images = row["images"][: sum(map(num_images, messages))]
-    encoded = encoder.encode(messages, row["id"])
+    cut = [reason == "length" for reason in row.get("finish_reasons", ())]  # only where they were regenerated
+    encoded = encoder.encode(messages, cut)
     # Before the images are decoded, which takes longer: neither count gets better with them.
     check_length(len(encoded.input_ids), config.max_length)
     if encoded.loss_tokens < config.min_loss_tokens:

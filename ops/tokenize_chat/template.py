@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from dsl.errors import ConfigError, DataError
+from dsl.errors import ConfigError
 from ops.vision.processor import Processor
 
 Messages = Sequence[dict[str, Any]]
@@ -22,6 +22,14 @@ NO_TOKEN_BOUNDARY = "answer begins inside a token"
 REFUSED_BY_TEMPLATE = "refused by the chat template"
 NO_ANSWER = "no answer"
 OTHER_THOUGHT = "reasoning does not fit the generation prompt"
+
+FAILED = "chat template fails on the messages"
+ANSWER_NOT_FOUND = "answer not found in the rendered text"
+NOT_CLOSED = "no EOS token behind an answer"
+ANSWER_CHANGED = "answer changed by the chat template"
+OTHER_PLACEHOLDERS = "placeholders differ from the images"
+# One odd sample may meet with them under a good template; under one that does not serve, every sample does.
+MISFITS = (FAILED, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)
 
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, and yet part of what they say
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -57,30 +65,29 @@ class Template:
         self._turn: AbstractContextManager[Any] = Lock() if self.has_marks else nullcontext()
 
     def check(self, messages: Messages) -> None:
-        """Raises Unusable where a text holds a special token, which would pass for a part of the template."""
-        texts = [text for message in messages for text in texts_of(message)]
+        """Raises Unusable where a text holds a special token, which would pass for a part of the template.
+
+        The texts of a message count as one: an image between two of them may have been moved away.
+        """
+        texts = ["".join(texts_of(message)) for message in messages]
         texts += [message["reasoning_content"] for message in messages if "reasoning_content" in message]
         everything = "\0".join(texts)
         for token in self._special_tokens:
             if token in everything:
                 raise Unusable(SPECIAL_IN_TEXT, token)
 
-    def render(self, messages: Messages, sample_id: str, prompt: bool = False) -> str:
+    def render(self, messages: Messages, prompt: bool = False) -> str:
         """The text of the messages; prompt: with the generation prompt behind them.
 
-        Raises Unusable where the template refuses the messages, and DataError where it fails on them.
+        Raises Unusable where the template refuses the messages, or fails on them.
         """
-        return self._render(messages, sample_id, add_generation_prompt=prompt)[0]
+        return self._render(messages, add_generation_prompt=prompt)[0]
 
-    def render_marked(self, messages: Messages, sample_id: str) -> tuple[str, list[Span]]:
+    def render_marked(self, messages: Messages) -> tuple[str, list[Span]]:
         """The text, and what the template marks in it as generated. Raises as `render`."""
-        return self._render(messages, sample_id, return_assistant_tokens_mask=True)
+        return self._render(messages, return_assistant_tokens_mask=True)
 
-    def fault(self, sample_id: str, what: str) -> DataError:
-        """The error for a template that does not serve."""
-        return DataError(f'sample "{sample_id}": the chat template of {self.source} {what}')
-
-    def _render(self, messages: Messages, sample_id: str, **options: bool) -> tuple[str, list[Span]]:
+    def _render(self, messages: Messages, **options: bool) -> tuple[str, list[Span]]:
         if self._strings_only:
             messages = [{**message, "content": "".join(texts_of(message))} for message in messages]
         try:
@@ -91,7 +98,7 @@ class Template:
         except TemplateError as error:  # e.g. a template that knows no system role, or wants the roles to alternate
             raise Unusable(REFUSED_BY_TEMPLATE, str(error)) from error
         except TypeError as error:  # e.g. one that wants texts where it gets a list of parts
-            raise self.fault(sample_id, f"fails on its messages: {error}") from error
+            raise Unusable(FAILED, str(error)) from error
         return texts[0], spans[0] if spans else []
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from dsl.errors import ConfigError, DataError
+from dsl.errors import ConfigError
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
@@ -19,6 +19,7 @@ from ops.vision.processor import load_processor
 
 TEXTS = "What is it?\n\nA cat.\n\nSure? Very. I see ears, so it is one. Answer: Question: \n\n" * 20
 TEMPLATES = {"qwen3": QWEN3, "qwen3.5": QWEN35, "qwen2.5-vl": QWEN25_VL, "plain": PLAIN}
+THINKING = ("qwen3", "qwen3.5")
 STRINGS_ONLY = ("qwen3", "plain")
 
 
@@ -65,13 +66,17 @@ def encoder(folders, name, marks=False, **options) -> ChatEncoder:
 
 @pytest.fixture(scope="module")
 def known(folders):
-    """An encoder for every template and form."""
-    return {key: encoder(folders, *key) for key in folders}
+    """An encoder for every template and form, and every enable_thinking that it reads."""
+    return {
+        (*key, thinking): encoder(folders, *key, enable_thinking=thinking)
+        for key in folders
+        for thinking in ((None, False, True) if key[0] in THINKING else (None,))
+    }
 
 
 def learnt(encoder: ChatEncoder, messages) -> tuple[list[str], str]:
     """The text of every run of learnt tokens, and that of the prompt."""
-    encoded = encoder.encode(messages, "s7")
+    encoded = encoder.encode(messages)
     decode = encoder.processor.tokenizer.decode
     bounds = (encoded.loss_mask[1:] != encoded.loss_mask[:-1]).nonzero()[:, 0] + 1
     runs = torch.tensor_split(encoded.input_ids, bounds)
@@ -148,9 +153,7 @@ def test_answers_are_learnt_as_the_target_would_generate_them(folders, name, mes
 @pytest.mark.parametrize("messages", [SHORT, TWO_TURNS, THOUGHTS_IN_TEXT, [*TWO_TURNS, *THOUGHTS_IN_TEXT]])
 def test_marks_and_offsets_give_the_same_mask(folders, name, train_on, messages):
     thoughts = {} if name in ("plain", "qwen2.5-vl") else {"enable_thinking": "<think>" in str(messages)}
-    masks = [
-        encoder(folders, name, marks, train_on=train_on, **thoughts).encode(messages, "s7") for marks in (False, True)
-    ]
+    masks = [encoder(folders, name, marks, train_on=train_on, **thoughts).encode(messages) for marks in (False, True)]
     assert masks[0].input_ids.tolist() == masks[1].input_ids.tolist()
     assert masks[0].loss_mask.tolist() == masks[1].loss_mask.tolist()
     assert masks[0].prompt_tokens == masks[1].prompt_tokens
@@ -160,18 +163,70 @@ WORDS = st.sampled_from(["cat", "<think>", "</think>", "Answer:", "assistant", "
 SAYING = st.lists(WORDS, min_size=1, max_size=6).map("".join).filter(str.strip)
 
 
+def outcomes_of(known, name, thinking, messages) -> list:
+    """What the unmarked and the marked form give: ids, mask and length of the prompt, or why nothing."""
+    outcomes = []
+    for marks in (False, True):
+        try:
+            encoded = known[name, marks, thinking].encode(messages)
+            outcomes.append((encoded.input_ids.tolist(), encoded.loss_mask.tolist(), encoded.prompt_tokens))
+        except Unusable as error:
+            outcomes.append(error.reason)
+    return outcomes
+
+
 @settings(max_examples=60, deadline=None)
 @given(turns=st.lists(st.tuples(SAYING, SAYING), min_size=1, max_size=4), name=st.sampled_from([*TEMPLATES]))
 def test_marks_and_offsets_agree_whatever_the_texts_or_both_refuse(known, turns, name):
     messages = [say(*turn) for ask, answer in turns for turn in (("user", ask), ("assistant", answer))]
-    outcomes = []
-    for marks in (False, True):
-        try:
-            encoded = known[name, marks].encode(messages, "s7")
-            outcomes.append((encoded.input_ids.tolist(), encoded.loss_mask.tolist(), encoded.prompt_tokens))
-        except Unusable as error:
-            outcomes.append(error.reason)
-    assert outcomes[0] == outcomes[1]
+    by_offsets, by_marks = outcomes_of(known, name, None, messages)
+    assert by_offsets == by_marks
+
+
+THOUGHT = st.sampled_from(["", "<think>\nI see.\n</think>\n\n", None])
+TURN = st.tuples(st.sampled_from(["system", "user", "assistant", "assistant"]), SAYING, THOUGHT)
+
+
+@settings(max_examples=150, deadline=None)
+@given(turns=st.lists(TURN, max_size=5), last=SAYING, key=st.sampled_from([*TEMPLATES]), thinking=st.booleans())
+def test_roles_in_any_order_give_one_mask_by_marks_and_offsets_or_the_sample_is_dropped(
+    known, turns, last, key, thinking
+):
+    """Answers in a row, a system turn in the middle, no question at all: never an error, never two masks."""
+    messages = [turn_of(*turn) for turn in [*turns, ("assistant", last, "")]]
+    by_offsets, by_marks = outcomes_of(known, key, thinking if key in THINKING else None, messages)
+    if not isinstance(by_offsets, str) and not isinstance(by_marks, str):
+        assert by_offsets == by_marks
+
+
+ODD = [*SHORT, say("assistant", "Very.")]
+ODD_AND_THOUGHTFUL = [*THOUGHTFUL, say("assistant", "Very.")]
+DROPPED, UNFIT = "answer not found in the rendered text", "reasoning does not fit the generation prompt"
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["by offsets", "by marks"])
+@pytest.mark.parametrize(
+    ("name", "messages", "expected"),
+    [
+        ("qwen3", ODD, DROPPED),
+        ("qwen3.5", ODD, ["A cat.<|im_end|>", "Very.<|im_end|>"]),
+        ("qwen3", ODD_AND_THOUGHTFUL, UNFIT),
+        ("qwen3.5", ODD_AND_THOUGHTFUL, UNFIT),
+    ],
+)
+def test_answers_in_a_row_are_learnt_without_what_is_prompted_or_dropped(folders, name, messages, expected, marks):
+    some = encoder(folders, name, marks, enable_thinking=False)
+    try:
+        assert expected == learnt(some, messages)[0]
+    except Unusable as error:
+        assert expected == error.reason
+
+
+def turn_of(role, text, thought):
+    """thought: in front of the answer's text; None: in a key of its own."""
+    if role != "assistant":
+        return say(role, text)
+    return say(role, text, reasoning_content="I see.") if thought is None else say(role, thought + text)
 
 
 @pytest.mark.parametrize("marks", [False, True])
@@ -188,7 +243,7 @@ def test_ids_and_mask_equal_what_transformers_returns_for_a_marked_template(fold
         expected = some.processor.tokenizer.apply_chat_template(
             messages, return_dict=True, return_assistant_tokens_mask=True
         )
-        encoded = some.encode(TWO_TURNS, "s7")
+        encoded = some.encode(TWO_TURNS)
         assert expected["input_ids"] == encoded.input_ids.tolist()
         assert expected["assistant_masks"] == encoded.loss_mask.int().tolist()
 
@@ -209,14 +264,14 @@ def test_the_eos_is_learnt_and_nothing_behind_it_wherever_the_mark_ends(folders,
 
 def test_an_answer_without_a_thought_behind_a_prompt_that_opens_one_is_dropped_with_a_hint(folders):
     with pytest.raises(Unusable) as raised:
-        encoder(folders, "qwen3.5").encode(SHORT, "s7")
+        encoder(folders, "qwen3.5").encode(SHORT)
     assert "answer begins inside a token" == raised.value.reason
     assert "<think>" in raised.value.detail
 
 
 def test_a_thought_behind_a_prompt_that_closes_it_is_dropped_with_a_hint(folders):
     with pytest.raises(Unusable) as raised:
-        encoder(folders, "qwen3", enable_thinking=False).encode(THOUGHTFUL, "s7")
+        encoder(folders, "qwen3", enable_thinking=False).encode(THOUGHTFUL)
     assert "reasoning does not fit the generation prompt" == raised.value.reason
     assert "enable_thinking" in raised.value.detail
 
@@ -226,26 +281,26 @@ def test_enable_thinking_needs_a_template_that_reads_it(folders):
         encoder(folders, "qwen2.5-vl", enable_thinking=False)
 
 
-def test_a_message_that_the_template_takes_amiss_is_an_error_that_names_the_sample(folders, tmp_path):
+def test_a_message_that_the_template_takes_amiss_cannot_be_used(folders):
     processor = load_processor(str(folders["qwen3.5", False]))
     processor.tokenizer.chat_template = "{{ 'text: ' + messages[0].content }}"  # a list of parts here
-    with pytest.raises(DataError, match=r'sample "s7": .* fails on its messages'):
-        ChatEncoder(processor).encode(SHORT, "s7")
+    with pytest.raises(Unusable, match="chat template fails on the messages"):
+        ChatEncoder(processor).encode(SHORT)
 
 
-def test_marks_around_nothing_are_an_error(folders):
+def test_marks_around_nothing_leave_the_answer_unfound(folders):
     processor = load_processor(str(folders["qwen3", False]))
     processor.tokenizer.chat_template = unmarked(QWEN3) + "{% generation %}{% endgeneration %}"
-    with pytest.raises(DataError, match="marks nothing of the last answer"):
-        ChatEncoder(processor).encode(SHORT, "s7")
+    with pytest.raises(Unusable, match="marks nothing of the last answer"):
+        ChatEncoder(processor).encode(SHORT)
 
 
 def test_the_prompt_is_the_one_that_encode_counts(folders):
     for name in TEMPLATES:
         some = encoder(folders, name)
         messages = THOUGHTS_IN_TEXT if name == "qwen3.5" else TWO_TURNS
-        encoded = some.encode(messages, "s7")
-        assert encoded.input_ids[: encoded.prompt_tokens].tolist() == some.prompt(messages[:-1], "s7").tolist()
+        encoded = some.encode(messages)
+        assert encoded.input_ids[: encoded.prompt_tokens].tolist() == some.prompt(messages[:-1]).tolist()
 
 
 def test_earlier_answers_are_found_with_at_most_three_renderings(folders):
@@ -253,11 +308,11 @@ def test_earlier_answers_are_found_with_at_most_three_renderings(folders):
     renderings = []
 
     class Counting(Template):
-        def _render(self, messages, sample_id, **options):
+        def _render(self, messages, **options):
             renderings.append(len(messages))
-            return super()._render(messages, sample_id, **options)
+            return super()._render(messages, **options)
 
     template = Counting(load_processor(str(folders["qwen3.5", False])), enable_thinking=False)
-    rendered = render_answers(template, TWO_TURNS * 5, "s7", last_only=False)
+    rendered = render_answers(template, TWO_TURNS * 5, last_only=False)
     assert [20, 19, 20] == renderings
     assert ["A cat.", "Very."] * 5 == [rendered.text[start:].split("<|im_end|>")[0] for start, _ in rendered.answers]

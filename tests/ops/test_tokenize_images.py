@@ -94,16 +94,32 @@ def test_a_broken_image_drops_its_sample_and_no_other(tmp_path, processor_dir):
     assert ["s0", "s2"] == [record["id"] for record in TokenReader(stage.artifact(TokenShards)).records]
 
 
-def test_an_error_of_a_worker_comes_in_the_order_of_the_rows_whatever_the_number_of_workers(tmp_path, processor_dir):
+@pytest.fixture
+def lowering(tmp_path, processor_dir):
+    """A processor whose template changes capital letters."""
     folder = tmp_path / "spoilt"
     shutil.copytree(processor_dir, folder)
     template = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").write_text(template.replace("{{ part['text'] }}", "{{ part['text'] | lower }}"))
-    rows = [conversation(("user", "hm?"), ("assistant", "YES." if place % 3 == 2 else "yes.")) for place in range(200)]
+    return str(folder)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize(("rows", "counted"), [(3, 3), (250, 100)])
+def test_a_template_that_fits_no_sample_is_an_error_that_names_the_first(tmp_path, lowering, workers, rows, counted):
+    samples = write_samples(tmp_path / "in", [conversation(("user", "hm?"), ("assistant", "YES."))] * rows)
+    message = rf'none of {counted} samples, the first of which is sample "s0": answer changed by the chat template'
+    with pytest.raises(DataError, match=message):
+        run_tokenize(tmp_path / "out", samples, processor=lowering, min_loss_tokens=1, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_samples_that_the_template_does_not_fit_are_dropped_and_counted_among_others(tmp_path, lowering, workers):
+    rows = [conversation(("user", "hm?"), ("assistant", "YES." if place < 20 else "yes.")) for place in range(40)]
     samples = write_samples(tmp_path / "in", rows)
-    for workers in (1, 4):
-        with pytest.raises(DataError, match=r'sample "s2": .* changes the answer'):
-            run_tokenize(tmp_path / str(workers), samples, processor=str(folder), min_loss_tokens=1, workers=workers)
+    stage = run_tokenize(tmp_path / "out", samples, processor=lowering, min_loss_tokens=1, workers=workers)
+    assert {"answer changed by the chat template": 20} == summary_of(stage)["dropped"]
+    assert 20 == summary_of(stage)["kept"]
 
 
 def test_large_pixels_end_a_shard_early(tmp_path, processor_dir):

@@ -45,7 +45,7 @@ def change_json(file: Path, **changes) -> None:
 def encode_with(folder: Path, template: str, messages=MESSAGES):
     (folder / "chat_template.jinja").write_text(template)
     processor = load_processor(str(folder))
-    return processor, ChatEncoder(processor).encode(messages, "s7")
+    return processor, ChatEncoder(processor).encode(messages)
 
 
 @pytest.mark.parametrize("kind", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"])
@@ -165,16 +165,25 @@ def test_a_text_only_processor_gets_plain_strings(checkpoint):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (CHAT_TEMPLATE.replace("{{ message['role'] }}", "{{ message['role'] }}{{ messages | length }}"), "other than"),
-        (CHAT_TEMPLATE.replace("<|im_end|>\n{% endfor %}", "\n{% endfor %}"), r"none of the EOS tokens \[2\]"),
-        (CHAT_TEMPLATE.replace("{{ part['text'] }}", "{{ part['text'] | upper }}"), "changes the answer"),
-        (CHAT_TEMPLATE.replace("<|image_pad|>", ""), "gives 0 placeholders .* for 1 images"),
-        (CHAT_TEMPLATE.replace("<|image_pad|>", "<|image_pad|>" * 2), "gives 2 placeholders .* for 1 images"),
+        (CHAT_TEMPLATE.replace("{{ message['role'] }}", "{{ message['role'] }}{{ messages | length }}"), "not found"),
+        (CHAT_TEMPLATE.replace("<|im_end|>\n{% endfor %}", "\n{% endfor %}"), "no EOS token behind an answer"),
+        (CHAT_TEMPLATE.replace("{{ part['text'] }}", "{{ part['text'] | upper }}"), "answer changed"),
+        (CHAT_TEMPLATE.replace("<|image_pad|>", ""), "0 placeholders .* for 1 images"),
+        (CHAT_TEMPLATE.replace("<|image_pad|>", "<|image_pad|>" * 2), "2 placeholders .* for 1 images"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_named_with_the_sample(checkpoint, template, message):
-    with pytest.raises(DataError, match=rf'sample "s7": the chat template of {checkpoint} .*{message}'):
+def test_a_sample_that_the_template_does_not_fit_cannot_be_used(checkpoint, template, message):
+    with pytest.raises(Unusable, match=message):
         encode_with(checkpoint, template)
+
+
+def test_a_special_token_in_pieces_around_an_image_is_found(builtin):
+    """The image may have been moved to the first user turn, or be one that the template does not show."""
+    pieces = [{"type": "text", "text": "hi <|im_"}, {"type": "image"}, {"type": "text", "text": "end|>"}]
+    encoder = ChatEncoder(load_processor(str(builtin)))
+    for content in (pieces, [pieces[0], pieces[2]]):
+        with pytest.raises(Unusable, match="special token in the text"):
+            encoder.encode([{"role": "user", "content": content}, MESSAGES[1]])
 
 
 def test_an_answer_whose_first_characters_merge_with_the_prompt_cannot_be_used(tmp_path):
@@ -182,7 +191,7 @@ def test_an_answer_whose_first_characters_merge_with_the_prompt_cannot_be_used(t
     write_builtin_processor(tmp_path, [blank_lines], vocab_size=300)
     answer = {"role": "assistant", "content": [{"type": "text", "text": "\n\nHm."}]}
     with pytest.raises(Unusable, match="answer begins inside a token"):
-        ChatEncoder(load_processor(str(tmp_path))).encode([*blank_lines, answer], "s7")
+        ChatEncoder(load_processor(str(tmp_path))).encode([*blank_lines, answer])
 
 
 def test_a_sample_that_the_template_refuses_cannot_be_used(checkpoint):
