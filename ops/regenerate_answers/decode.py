@@ -46,7 +46,7 @@ def generate(target: Target, prompts: Sequence[TokenSample], draws_BN: Tensor, s
     cache = DynamicCache(config=target.model.config.get_text_config())
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     logits_BV = target.forward(inputs, **given, **options).logits[:, -1]
-    next_position_B = positions_BS[:, -1] + 1 + _image_offsets(target)
+    next_position_B = positions_BS[:, -1] + 1 + target.family.position_offsets(target.model)
     draws_BN = draws_BN.to(logits_BV.device)
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # the prompt in each row of the batch
@@ -122,9 +122,3 @@ def pad_left(inputs: ModelInputs) -> ModelInputs:
         attention_mask=moved(inputs.attention_mask),
         loss_mask=moved(inputs.loss_mask),
     )
-
-
-def _image_offsets(target: Target) -> Tensor | int:
-    """int64 [B]: how far the last prefill's positions lie from the count of its tokens; images take fewer of them."""
-    deltas = getattr(target.model.model, "rope_deltas", None)
-    return 0 if deltas is None else deltas[:, 0]

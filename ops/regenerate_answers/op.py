@@ -59,6 +59,9 @@ class RegenerateAnswers:
         validator=validators.optional(validators.ge(1)),
         help="samples with a longer answer are dropped; EOS counts",
     )
+    drop_retokenised: bool = field(
+        default=False, help="drop samples with an answer whose text gives other tokens than the target generated"
+    )
     batch_tokens: int = field(
         default=16384,
         validator=validators.ge(1),
@@ -66,10 +69,13 @@ class RegenerateAnswers:
         help="padded tokens of one batch, the new ones included",
     )
     shard_samples: int = field(
-        default=256, validator=validators.ge(1), neutral=True, help="samples between two saves, the unit of resuming"
+        default=256, validator=validators.ge(1), neutral=True, help="samples that are asked their next turn together"
     )
     max_dropped: int | None = field(
-        default=None, validator=validators.optional(validators.ge(0)), help="fail when more samples are dropped"
+        default=None,
+        validator=validators.optional(validators.ge(0)),
+        neutral=True,
+        help="fail when more samples are dropped; outside the key, so that finished shards survive a change of it",
     )
     seed: int | None = seed_field()
     output = ImageSamples

@@ -1,7 +1,8 @@
 """Run `regenerate_answers`: the target's own answers in place of the data set's, shard by shard.
 
-A shard is a run of consecutive samples; what became of each is one line of a file in the work folder, which appears
-whole or not at all, so a killed stage goes on with the next shard.
+A shard is a run of consecutive samples; what the target answered to each is one line of a file in the work folder,
+which appears whole or not at all. Of the shard under way the answers are kept batch by batch (journal.py), so a stage
+that was stopped or killed loses one batch at most. Filters are applied when the samples are written.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from dsl.errors import DataError, StopRequested
+from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples
 from ops.files import finish_file, json_line, link_or_copy, read_jsonl, write_jsonl
 from ops.load_target.model import Target
 from ops.regenerate_answers.conversations import Answerer
+from ops.regenerate_answers.filters import answered, refusal
+from ops.regenerate_answers.journal import Journal
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.tally import Tally
@@ -27,8 +30,8 @@ from ops.tally import Tally
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     """Write the ImageSamples artifact with new answers; the samples of other splits pass unchanged.
 
-    Drop reasons: those of conversations.py, and those for which tokenize_chat drops a prompt. Raises DataError for
-    images that the target cannot see, for more drops than max_dropped, and where no answer is left.
+    Drop reasons: those of filters.py and conversations.py, and those for which tokenize_chat drops a prompt. Raises
+    DataError for images that the target cannot see, for more drops than max_dropped, and where no answer is left.
     """
     samples: ImageSamples = stage.inputs["samples"]
     prompts = Prompts.load(config, stage.inputs["target"], samples.path)
@@ -39,14 +42,14 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     for shard in shards(samples.path, config):
         files.append(stage.work_dir / shard.file)
         if not files[-1].exists():
-            if stage.stop_requested():
-                raise StopRequested(f"regeneration stopped before {shard.file}; finished shards are kept")
+            journal = Journal(files[-1].with_suffix(".answers"))
             outcomes = answerer.answer(
-                shard.rows, lambda finished, before=done: stage.progress(before + finished, total)
+                shard.rows, journal, lambda finished, before=done: stage.progress(before + finished, total)
             )
             partial = files[-1].with_suffix(".partial")
             write_jsonl(partial, outcomes)
             finish_file(partial, files[-1])
+            journal.path.unlink(missing_ok=True)
         done += len(shard.rows)
         stage.progress(done, total)
     for pack in sorted(samples.path.glob("images-*.bin")):
@@ -95,24 +98,26 @@ def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int
 def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, files: Sequence[Path]) -> None:
     """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts."""
     outcomes = (outcome for file in files for outcome in read_jsonl(file))
-    counts = dict.fromkeys(("answers", "tokens", "retokenised_differently"), 0)
-    tally, answered = Tally(stage, "regenerate"), 0
+    answers = tokens = retokenised = left = 0
+    tally = Tally(stage, "regenerate")
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in read_jsonl(folder / "samples.jsonl"):
             if row["split"] in config.splits:
                 outcome = next(outcomes)
-                for name in counts:
-                    counts[name] += outcome[name]
-                if outcome["row"] is None:
-                    tally.drop(outcome["reason"], row["id"], outcome["detail"])
+                answers += len(outcome["answers"])
+                tokens += sum(answer["tokens"] for answer in outcome["answers"])
+                if (fault := refusal(config, outcome)) is not None:
+                    tally.drop(fault[0], row["id"], fault[1])
                     continue
-                row = outcome["row"]
-                answered += 1
+                row = answered(row, outcome)
+                retokenised += sum(answer["retokenised_differently"] for answer in outcome["answers"])
+                left += 1
             file.write(json_line(row))
             tally.keep(row["split"])
-    if not answered:
+    if not left:
         raise DataError(
             f"no answer of the target is left:\n{tally.reasons()}\nIs the target trained, and max_new_tokens enough?"
         )
     tally.finish(config.max_dropped)
+    counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
     stage.log({f"regenerate/{name}": count for name, count in counts.items()}, step=0)
