@@ -2,7 +2,7 @@
 
 Adding a family: a class here, its place in FAMILIES, and a row of the table in tests/ops/family_checkpoints.py.
 
-    B batch, S sequence length, R pixel rows, I images
+    B batch, S sequence length, R pixel rows, I images, V image tokens of a batch, M hidden size
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import torch
 from attrs import frozen
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -25,7 +27,8 @@ class Family:
     """A text-only decoder, and what every family is asked. `config` is the content of config.json.
 
     mask_token_id: an id that no text of the family's tokenizer produces. image_processors: `image_processor_type` of
-    preprocessor_config.json -> a class that needs no torchvision.
+    preprocessor_config.json -> a class that needs no torchvision. other_parts: how names begin, in a checkpoint, of
+    tensors that do not belong to the language model.
     """
 
     config: Mapping[str, Any]
@@ -33,6 +36,7 @@ class Family:
     model_types: ClassVar[tuple[str, ...]] = ()
     mask_token_id: ClassVar[int]
     image_processors: ClassVar[Mapping[str, type]] = {}
+    other_parts: ClassVar[tuple[str, ...]] = ()
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -75,6 +79,17 @@ class Family:
     def forget_positions(self, model: Any) -> None:
         """Drop what the model keeps of the positions of an earlier prompt; a text model keeps nothing."""
 
+    def position_offsets(self, model: Any) -> Tensor | int:
+        """How far the positions of the last prefill lie from the count of its tokens, int64 [B], or 0 for all rows."""
+        return 0
+
+    def slice_visuals(self, arguments: Mapping[str, Any], part: slice) -> dict[str, Any]:
+        """What the language model's arguments hold by image token, for the tokens of a slice of every sequence.
+
+        Embeddings, positions and the mask are not among them; a family without other such arguments has none.
+        """
+        return {}
+
     def part_of(self, parameter: str) -> Part:
         """Which part of the model a parameter, by its name in `model.named_parameters()`, belongs to."""
         return "text"
@@ -93,6 +108,8 @@ class VisionFamily(Family):
         "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
         "Qwen2VLImageProcessorPil": Qwen2VLImageProcessorPil,
     }
+
+    other_parts = ("visual.",)
 
     @property
     def vision_config(self) -> Mapping[str, Any]:
@@ -138,9 +155,18 @@ class VisionFamily(Family):
         """A Qwen-VL model keeps `rope_deltas` of its last prefill, and stale ones shift every later token."""
         model.model.rope_deltas = None
 
+    def position_offsets(self, model: Any) -> Tensor | int:
+        """An image takes fewer positions than tokens; the model keeps the difference as `rope_deltas` [B, 1]."""
+        deltas = model.model.rope_deltas
+        return 0 if deltas is None else deltas[:, 0]
+
+    def image_features(self, seen: Any) -> list[Tensor]:
+        """All that the language model takes of what `get_image_features` returns."""
+        return list(seen.pooler_output)
+
     def part_of(self, parameter: str) -> Part:
         name = parameter.removeprefix("model.")
-        if not name.startswith("visual."):
+        if not name.startswith(VisionFamily.other_parts):
             return "text"
         return "projector" if "merger" in name else "vision"
 
@@ -183,6 +209,22 @@ class Qwen3Vl(VisionFamily):
                 f"has only {depth}"
             )
 
+    def image_features(self, seen: Any) -> list[Tensor]:
+        return [*super().image_features(seen), *seen.deepstack_features]
+
+    def slice_visuals(self, arguments: Mapping[str, Any], part: slice) -> dict[str, Any]:
+        """deepstack_visual_embeds: a list of [V, M], V the image tokens of visual_pos_masks, bool [B, S]."""
+        if arguments.get("deepstack_visual_embeds") is None:
+            return {}
+        visual_BS = arguments["visual_pos_masks"]
+        inside_BS = torch.zeros_like(visual_BS)
+        inside_BS[:, part] = True
+        kept_V = inside_BS[visual_BS]
+        return {
+            "visual_pos_masks": visual_BS[:, part],
+            "deepstack_visual_embeds": [rows_VM[kept_V] for rows_VM in arguments["deepstack_visual_embeds"]],
+        }
+
 
 @frozen
 class Qwen35(VisionFamily):
@@ -193,6 +235,7 @@ class Qwen35(VisionFamily):
 
     model_types = ("qwen3_5", "qwen3_5_text")
     mask_token_id = 248070
+    other_parts = (*VisionFamily.other_parts, "mtp.")  # layers for predicting several tokens
 
     @property
     def has_linear_attention(self) -> bool:
@@ -211,8 +254,12 @@ class Qwen35(VisionFamily):
         if self.has_vision:
             super().forget_positions(model)
 
+    def position_offsets(self, model: Any) -> Tensor | int:
+        return super().position_offsets(model) if self.has_vision else 0
+
 
 FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
+OTHER_PARTS = tuple(sorted({part for family in FAMILIES for part in family.other_parts}))
 
 
 def has_vision(config: Mapping[str, Any]) -> bool:

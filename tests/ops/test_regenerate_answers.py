@@ -2,96 +2,46 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from fake_stage import FakeStage, folder_digest
-from family_checkpoints import FAMILIES, make_checkpoint
+from family_checkpoints import make_checkpoint
 from PIL import Image
+from regenerate_cases import (
+    COLOURS,
+    PARROTED,
+    answers_of,
+    artifact_of,
+    config,
+    conversations,
+    make_target,
+    run,
+    teach,
+    tokens_of,
+    turn,
+)
 
 from dsl.errors import DataError, StopRequested
-from dsl.op import Ref
+from dsl.op import Ref, op_of
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.files import read_json, read_jsonl, write_jsonl
 from ops.load_target.model import Target
-from ops.load_target.op import LoadTarget
-from ops.load_target.run import load_target
-from ops.regenerate_answers.decode import Sampling, choose, generate, uniform_draws
+from ops.regenerate_answers.decode import uniform_draws
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.shards import TokenReader, TokenSample
-from ops.vision.packs import PackWriter
+from ops.tokenize_chat.shards import TokenReader
 from ops.vision.processor import load_processor
-
-COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
-PARROTED = "The answer of the data set."
-
-
-def turn(role, text, image=False):
-    return {"role": role, "content": [*([{"type": "image"}] if image else []), {"type": "text", "text": text}]}
-
-
-def conversations():
-    """Questions with the answers that the target of the tests has learnt, as (id, split, colour or None, turns)."""
-    for index, colour in enumerate(COLOURS):
-        yield (
-            f"picture-{colour}",
-            "val" if index == 2 else "train",
-            colour,
-            [("What colour is it?", f"It is {colour}."), ("Is that so? Look again!", f"Yes, {colour} all over.")],
-        )
-    for index, thing in enumerate(["square", "circle", "line", "large one", "small picture", "green line"]):
-        split = "train" if index < 5 else "test"
-        yield (f"text-{index}", split, None, [(f"Describe the {thing}.", f"The {thing} is beside the {thing}.")])
-
-
-def rows(folder, answers):
-    """The rows of an ImageSamples artifact, its images packed in `folder`; answers(text) -> what the row says."""
-    packs = PackWriter(folder)
-    for sample_id, split, colour, turns in conversations():
-        references = []
-        if colour:
-            file = folder / f"{colour}.png"
-            Image.new("RGB", (16, 16), COLOURS[colour]).save(file)
-            references = [packs.add(file.read_bytes())]
-            file.unlink()
-        messages = []
-        for number, (question, answer) in enumerate(turns):
-            messages.append(turn("user", question, image=bool(colour) and number == 0))
-            messages.append(turn("assistant", answers(answer)))
-        category = "image" if colour else "text"
-        yield {"id": sample_id, "split": split, "category": category, "messages": messages, "images": references}
-
-
-def artifact_of(folder, answers):
-    folder.mkdir()
-    write_jsonl(folder / "samples.jsonl", rows(folder, answers))
-    return ImageSamples(folder, folder_digest(folder))
-
-
-def tokens_of(tmp, samples, processor):
-    stage = FakeStage(tmp, {"samples": samples})
-    tokenize_chat(TokenizeChat(samples=Ref("a"), processor=str(processor), min_loss_tokens=1, preview_samples=0), stage)
-    return stage.artifact(TokenShards)
-
-
-def make_target(folder, checkpoint):
-    stage = FakeStage(folder)
-    load_target(LoadTarget(checkpoint=str(checkpoint)), stage)
-    return stage.artifact(TargetModel)
 
 
 @pytest.fixture(scope="module")
@@ -108,19 +58,7 @@ def target(tmp_path_factory) -> TargetModel:
     )
     reader = TokenReader(tokens_of(tmp / "tokens", artifact_of(tmp / "samples", str), checkpoint))
     loaded = Target.load(make_target(tmp / "untrained", checkpoint))
-    loaded.model.requires_grad_(True)
-    samples = [reader.sample(index) for index in range(len(reader))]
-    inputs = loaded.inputs(samples)
-    optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=4e-3, weight_decay=0.0)
-    for _ in range(80):
-        logits_BSV = loaded.forward(inputs, use_cache=False).logits
-        wanted = inputs.loss_mask[:, 1:]
-        loss = F.cross_entropy(logits_BSV[:, :-1][wanted], inputs.input_ids[:, 1:][wanted])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(loaded.model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert float(loss.detach()) < 0.1
+    teach(loaded, [reader.sample(index) for index in range(len(reader))], steps=80, lr=4e-3)
     loaded.model.save_pretrained(checkpoint)
     return make_target(tmp / "trained", checkpoint)
 
@@ -129,27 +67,6 @@ def target(tmp_path_factory) -> TargetModel:
 def samples(tmp_path_factory) -> ImageSamples:
     """The same questions; what the data set answers has nothing to do with what the target would."""
     return artifact_of(tmp_path_factory.mktemp("parroted") / "samples", lambda _: PARROTED)
-
-
-def config(**changes):
-    return RegenerateAnswers(
-        samples=Ref("inject"), target=Ref("target"), **{"max_new_tokens": 40, "seed": 0, **changes}
-    )
-
-
-def run(folder, samples, target, **changes):
-    stage = FakeStage(folder, {"samples": samples, "target": target})
-    regenerate_answers(config(**changes), stage)
-    return stage
-
-
-def answers_of(stage):
-    """id -> the texts of its answers, of the regenerated splits."""
-    return {
-        row["id"]: [message["content"][0]["text"] for message in row["messages"] if message["role"] == "assistant"]
-        for row in read_jsonl(stage.out_dir / "samples.jsonl")
-        if row["split"] != "test"
-    }
 
 
 def test_the_target_answers_as_it_was_taught_and_hears_its_own_earlier_answers(samples, target, tmp_path):
@@ -217,65 +134,56 @@ def reference_answer(loaded, processor, row, messages, new_tokens):
     return generated[0, prompt.shape[1] :].tolist()
 
 
-@pytest.mark.filterwarnings("ignore:.*fast path is not available")
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_batch_of_prompts_of_different_lengths_gives_the_tokens_of_generate_one_by_one(family, tmp_path):
-    loaded = Target.load(make_target(tmp_path / "target", make_checkpoint(family, tmp_path / "checkpoint")))
-    generator = torch.Generator().manual_seed(0)
-    prompts = [random_prompt(length, [], generator) for length in (9, 30, 17)]
-    if FAMILIES[family].vision:
-        prompts += [random_prompt(24, [(4, 4)], generator), random_prompt(50, [(8, 4), (4, 4)], generator)]
-    draws = torch.zeros(len(prompts), 20, dtype=torch.float64)
-    first = generate(loaded, prompts, draws, Sampling(20))
-    loaded.info = {**loaded.info, "eos_token_ids": [first[0][4], first[2][11]]}  # so that answers end in the middle
-    answers = generate(loaded, prompts, draws, Sampling(20))
-    expected = []
-    for prompt in prompts:
-        generated = loaded.model.generate(
-            **loaded.model_arguments(loaded.inputs([prompt])),
-            max_new_tokens=20,
-            do_sample=False,
-            eos_token_id=sorted(loaded.eos_token_ids),
-            pad_token_id=0,
-        )
-        expected.append(generated[0, prompt.prompt_tokens :].tolist())
-    assert expected == answers
-    assert len({len(answer) for answer in answers}) > 1
-
-
-def random_prompt(length, grids, generator):
-    """Random tokens behind the images, whose sides are given in patches of 4 x 4 pixels."""
-    input_ids = torch.randint(20, 350, (length,), generator=generator)
-    place = 1
-    for height, width in grids:
-        count = height * width // 4
-        input_ids[place : place + count + 2] = torch.tensor([3, *[5] * count, 4])
-        place += count + 2
-    rows = sum(height * width for height, width in grids)
-    return TokenSample(
-        id="random",
-        category="image" if grids else "text",
-        input_ids=input_ids,
-        loss_mask=torch.zeros(length, dtype=torch.bool),
-        pixel_values=torch.randn(rows, 96, generator=generator),
-        image_grid_thw=torch.tensor([[1, *grid] for grid in grids], dtype=torch.int64).reshape(-1, 3),
-        prompt_tokens=length,
-    )
-
-
-def test_a_stopped_regeneration_keeps_its_finished_shards_and_ends_with_the_same_bytes(samples, target, tmp_path):
-    options = {"temperature": 1.0, "shard_samples": 3}
+@pytest.mark.parametrize("stop_after", [1, 3, -1])
+def test_a_stopped_regeneration_loses_no_answer_and_ends_with_the_same_bytes(samples, target, tmp_path, stop_after):
+    options = {"temperature": 1.0, "shard_samples": 6, "batch_tokens": 150}
     whole = run(tmp_path / "whole", samples, target, **options)
-    stage = FakeStage(tmp_path / "cut", {"samples": samples, "target": target}, stop_after=5)
-    with pytest.raises(StopRequested, match="finished shards are kept"):
+    last = stop_after == -1
+    stop_after = whole.stop_asked - 1 if last else stop_after
+    stage = FakeStage(tmp_path / "cut", {"samples": samples, "target": target}, stop_after=stop_after)
+    with pytest.raises(StopRequested, match="all answers so far are kept"):
         regenerate_answers(config(**options), stage)
     finished = {file: file.stat().st_mtime_ns for file in stage.work_dir.glob("*.jsonl")}
-    assert 0 < len(finished) < 3
+    assert last == bool(finished)
     again = run(tmp_path / "cut", samples, target, **options)
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
+    # Asked once a batch: what the first attempt generated is not generated again.
+    assert whole.stop_asked == stop_after + again.stop_asked > stop_after
+    assert [] == list(stage.work_dir.glob("*.answers"))
     assert folder_digest(whole.out_dir) == folder_digest(again.out_dir)
     other = run(tmp_path / "other", samples, target, **{**options, "shard_samples": 5})
     assert answers_of(whole) == answers_of(other)
+
+
+def test_a_limit_of_drops_may_change_without_a_new_answer(samples, target, tmp_path):
+    options = {"max_new_tokens": 13, "shard_samples": 3}
+    with pytest.raises(DataError, match="more than max_dropped = 0 samples were dropped"):
+        run(tmp_path, samples, target, max_dropped=0, **options)
+    shutil.rmtree(tmp_path / "out")
+    again = run(tmp_path, samples, target, max_dropped=8, **options)
+    assert 0 == again.stop_asked
+    assert 0 < read_json(again.out_dir / "summary.json")["dropped"]["finish reason length"] < 8
+    assert {"max_dropped", "batch_tokens", "shard_samples"} == {
+        name for name, field in op_of(RegenerateAnswers).fields.items() if field.neutral
+    }
+
+
+def test_a_conversation_that_ends_with_the_user_gets_an_answer(samples, target, tmp_path):
+    folder = tmp_path / "samples"
+    shutil.copytree(samples.path, folder)
+    changed = list(read_jsonl(folder / "samples.jsonl"))
+    for row in changed:
+        row["messages"].pop()  # so pictures end with a second question, and texts are prompts only
+    changed[4]["messages"] = [turn("system", "Be brief.")]
+    write_jsonl(folder / "samples.jsonl", changed)
+    stage = run(tmp_path / "prompts", ImageSamples(folder, "prompts"), target)
+    expected = answers_of(run(tmp_path / "answered", samples, target))
+    expected.pop(changed[4]["id"])
+    assert expected == answers_of(stage)
+    assert {"no turn to answer": 1} == read_json(stage.out_dir / "summary.json")["dropped"]
+    tokens = FakeStage(tmp_path / "tokens", {"samples": stage.artifact(ImageSamples), "target": target})
+    tokenize_chat(TokenizeChat(samples=Ref("a"), target=Ref("b"), min_loss_tokens=1), tokens)
+    assert {"no answer": 1} == read_json(tokens.out_dir / "summary.json")["dropped"]  # of the split test, not asked
 
 
 KILLED = """
@@ -313,6 +221,7 @@ def test_a_killed_regeneration_goes_on_behind_its_finished_shards(samples, targe
     finished = {file: file.stat().st_mtime_ns for file in (tmp_path / "cut" / "work").glob("*.jsonl")}
     assert ["00000000-00000002.jsonl", "00000002-00000004.jsonl"] == sorted(file.name for file in finished)
     (tmp_path / "cut" / "work" / "00000004-00000006.partial").write_text("half a line")
+    (tmp_path / "cut" / "work" / "00000004-00000006.answers").write_text('[["text-1", 0, {"text": "half a li')
     again = run(tmp_path / "cut", samples, target, shard_samples=2)
     assert finished == {file: file.stat().st_mtime_ns for file in finished}
     assert folder_digest(run(tmp_path / "whole", samples, target, shard_samples=2).out_dir) == folder_digest(
@@ -333,29 +242,6 @@ def test_sampled_answers_depend_on_the_seed_and_the_sample_and_not_on_the_batch(
     assert not torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "a", 1, 8))
     assert not torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "b", 0, 8))
     assert torch.equal(uniform_draws(0, "a", 0, 8), uniform_draws(0, "a", 0, 9)[:8])
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_sampled_tokens_follow_the_softmax_at_the_temperature(temperature):
-    logits = torch.tensor([0.3, -1.0, 2.0, 0.0, -math.inf, 1.1])
-    count = 20_000
-    draws = torch.cat([uniform_draws(7, f"sample {index}", 0, 4) for index in range(count // 4)])
-    tokens = choose(logits.expand(count, -1), draws, Sampling(1, temperature))
-    seen = torch.bincount(tokens, minlength=6) / count
-    expected = torch.tensor([math.exp(value / temperature) for value in logits.tolist()])
-    expected = expected / expected.sum()
-    assert 0.5 * float((seen - expected).abs().sum()) < 0.01  # total variation; chance alone gives about 0.006
-    assert seen[4] == 0
-
-
-def test_top_p_takes_only_the_likeliest_tokens_that_reach_it():
-    probabilities = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    draws = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
-    tokens = choose(probabilities.log().expand(1000, -1), draws, Sampling(1, 1.0, top_p=0.6))
-    counts = Counter(tokens.tolist())
-    assert {1, 3} == set(counts)
-    assert abs(counts[1] - 1000 * 4 / 7) <= 1
-    assert {1} == set(choose(probabilities.log().expand(1000, -1), draws, Sampling(1, 1.0, top_p=0.01)).tolist())
 
 
 def test_answers_are_filtered_by_finish_reason_and_length_and_every_sample_is_accounted_for(samples, target, tmp_path):
@@ -433,7 +319,9 @@ def test_images_for_a_text_target_are_refused_before_anything_is_generated(sampl
 
 
 def test_regenerated_samples_go_on_through_tokenize_and_capture(samples, target, tmp_path):
-    stage = run(tmp_path / "regenerate", samples, target)
+    """Every token that the target wrote is learnt, and no other: no EOS behind an answer that was cut."""
+    stage = run(tmp_path / "regenerate", samples, target, max_new_tokens=13, finish_reasons=("stop", "length"))
+    assert [0] == stage.metric("regenerate/retokenised_differently")
     inputs = {"samples": stage.artifact(ImageSamples), "target": target}
     tokenized = FakeStage(tmp_path / "tokens", inputs)
     tokenize_chat(TokenizeChat(samples=Ref("a"), target=Ref("b"), min_loss_tokens=1), tokenized)

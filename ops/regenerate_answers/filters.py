@@ -1,0 +1,42 @@
+"""Which answered samples are kept, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ops.regenerate_answers.conversations import turns_of, with_answers
+from ops.regenerate_answers.op import RegenerateAnswers
+
+FINISHED = "finish reason {}"
+TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
+RETOKENISED = "tokenised otherwise than generated"
+
+
+def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(reason, detail) for which a sample is dropped, that of its first answer at fault; None where it is kept.
+
+    outcome: a line of a shard in the work folder, see `Conversation.outcome`.
+    """
+    for answer in outcome["answers"]:
+        tokens = answer["tokens"]
+        if answer["finish_reason"] not in config.finish_reasons:
+            return FINISHED.format(answer["finish_reason"]), ""
+        if tokens < config.min_answer_tokens:
+            return TOO_SHORT, f"{tokens} tokens"
+        if config.max_answer_tokens is not None and tokens > config.max_answer_tokens:
+            return TOO_LONG, f"{tokens} tokens"
+        if config.drop_retokenised and answer["retokenised_differently"]:
+            return RETOKENISED, ""
+    return (outcome["reason"], outcome["detail"]) if outcome["reason"] else None
+
+
+def answered(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """The sample with its new answers, and how each of them ended."""
+    answers = outcome["answers"]
+    return {
+        **row,
+        "messages": with_answers(turns_of(row), [answer["text"] for answer in answers]),
+        "finish_reasons": [answer["finish_reason"] for answer in answers],
+        "answer_tokens": [answer["tokens"] for answer in answers],
+    }
