@@ -16,10 +16,10 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.files import read_json
+from ops.vision.families import OTHER_PARTS
 
 EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
 HEAD_ENDINGS = ("lm_head.weight",)
-OTHER_PARTS = ("visual.", "mtp.")  # the vision tower, and Qwen's own layers for predicting several tokens
 
 
 @frozen

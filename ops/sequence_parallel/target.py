@@ -138,7 +138,7 @@ class ParallelTarget:
             if self.world_size > 1 and self.target.family.has_vision and not inputs.has_images:
                 hooks.callback(decoder.register_forward_pre_hook(self._see_nothing, with_kwargs=True).remove)
             if self.exchange is not None:
-                part = Slice(self.exchange, start, end)
+                part = Slice(self.exchange, self.target.family, start, end)
                 hooks.callback(decoder.register_forward_pre_hook(part.cut, with_kwargs=True).remove)
             head = model.get_output_embeddings()
             hooks.callback(head.register_forward_pre_hook(lambda _, args: (args[0][wanted_Bs],)).remove)
@@ -153,8 +153,7 @@ class ParallelTarget:
         pixels_RP = torch.zeros(merge**2, patch_dim, device=self.device)
         grid = torch.tensor([[1, merge, merge]], device=self.device)
         seen = model.get_image_features(pixels_RP, grid, return_dict=True)
-        features = [*seen.pooler_output, *(getattr(seen, "deepstack_features", None) or [])]
-        nothing = 0 * torch.stack([rows.sum() for rows in features]).sum()
+        nothing = 0 * torch.stack([rows.sum() for rows in self.target.family.image_features(seen)]).sum()
         return args, {**kwargs, "inputs_embeds": kwargs["inputs_embeds"] + nothing}
 
     def _precision(self) -> AbstractContextManager[Any]:

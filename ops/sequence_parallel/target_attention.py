@@ -9,7 +9,7 @@ backward pass, when no state of the forward pass is left.)
 Source: DeepSpeed Ulysses, arXiv 2309.14509.
 
 Legend: P sp_degree, B batch, S tokens of the whole sequence, s = S / P, H query heads, G KV heads, D head size,
-E = lcm(G, P), h = H / P, e = E / P, M hidden size, V visual tokens.
+E = lcm(G, P), h = H / P, e = E / P.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ops.sequence_parallel.exchange import Ulysses
+from ops.vision.families import Family
 
 ULYSSES = "ulysses"
 
@@ -35,6 +36,7 @@ class Slice:
     """This rank's part of every sequence, tokens [start, end)."""
 
     exchange: Ulysses
+    family: Family
     start: int
     end: int
 
@@ -51,13 +53,7 @@ class Slice:
         if positions is None:
             positions = torch.arange(S, device=kwargs["attention_mask"].device).expand(B, S)
         cut["position_ids"] = positions[..., part]
-        if kwargs.get("deepstack_visual_embeds") is not None:
-            visual_BS = kwargs["visual_pos_masks"]
-            inside_BS = torch.zeros_like(visual_BS)
-            inside_BS[:, part] = True
-            kept_V = inside_BS[visual_BS]
-            cut["visual_pos_masks"] = visual_BS[:, part]
-            cut["deepstack_visual_embeds"] = [rows_VM[kept_V] for rows_VM in kwargs["deepstack_visual_embeds"]]
+        cut |= self.family.slice_visuals(kwargs, part)
         return args, {**kwargs, **cut, "use_cache": False, ULYSSES: self.exchange}
 
 
