@@ -24,7 +24,7 @@ from ops.capture_targets.layers import check_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.shards import feature_info, write_feature_shard
 from ops.files import finish_file, link_or_copy, write_json
-from ops.load_target.model import Target, check_tokens_fit
+from ops.load_target.model import Target, check_images_fit, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 
@@ -93,45 +93,30 @@ def capture_shard(
     final_TM = torch.empty(offsets[-1], target.hidden_size, dtype=dtype) if config.final_hidden else None
     for batch in batches_by_length(lengths, config.batch_tokens or default_batch_tokens(target.device.type)):
         samples = [reader.sample(plan.start + row) for row in batch]
-        features_BSF, final_BSM = forward_batch(target, samples, layer_ids)
+        features_BSF, final_BSM = forward_batch(target, samples, layer_ids, final_hidden=config.final_hidden)
         for place, row in enumerate(batch):
             here, length = slice(offsets[row], offsets[row + 1]), lengths[row]
             input_ids_T[here], loss_mask_T[here] = samples[place].input_ids, samples[place].loss_mask
             features_TF[here] = features_BSF[place, :length]
-            if final_TM is not None:
+            if final_TM is not None and final_BSM is not None:
                 final_TM[here] = final_BSM[place, :length]
     partial = path.with_suffix(".partial")
     write_feature_shard(partial, features_TF, input_ids_T, loss_mask_T, torch.tensor(offsets), final_TM)
     finish_file(partial, path)
 
 
-@frozen(eq=False)
-class States:
-    """Of one sample: features [S, F], and hidden states behind the target's final norm [S, M]."""
-
-    features: Tensor
-    final_hidden: Tensor
-
-
-def forward_states(target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[States]:
-    """One forward pass over a padded batch; the states of each sample, on the CPU, without the padding."""
-    features_BSF, final_BSM = forward_batch(target, samples, layer_ids)
-    return [
-        States(features_BSF[row, :length].clone(), final_BSM[row, :length].clone())
-        for row, length in enumerate(len(sample.input_ids) for sample in samples)
-    ]
-
-
 @torch.inference_mode()
-def forward_batch(target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Features [B, S, F] and final hidden states [B, S, M] of one forward pass, padded, on the CPU.
+def forward_batch(
+    target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Features [B, S, F] and, where asked for, final hidden states [B, S, M] of one forward pass, padded, on the CPU.
 
     Samples with and without images go together. Pixel rows need no budget of their own: merge_size^2 of them make an
     image token, and vision attention stays within an image.
     """
     with target.capture_inputs(layer_ids) as captured:
-        final_BSM = target.hidden(target.inputs(samples)).cpu()
-    return captured.features().cpu(), final_BSM
+        final_BSM = target.hidden(target.inputs(samples))
+    return captured.features().cpu(), final_BSM.cpu() if final_hidden else None
 
 
 def default_batch_tokens(device_type: str) -> int:
@@ -167,9 +152,7 @@ def check_fits(target: Target, readers: dict[str, TokenReader]) -> None:
     """Refuse tokens that this target cannot read. Raises DataError."""
     for reader in readers.values():
         check_tokens_fit(reader.info, target.info)
-        has_images = any(record["category"] == "image" for record in reader.records)
-        if has_images and not target.info["vision"]:
-            raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
+        check_images_fit(reader, target.family)
 
 
 def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -> None:

@@ -22,7 +22,7 @@ from ops.dflash.model import DraftModel
 from ops.evaluate.op import Evaluate
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
 from ops.files import write_json, write_jsonl
-from ops.load_target.model import Target, check_tokens_fit
+from ops.load_target.model import Target, check_images_fit, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 
@@ -57,6 +57,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     untrained = random_draft(draft.config, config.seed or 0, stage.device, dtype) if config.random_draft else None
     reader = TokenReader(stage.inputs["tokens"], config.split)
     check_tokens_fit(reader.info, target.info)
+    check_images_fit(reader, target.family)
     samples = choose_prompts(reader, config.max_prompts)
     if not samples:
         raise DataError(

@@ -20,9 +20,9 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.files import read_json
 from ops.load_target.ends import find_ends
-from ops.tokenize_chat.shards import TokenSample
+from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.vision.batch import ModelInputs, collate
-from ops.vision.families import Family, family_of, text_part
+from ops.vision.families import Family, VisionFamily, family_of, text_part
 
 
 @define
@@ -237,3 +237,26 @@ def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> No
     else:
         return
     raise DataError(f"the tokens do not fit the target: {why}; give tokenize_chat the target's checkpoint as processor")
+
+
+def check_images_fit(reader: TokenReader, family: Family) -> None:
+    """Refuse image samples that the target cannot read: a text model, or one with other patches. Raises DataError."""
+    if not any(record["category"] == "image" for record in reader.records):
+        return
+    if not (isinstance(family, VisionFamily) and family.has_vision):
+        raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
+    wanted = {
+        "patch_dim": family.patch_dim,
+        "merge_size": family.merge_size,
+        "image_token_id": family.image_token_id,
+    }
+    different = [
+        f"{name} {reader.info[name]}, and the target's is {value}"
+        for name, value in wanted.items()
+        if reader.info[name] != value
+    ]
+    if different:
+        raise DataError(
+            f"the images of the tokens do not fit the target: they have {'; '.join(different)}; give tokenize_chat "
+            "the target's checkpoint as processor"
+        )

@@ -94,7 +94,7 @@ def _online(config: TrainDflash, stage: Stage) -> _Opened:
     tokens, target = stage.inputs["tokens"], stage.inputs["target"]
     captured = describe_features(config, tokens, target)
     train, val = OnlineReader(tokens, "train", captured), OnlineReader(tokens, "val", captured)
-    return captured, train, val, token_mistakes(tokens, target_info(target))
+    return captured, train, val, token_mistakes(tokens, target)
 
 
 def _origin_mistakes(info: Mapping[str, Any], target: TargetModel, tokens: TokenShards | None) -> list[str]:

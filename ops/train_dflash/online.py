@@ -3,9 +3,11 @@
 Labels and lengths come from the token shards, so anchors, order and dealing are those of a training on stored features.
 The states of a micro-batch are computed just before it is prepared (`Capture.take`), by forward passes over whole
 samples in batches by token budget, and live until it is; nothing is written. A sequence-parallel rank runs the samples
-that its slice touches, so a sample on the border of two slices is run by both.
+that its slice touches, so a sample on the border of two slices is run by both. Where the loss needs final hidden
+states, it runs every sample of the micro-batch: its blocks are dealt from all of them.
 
-Legend: S tokens of a sample, R rows asked for of all samples, F features, L tokens of all samples, M hidden size.
+Legend: B batch, S tokens of a sample, R rows asked for of all samples, F features, L tokens of all samples, M hidden
+size.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,12 +25,13 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.layers import check_layers, spread_layers
-from ops.capture_targets.run import batches_by_length, forward_states
+from ops.capture_targets.run import batches_by_length, forward_batch
 from ops.capture_targets.shards import feature_info
-from ops.load_target.model import Target, check_tokens_fit, target_info
+from ops.load_target.model import Target, check_images_fit, check_tokens_fit, read_config, target_info
 from ops.tokenize_chat.shards import TokenReader
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.op import TrainDflash
+from ops.vision.families import family_of
 
 SPLITS = ("train", "val")
 
@@ -62,16 +66,19 @@ class OnlineReader:
         return self._reader.labels(index)
 
 
-def token_mistakes(tokens: TokenShards, info: Mapping[str, Any]) -> list[str]:
-    """What forbids this target (target.json) to read these tokens."""
+def token_mistakes(tokens: TokenShards, target: TargetModel) -> list[str]:
+    """What forbids this target to read these tokens."""
     reader = TokenReader(tokens)
+    checks: tuple[tuple[Callable[..., None], tuple[Any, Any]], ...] = (
+        (check_tokens_fit, (reader.info, target_info(target))),
+        (check_images_fit, (reader, family_of(read_config(target.path / "model")))),
+    )
     mistakes = []
-    try:
-        check_tokens_fit(reader.info, info)
-    except DataError as error:
-        mistakes.append(str(error))
-    if not info["vision"] and any(record["category"] == "image" for record in reader.records):
-        mistakes.append("the tokens hold images, but the target is a text model: leave the image samples out")
+    for check, arguments in checks:
+        try:
+            check(*arguments)
+        except DataError as error:
+            mistakes.append(str(error))
     return mistakes
 
 
@@ -108,21 +115,24 @@ class Capture:
 
     def take(self, split: str, rows: Sequence[Rows]) -> Taken:
         """The states of these rows."""
+        reader, layer_ids, kept = self._readers[split], self._info["target_layer_ids"], self._info["final_hidden"]
+        hidden_size, dtype = self._info["hidden_size"], getattr(torch, self._info["dtype"])
+        lengths = [reader.records[row.index]["tokens"] for row in rows]
+        starts = [0, *accumulate(row.last - row.first for row in rows)]
+        offsets = [0, *accumulate(lengths)]
+        features_RF = torch.empty(starts[-1], len(layer_ids) * hidden_size, dtype=dtype)
+        final_LM = torch.empty(offsets[-1], hidden_size, dtype=dtype) if kept else None
         with self._one_at_a_time, _current(self._device):
-            samples = [self._readers[split].sample(row.index) for row in rows]
-            features: list[Tensor] = [torch.empty(0)] * len(rows)
-            final_hidden = list(features)
-            kept = self._info["final_hidden"]
-            lengths = [len(sample.input_ids) for sample in samples]
             for batch in batches_by_length(lengths, self._batch_tokens):
-                states = forward_states(
-                    self._target, [samples[place] for place in batch], self._info["target_layer_ids"]
-                )
-                for place, state in zip(batch, states, strict=True):
-                    features[place] = state.features[rows[place].first : rows[place].last]
-                    if kept:
-                        final_hidden[place] = state.final_hidden
-            return Taken(torch.cat(features), torch.cat(final_hidden) if kept else None)
+                samples = [reader.sample(rows[place].index) for place in batch]
+                features_BSF, final_BSM = forward_batch(self._target, samples, layer_ids, final_hidden=kept)
+                for number, place in enumerate(batch):
+                    first, last = rows[place].first, rows[place].last
+                    features_RF[starts[place] : starts[place + 1]] = features_BSF[number, first:last]
+                    if final_LM is not None and final_BSM is not None:
+                        here = slice(offsets[place], offsets[place + 1])
+                        final_LM[here] = final_BSM[number, : lengths[place]]
+        return Taken(features_RF, final_LM)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -169,7 +179,11 @@ class OnlineSource:
     split: str
 
     def states(self, rows: Sequence[Rows]) -> Captured:
-        """The states of these rows. Without `final_hidden`, a sample without a row is not run at all."""
+        """The states of these rows.
+
+        Without `final_hidden`, a sample without a row is not run at all; with it every sample is, because the blocks
+        of a sequence-parallel rank come from all of them.
+        """
         wanted = [row for row in rows if row.first < row.last or self.reader.info["final_hidden"]]
         if not wanted:
             return Captured(self.reader.width)

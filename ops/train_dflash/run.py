@@ -30,7 +30,7 @@ from ops.train_dflash.engine import Setup, device_of, set_up, tell
 from ops.train_dflash.figures import accuracy_figure, loss_figure
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
-from ops.train_dflash.online import Capture, Take
+from ops.train_dflash.online import Capture, Take, describe_features
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.step import Prepared, measure, train_step
@@ -66,7 +66,7 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
     """
     training = training_stage(stage, config.capture_ranks)
     if stage.rank >= training.world_size:
-        captured = open_inputs(config, stage).captured
+        captured = describe_features(config, stage.inputs["tokens"], stage.inputs["target"])
         serve(_capture(config, stage, captured).take, stage, training)
         return
     with ranks.joined(training):

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from fake_stage import FakeStage, folder_digest
+from family_checkpoints import make_checkpoint
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
@@ -19,7 +20,10 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import batches_by_length, capture_shard, capture_targets, plan_shards
 from ops.capture_targets.shards import FeatureReader
 from ops.load_target.model import Target
+from ops.load_target.op import LoadTarget
+from ops.load_target.run import load_target
 from ops.tokenize_chat.shards import TokenReader
+from ops.train_dflash.online import token_mistakes
 
 
 def config(**changes):
@@ -177,13 +181,30 @@ def test_layer_ids_that_no_target_has_are_refused_when_the_config_is_made(ids, m
         config(target_layer_ids=ids)
 
 
-def test_images_for_a_text_target_are_refused(tokens, target, tmp_path):
-    folder = tmp_path / "text"
-    shutil.copytree(target.path, folder)
-    info = json.loads((folder / "target.json").read_text())
-    (folder / "target.json").write_text(json.dumps(info | {"vision": False}))
+def text_target(folder):
+    """A text-only target with the tokenizer of the tests' tokens."""
+    checkpoint = make_checkpoint("qwen3", folder / "checkpoint", vocab_size=600)
+    stage = FakeStage(folder / "load")
+    load_target(LoadTarget(checkpoint=str(checkpoint)), stage)
+    return stage.artifact(TargetModel)
+
+
+def other_patches(tokens, folder):
+    """The same tokens as if their images had patches of another size."""
+    shutil.copytree(tokens.path, folder)
+    info = json.loads((folder / "tokens.json").read_text())
+    (folder / "tokens.json").write_text(json.dumps(info | {"patch_dim": 24, "merge_size": 1}))
+    return TokenShards(folder, tokens.digest)
+
+
+def test_images_that_the_target_cannot_see_are_refused(tokens, target, tmp_path):
     with pytest.raises(DataError, match="the target is a text model"):
-        run(tmp_path, tokens, TargetModel(folder, target.digest))
+        run(tmp_path, tokens, text_target(tmp_path / "text"))
+    message = "patch_dim 24, and the target's is 96; merge_size 1, and the target's is 2"
+    with pytest.raises(DataError, match=message):
+        run(tmp_path, other_patches(tokens, tmp_path / "tokens"), target)
+    (mistake,) = token_mistakes(other_patches(tokens, tmp_path / "again"), target)
+    assert message in mistake
 
 
 def test_tokens_of_a_larger_vocabulary_are_refused(tokens, target, tmp_path):

@@ -24,7 +24,7 @@ from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.run import States, capture_targets, forward_states
+from ops.capture_targets.run import capture_targets, forward_batch
 from ops.capture_targets.shards import FeatureReader
 from ops.files import write_jsonl
 from ops.load_target.model import Target, read_config
@@ -97,8 +97,10 @@ class Loaded:
         reader = TokenReader(self.tokens)
         return reader.sample(next(i for i, record in enumerate(reader.records) if record["id"] == name))
 
-    def states(self, samples: list[TokenSample]) -> list[States]:
-        return forward_states(self.target, samples, LAYER_IDS)
+    def states(self, samples: list[TokenSample]) -> list[torch.Tensor]:
+        """The features of each sample, [S, F], from one forward pass."""
+        features_BSF, _ = forward_batch(self.target, samples, LAYER_IDS)
+        return [features_BSF[row, : len(sample.input_ids)] for row, sample in enumerate(samples)]
 
     def captured(self, name: str) -> torch.Tensor:
         """The features that capture_targets stored of a conversation."""
@@ -243,11 +245,11 @@ def test_ids_pixels_and_features_equal_those_of_transformers_own_processor_and_a
         assert torch.equal(arguments["mm_token_type_ids"], loaded.forward_arguments(batch)["mm_token_type_ids"])
     expected = hooked_features(loaded.model, arguments)
     together, alone, stored = [], [], []
-    for row, (sample, states) in enumerate(zip(samples, loaded.states(samples), strict=True)):
+    for row, (sample, features) in enumerate(zip(samples, loaded.states(samples), strict=True)):
         truth = expected[row, : len(sample.input_ids)]
         assert truth.abs().max() > 1  # weights so small that nothing could differ would prove nothing
-        together.append(float((states.features - truth).abs().max()))
-        alone.append(float((loaded.states([sample])[0].features - truth).abs().max()))
+        together.append(float((features - truth).abs().max()))
+        alone.append(float((loaded.states([sample])[0] - truth).abs().max()))
         stored.append(float((loaded.captured(sample.id) - truth).abs().max()))
     figures = f"together {max(together):.1e}, one by one {max(alone):.1e}, captured {max(stored):.1e}"
     scale = float(expected.abs().max())
