@@ -13,7 +13,8 @@ from typing import Any
 
 from attrs import frozen
 from PIL import Image
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import DataError
@@ -72,7 +73,8 @@ def load_processor(
 ) -> Processor:
     """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
 
-    trust_remote_code: whether a tokenizer's own code may run.
+    The chat template of a model that sees images is the processor's, where one is there, as in transformers.
+    trust_remote_code: whether a tokenizer's own code may run; that of another repository never does.
     Raises DataError where the tokenizer cannot be loaded, gives no character offsets or has no chat template, EOS or
     padding token, and for an image processor of an unknown kind.
     """
@@ -81,21 +83,26 @@ def load_processor(
         raise DataError(
             f"processor {source}: no tokenizer can be loaded from there: none of {', '.join(TOKENIZER_FILES)}"
         )
+    config = model_config(source)
+    if trust_remote_code:
+        _check_code(source, config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise DataError(f"processor {source}: no tokenizer can be loaded from there: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is needed")
+    image_processor = _image_processor(source, min_pixels, max_pixels)
+    template = _processor_template(source) if image_processor else None
+    if template:
+        tokenizer.chat_template = template
     if not tokenizer.chat_template:
-        raise DataError(f"processor {source}: the tokenizer has no chat template (chat_template.jinja)")
+        raise DataError(f"processor {source}: it has no chat template (chat_template.jinja)")
     if tokenizer.eos_token_id is None:
         raise DataError(f"processor {source}: the tokenizer names no EOS token")
-    config = model_config(source)
     text_config = text_part(config)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text_config.get("pad_token_id")
     vocab_size = max(len(tokenizer), text_config.get("vocab_size", 0))
-    image_processor = _image_processor(source, min_pixels, max_pixels)
     image_token = getattr(tokenizer, "image_token", None) or IMAGE_TOKEN
     return Processor(
         source=source,
@@ -130,6 +137,36 @@ def model_config(source: str) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
         raise DataError(f"{file}: broken JSON: {error}") from error
+
+
+def _check_code(source: str, config: Mapping[str, Any]) -> None:
+    """Raises DataError where a config names code of another repository, which transformers would fetch and run."""
+    try:
+        tokenizer = get_tokenizer_config(source)
+    except ValueError as error:
+        raise DataError(f"processor {source}: broken tokenizer_config.json: {error}") from error
+    for name, settings in (("config.json", config), ("tokenizer_config.json", tokenizer)):
+        named = settings.get("auto_map") or {}
+        places = named.values() if isinstance(named, Mapping) else [named]
+        for place in places:
+            classes = place if isinstance(place, list | tuple) else [place]  # of a tokenizer: slow and fast
+            elsewhere = [each for each in map(str, classes) if "--" in each and not each.startswith(f"{source}--")]
+            if elsewhere:
+                raise DataError(
+                    f"processor {source}: auto_map of {name} names code of another repository "
+                    f"({', '.join(elsewhere)}); copy its *.py files beside {name} and drop what stands before '--'"
+                )
+
+
+def _processor_template(source: str) -> str | dict[str, str] | None:
+    """The chat template of the processor, in the order in which transformers looks for it: processor_config.json,
+    chat_template.json, chat_template.jinja; None leaves it to the tokenizer's own.
+    """
+    try:
+        settings, _ = ProcessorMixin.get_processor_dict(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"processor {source}: its chat template cannot be read: {error}") from error
+    return settings.get("chat_template")
 
 
 def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
