@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 
 import torch
 from attrs import evolve, frozen
 
-from ops.capture_targets.run import batches_by_length
 from ops.load_target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
 from ops.tokenize_chat.shards import TokenReader, TokenSample
@@ -34,7 +34,7 @@ class Metric:
         if self.kind == "exact_match":
             return answer.strip() == label.strip()
         words, wanted = (" ".join(text.casefold().split()) for text in (answer, label))
-        return re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", words) is not None
+        return _stands_in(wanted, words)
 
     def _named(self, text: str) -> str | None:
         """What the pattern's group holds at its first match, None without one."""
@@ -43,8 +43,13 @@ class Metric:
 
 
 def measurable(reader: TokenReader, metric: Metric, limit: int | None) -> list[int]:
-    """The first `limit` samples of a split whose labels can be compared, as indices."""
-    return [index for index, record in enumerate(reader.records) if metric.applies(record["label"])][:limit]
+    """The samples of a split whose labels can be compared, as indices, ascending; `limit` of them by hash of the id.
+
+    A split may be sorted by class, and its first samples all be of one.
+    """
+    found = [index for index, record in enumerate(reader.records) if metric.applies(record["label"])]
+    ids = {index: reader.records[index]["id"] for index in found}
+    return sorted(sorted(found, key=lambda index: hashlib.sha256(ids[index].encode()).digest())[:limit])
 
 
 def count_right(
@@ -54,20 +59,11 @@ def count_right(
     metric: Metric,
     decode: Callable[[list[int]], str],
     max_new_tokens: int,
-    batch_tokens: int,
-    report: Callable[[int], None],
 ) -> int:
-    """How many of the samples the target answers right. decode: ids to text; report(n): n answers are there."""
-    lengths = [reader.records[index]["prompt_tokens"] + max_new_tokens for index in indices]
-    right = done = 0
-    for batch in batches_by_length(lengths, batch_tokens):
-        own = [indices[place] for place in batch]
-        answers = greedy_answers(target, [reader.sample(index) for index in own], max_new_tokens)
-        labels = [reader.records[index]["label"] for index in own]
-        right += sum(metric.right(label, decode(answer)) for label, answer in zip(labels, answers, strict=True))
-        done += len(batch)
-        report(done)
-    return right
+    """How many samples of a batch the target answers right. decode: ids to text."""
+    answers = greedy_answers(target, [reader.sample(index) for index in indices], max_new_tokens)
+    labels = [reader.records[index]["label"] for index in indices]
+    return sum(metric.right(label, decode(answer)) for label, answer in zip(labels, answers, strict=True))
 
 
 def greedy_answers(target: Target, samples: Sequence[TokenSample], max_new_tokens: int) -> list[list[int]]:
@@ -79,3 +75,23 @@ def greedy_answers(target: Target, samples: Sequence[TokenSample], max_new_token
     no_draws_BN = torch.zeros(len(prompts), max_new_tokens, dtype=torch.float64)
     answers = generate(target, prompts, no_draws_BN, Sampling(max_new_tokens))
     return [[token for token in answer if token not in target.eos_token_ids] for answer in answers]
+
+
+def _stands_in(wanted: str, text: str) -> bool:
+    """Whether a text holds the wanted one as words of its own."""
+    start = text.find(wanted)
+    while start >= 0:
+        end = start + len(wanted)
+        inside = [(text[start - 1 : start], wanted[0]), (wanted[-1], text[end : end + 1])]
+        if not any(_of_words(before) and _of_words(after) for before, after in inside):
+            return True
+        start = text.find(wanted, start + 1)
+    return False
+
+
+def _of_words(character: str) -> bool:
+    """Whether it belongs to words that blanks keep apart: a digit, or a letter of a script with upper and lower case.
+
+    Chinese, Japanese or Thai have neither case nor blanks between words.
+    """
+    return character == "_" or character.isdigit() or character.lower() != character.upper()

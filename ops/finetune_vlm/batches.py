@@ -11,8 +11,11 @@ from collections.abc import Sequence
 import torch
 from attrs import Factory, define
 
+from dsl.stage import Stage
 from ops.capture_targets.run import batches_by_length
+from ops.tokenize_chat.shards import TokenReader
 from ops.training.ranks import deal
+from ops.vision.batch import ModelInputs, collate
 
 BATCH_SIZE = 32
 
@@ -41,7 +44,7 @@ class Order:
         return self._steps[step - 1]
 
     def _epoch(self, epoch: int) -> list[list[int]]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
         order = torch.randperm(len(self.lengths), generator=generator).tolist()
         if self.batch_tokens is None:
             size = min(self.batch_size or BATCH_SIZE, len(order))
@@ -76,3 +79,11 @@ def micro_batches(
         rows.append([[own[place] for place in sorted(batch)] for batch in cut])
     passes = max(len(row) for row in rows)
     return rows[dp_rank] + [[]] * (passes - len(rows[dp_rank]))
+
+
+def passes_of_rank(reader: TokenReader, samples: Sequence[int], limit: int, stage: Stage) -> list[ModelInputs | None]:
+    """The batches of a rank's forward passes over some samples; None where it has none left."""
+    lengths = [record["tokens"] for record in reader.records]
+    row, rows = stage.rank // stage.sp_degree, stage.world_size // stage.sp_degree
+    cut = micro_batches(samples, lengths, limit, row, rows)
+    return [collate([reader.sample(index) for index in batch]) if batch else None for batch in cut]

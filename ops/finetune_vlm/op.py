@@ -37,6 +37,13 @@ def _measured(instance: Any, attribute: Any, batch_tokens: int | None) -> None:
         raise ValueError("batch_size and batch_tokens: give one of them")
 
 
+def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
+    """A part that is not trained has no learning rate."""
+    for part in ("vision", "projector"):
+        if part in parts and getattr(instance, f"lr_{part}", None) is not None:
+            raise ValueError(f"'lr_{part}' is given, but freeze holds \"{part}\": give one of them")
+
+
 @op(
     version=1,
     run="ops.finetune_vlm.run:finetune_vlm",
@@ -76,6 +83,7 @@ class FinetuneVlm:
     )
     freeze: tuple[Literal["vision", "projector", "text", "embeddings"], ...] = field(
         default=(),
+        validator=_frozen,
         help='parts that are not trained; "embeddings": those of the tokens and the head, "text": all other layers of '
         "the language model",
     )
@@ -115,7 +123,7 @@ class FinetuneVlm:
     metric: Literal["none", "exact_match", "label_in_answer", "pattern"] = field(
         default="none",
         help="when a greedy answer counts as right: it is the label; the label stands in it as words, whatever their "
-        "case; or both match `pattern` first with the same text",
+        "case (in scripts without blanks: anywhere); or both match `pattern` first with the same text",
     )
     pattern: str | None = field(
         default=None,
@@ -125,7 +133,9 @@ class FinetuneVlm:
     )
     max_new_tokens: int = field(default=32, validator=validators.ge(1), help="of the greedy answers that are compared")
     eval_samples: int | None = field(
-        default=None, validator=AT_LEAST_1, help="samples of a split whose greedy answer is compared; all unless given"
+        default=None,
+        validator=AT_LEAST_1,
+        help="samples of a split whose greedy answer is compared, by hash of their ids; all unless given",
     )
     seed: int | None = seed_field()
     output = TargetModel

@@ -18,22 +18,20 @@ from typing import Any
 
 import torch
 from attrs import define, field
-from torch import Tensor
-from transformers import AutoTokenizer
 
 from dsl.errors import DataError, StopRequested
 from dsl.op import op_of
 from dsl.stage import Stage
 from ops.files import write_json
-from ops.finetune_vlm.accuracy import Metric, count_right, measurable
-from ops.finetune_vlm.batches import Order, micro_batches
+from ops.finetune_vlm.batches import Order, passes_of_rank
 from ops.finetune_vlm.figures import training_figure
+from ops.finetune_vlm.measuring import HeldOut
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.parts import SEEING, Part, clip_gradients, freeze, make_optimizer, parts_of, set_rates
-from ops.finetune_vlm.saving import save_target, saved_for_now, whole_target
+from ops.finetune_vlm.saving import save_target, saved_for_now
 from ops.finetune_vlm.start import start_target
 from ops.load_target.model import Target, describe_target
-from ops.load_target.save import CODE, PROCESSOR, copy_files, write_target_json
+from ops.load_target.save import PROCESSOR, copy_files, write_target_json
 from ops.optimizer import learning_rate
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.tokenize_chat.shards import TokenReader
@@ -41,7 +39,7 @@ from ops.training import ranks
 from ops.training.background import Checkpoints
 from ops.training.checkpoint import Kept, TrainState
 from ops.training.nonfinite import SKIPPED, NonFinite
-from ops.vision.batch import ModelInputs, collate
+from ops.vision.batch import ModelInputs
 
 RATE, NORM, LOSS, ANSWERS, TOKENS, VAL_LOSS, VAL_ACCURACY = range(7)
 
@@ -66,7 +64,7 @@ class _Training:
     config: FinetuneVlm
     stage: Stage
     reader: TokenReader
-    val: TokenReader
+    held_out: HeldOut
     source: Path | None
     parallel: ParallelTarget
     parts: dict[str, Part]
@@ -84,7 +82,8 @@ class _Training:
         reader = TokenReader(stage.inputs["tokens"], "train")
         if not len(reader):
             raise DataError("the train split holds no samples: nothing to train the target on")
-        target, source = start_target(config, reader, stage.device if stage.world_size == 1 else "cpu")
+        held_out = HeldOut.read(config, stage)
+        target, source = start_target(config, reader, stage)
         freeze(config, target)
         parts = parts_of(target)
         parallel = _parallel(config, stage, target)
@@ -95,11 +94,16 @@ class _Training:
             config=config,
             stage=stage,
             reader=reader,
-            val=TokenReader(stage.inputs["tokens"], "val"),
+            held_out=held_out,
             source=source,
             parallel=parallel,
             parts=parts,
-            order=Order(_lengths(reader), config.seed or 0, config.batch_size, config.batch_tokens),
+            order=Order(
+                [record["tokens"] for record in reader.records],
+                config.seed or 0,
+                config.batch_size,
+                config.batch_tokens,
+            ),
             checkpoints=checkpoints,
             state=state,
             nonfinite=NonFinite(config.max_nonfinite, stage.work_dir, state.counters),
@@ -109,24 +113,32 @@ class _Training:
 
     def run(self) -> None:
         """All steps that are left."""
+        if self.first_step and (self.first_step == self.config.steps or self._measuring_is_due()):
+            self._log_where_due()  # the first call of an attempt cuts what earlier ones logged at this step
+            self._measure_where_due()
         while self.state.step < self.config.steps:
-            if ranks.any_rank(self.stage.stop_requested(), self.parallel.device):
-                self.checkpoints.save(self.state)
-                self.checkpoints.wait()
-                raise StopRequested(
-                    f"fine-tuning stopped after step {self.state.step} of {self.config.steps}; its progress is saved"
-                )
+            self._stop_if_asked()
             self.one_step()
             self.report()
+
+    def _stop_if_asked(self) -> None:
+        """Save, and raise StopRequested, on all ranks where one of them is asked to stop."""
+        if ranks.any_rank(self.stage.stop_requested(), self.parallel.device):
+            self.checkpoints.save(self.state)
+            self.checkpoints.wait()
+            raise StopRequested(
+                f"fine-tuning stopped after step {self.state.step} of {self.config.steps}; its progress is saved"
+            )
 
     def one_step(self) -> None:
         """Forward, backward and update over one global step; its row goes into the history.
 
-        A step without an answer token, or with a loss or gradient that is not finite, updates nothing.
+        A step without an answer token, without anything to train in it (an image, where all else is frozen), or with a
+        loss or gradient that is not finite, updates nothing.
         """
         config, optimizer = self.config, self.state.optimizer
         samples = self.order.samples(self.state.step + 1)
-        passes = self._passes(self.reader, samples)
+        passes = passes_of_rank(self.reader, samples, config.micro_batch_tokens, self.stage)
         answers, images = self._totals(passes)
         optimizer.zero_grad(set_to_none=True)
         loss_sum = self._backward(passes, answers) if answers else 0.0
@@ -146,17 +158,6 @@ class _Training:
         row = [share * config.lr, norm, loss_sum, answers, tokens, math.nan, math.nan]
         self.state.history.append(torch.tensor(row, dtype=torch.float64))
 
-    def _passes(self, reader: TokenReader, samples: list[int]) -> list[ModelInputs | None]:
-        """The batches of this rank's forward passes over some samples; None where it has none left."""
-        cut = micro_batches(
-            samples,
-            _lengths(reader),
-            self.config.micro_batch_tokens,
-            self.stage.rank // self.stage.sp_degree,
-            self.stage.world_size // self.stage.sp_degree,
-        )
-        return [collate([reader.sample(index) for index in batch]) if batch else None for batch in cut]
-
     def _totals(self, passes: list[ModelInputs | None]) -> tuple[int, int]:
         """Answer tokens and batches with images, on all ranks."""
         own = [batch for batch in passes if batch is not None and self.parallel.sp_rank == 0]
@@ -172,7 +173,8 @@ class _Training:
             if number == len(passes):
                 self.parallel.release()
             loss = self.parallel.answer_loss(batch)
-            (loss * (self.stage.world_size / answers)).backward()
+            if loss.requires_grad:  # on ranks always: the image of weight zero sees to it
+                (loss * (self.stage.world_size / answers)).backward()
             total += loss.detach()
         return float(ranks.summed(total))
 
@@ -189,13 +191,10 @@ class _Training:
     def report(self) -> None:
         """Log, measure and save after a step, where it is time to."""
         step, config = self.state.step, self.config
-        if step % config.log_every == 0 or step == config.steps:
-            self._log(self.state.history[(step - 1) // config.log_every * config.log_every :])
+        self._log_where_due()
         paused = time.perf_counter()
-        if config.eval_every and step % config.eval_every == 0 and step < config.steps:
-            with saved_for_now(self.parallel, self.stage.work_dir / "measured") as saved:
-                self._measure_val(saved)
-        if step < config.steps and step % config.checkpoint_every == 0:
+        self._measure_where_due()
+        if step == config.steps or step % config.checkpoint_every == 0:
             self.checkpoints.save(self.state)
         self.logged_at += time.perf_counter() - paused
         self.stage.progress(step, config.steps)
@@ -203,17 +202,15 @@ class _Training:
     def write_result(self) -> None:
         """Write the artifact, and measure it on the val and test splits; rank 0 alone writes."""
         directory = self.stage.out_dir / "model"
-        save_target(self.parallel, directory)
+        save_target(self.parallel, directory, self._code())
         metrics = self._measure_val(directory)
-        accuracy = self._accuracy(TokenReader(self.stage.inputs["tokens"], "test"), directory)
+        accuracy = self.held_out.accuracy("test", self.parallel, directory, self._stop_if_asked)
         if accuracy is not None:
             metrics["target/accuracy"] = accuracy
             self.stage.log({"target/accuracy": accuracy}, step=self.state.step)
         if self.stage.rank:
             return
         copy_files(self.stage.inputs["tokens"].path / "processor", directory, PROCESSOR)
-        if self.source is not None and self.config.trust_remote_code:
-            copy_files(self.source, directory, CODE)
         info = describe_target(
             directory,
             self.reader.info["mask_token_id"],
@@ -234,28 +231,52 @@ class _Training:
             "training", training_figure(losses, history[:, VAL_LOSS].tolist(), history[:, VAL_ACCURACY].tolist())
         )
 
-    def _log(self, rows: list[Tensor]) -> None:
+    def _code(self) -> Path | None:
+        """The checkpoint whose own code is part of the target."""
+        return self.source if self.config.trust_remote_code else None
+
+    def _log_where_due(self) -> None:
         """The rows since the last multiple of log_every; the speed is that of this attempt since its last log."""
-        now = time.perf_counter()
-        recent = torch.stack(self.state.history[self.logged_step :])[:, TOKENS].sum()
-        seconds = now - self.logged_at
-        self.logged_at, self.logged_step = now, self.state.step
+        step, every = self.state.step, self.config.log_every
+        if step % every and step < self.config.steps:
+            return
+        rows = self.state.history[(step - 1) // every * every :]
         sums = torch.stack(rows).sum(0)
         values = {
             "target/lr": float(rows[-1][RATE]),
             "target/grad_norm": float(rows[-1][NORM]),
             "target/nonfinite_steps": float(self.state.counters.get(SKIPPED, 0)),
-            "target/tokens_per_second": float(recent) / seconds,
         }
+        if recent := self.state.history[self.logged_step :]:
+            now = time.perf_counter()
+            values["target/tokens_per_second"] = float(torch.stack(recent)[:, TOKENS].sum()) / (now - self.logged_at)
+            self.logged_at, self.logged_step = now, step
         if sums[ANSWERS]:
             values["target/loss"] = float(sums[LOSS] / sums[ANSWERS])
         self.stage.log(values, self.state.step)
+
+    def _measuring_is_due(self) -> bool:
+        """Whether a measurement comes with this step, which the history does not hold yet."""
+        step, every = self.state.step, self.config.eval_every
+        due = every is not None and step % every == 0 and step < self.config.steps
+        return due and bool(self.state.history[-1][[VAL_LOSS, VAL_ACCURACY]].isnan().all())
+
+    def _measure_where_due(self) -> None:
+        if not self._measuring_is_due():
+            return
+        folder = self.stage.work_dir / "measured"
+        if not self.held_out.compared["val"]:
+            self._measure_val(folder)
+            return
+        with saved_for_now(self.parallel, folder, self._code()) as saved:
+            self._measure_val(saved)
 
     def _measure_val(self, saved: Path) -> dict[str, float]:
         """Loss and accuracy on the val split, where it holds samples; logged, and kept in the history."""
         metrics = {}
         row = self.state.history[-1]
-        loss, accuracy = self._val_loss(), self._accuracy(self.val, saved)
+        loss = self.held_out.loss("val", self.parallel)
+        accuracy = self.held_out.accuracy("val", self.parallel, saved, self._stop_if_asked)
         if loss is not None:
             row[VAL_LOSS] = metrics["target/val_loss"] = loss
         if accuracy is not None:
@@ -263,43 +284,6 @@ class _Training:
         if metrics:
             self.stage.log(metrics, self.state.step)
         return metrics
-
-    @torch.no_grad()
-    def _val_loss(self) -> float | None:
-        """Mean cross-entropy per answer token; None without one."""
-        if not len(self.val):
-            return None
-        self.state.model.eval()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.parallel.device)
-        for batch in self._passes(self.val, list(range(len(self.val)))):
-            sums[0] += self.parallel.answer_loss(batch)
-            if batch is not None and self.parallel.sp_rank == 0:
-                sums[1] += answer_tokens(batch)
-        self.state.model.train()
-        loss, answers = ranks.summed(sums).tolist()
-        return loss / answers if answers else None
-
-    def _accuracy(self, reader: TokenReader, saved: Path) -> float | None:
-        """Share of right answers, each rank decoding a part; None where nothing can be measured."""
-        config, stage = self.config, self.stage
-        metric = Metric(config.metric, config.pattern)
-        indices = measurable(reader, metric, config.eval_samples)
-        if not indices:
-            return None
-        tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor")
-        own = indices[stage.rank :: stage.world_size]
-        with whole_target(self.parallel, saved) as target:
-            right = count_right(
-                target,
-                reader,
-                own,
-                metric,
-                lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
-                config.max_new_tokens,
-                config.micro_batch_tokens,
-                lambda done: stage.progress(done, len(own)),
-            )
-        return int(ranks.summed(torch.tensor(right, device=self.parallel.device))) / len(indices)
 
 
 def _parallel(config: FinetuneVlm, stage: Stage, target: Target) -> ParallelTarget:
@@ -314,12 +298,11 @@ def _parallel(config: FinetuneVlm, stage: Stage, target: Target) -> ParallelTarg
     )
 
 
-def _lengths(reader: TokenReader) -> list[int]:
-    return [record["tokens"] for record in reader.records]
-
-
 def _identity(config: FinetuneVlm, stage: Stage) -> dict[str, Any]:
-    """What a checkpoint must agree with: the config without neutral fields, and the tokens."""
+    """What a checkpoint must agree with: the config without neutral fields, and the tokens.
+
+    External fields are left out: the work folder belongs to the content of what they name, which may have moved.
+    """
     fields = op_of(config).fields.values()
-    values = {entry.name: getattr(config, entry.name) for entry in fields if not entry.neutral}
+    values = {entry.name: getattr(config, entry.name) for entry in fields if not (entry.neutral or entry.external)}
     return json.loads(json.dumps({"config": values, "tokens": stage.inputs["tokens"].digest}))

@@ -13,14 +13,16 @@ import torch.distributed as dist
 from ops.dtensors import gathered, reshard
 from ops.files import read_json, write_json
 from ops.load_target.model import Target
+from ops.load_target.save import CODE, copy_files
 from ops.sequence_parallel.target import ParallelTarget
 from ops.training.ranks import is_first
 
 
-def save_target(parallel: ParallelTarget, directory: Path) -> None:
+def save_target(parallel: ParallelTarget, directory: Path, source: Path | None = None) -> None:
     """Write weights and config, in the dtype of the computation, with the names that the checkpoint came with.
 
-    Every rank calls it, and the first one writes; afterwards all may read.
+    source: the checkpoint whose own code comes along, where it is trusted. Every rank calls it, and the first one
+    writes; afterwards all may read.
     """
     model = parallel.target.model
     reshard(model)
@@ -35,6 +37,8 @@ def save_target(parallel: ParallelTarget, directory: Path) -> None:
     if is_first():
         model.save_pretrained(directory, state_dict=weights)
         _write_dtype(directory / "config.json", parallel.dtype)
+        if source is not None:
+            copy_files(source, directory, CODE)
     if dist.is_initialized():
         dist.barrier()
 
@@ -43,32 +47,42 @@ def save_target(parallel: ParallelTarget, directory: Path) -> None:
 def whole_target(parallel: ParallelTarget, saved: Path) -> Iterator[Target]:
     """The target to decode with, in evaluation mode: on every rank the one that lies in `saved`.
 
-    Sharded layers work in step over all ranks only, and ranks that share sequences keep no cache. One process takes
-    the target as it is.
+    Sharded layers work in step over all ranks only, ranks that share sequences keep no cache, and masters are not
+    what is written in bfloat16. One process in float32 takes the target as it is, which is the same.
     """
     target = parallel.target
-    if parallel.world_size > 1:
+    if _differs_from_saved(parallel):
         yield Target.from_directory(saved, target.info, str(parallel.device), parallel.dtype)
         return
     target.model.eval()
     try:
-        with torch.autocast(parallel.device.type, parallel.dtype, enabled=parallel.dtype == torch.bfloat16):
-            yield target
+        yield target
     finally:
         target.model.train()
 
 
 @contextmanager
-def saved_for_now(parallel: ParallelTarget, folder: Path) -> Iterator[Path]:
-    """A folder with the sharded target as it is now, removed afterwards; one process does not need it."""
-    if parallel.world_size == 1:
+def saved_for_now(parallel: ParallelTarget, folder: Path, source: Path | None = None) -> Iterator[Path]:
+    """A folder with the target as it is now, removed afterwards; empty where whole_target does not read it.
+
+    All ranks leave it after the same batch; where one fails by itself, nobody is waited for.
+    """
+    if not _differs_from_saved(parallel):
         yield folder
         return
-    save_target(parallel, folder)
-    yield folder
-    dist.barrier()
-    if is_first():
-        shutil.rmtree(folder)
+    try:
+        save_target(parallel, folder, source)
+        yield folder
+        if dist.is_initialized():
+            dist.barrier()
+    finally:
+        if is_first():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _differs_from_saved(parallel: ParallelTarget) -> bool:
+    """Whether answers are those of the target that is written, and not of the one in memory."""
+    return parallel.world_size > 1 or parallel.dtype != torch.float32
 
 
 def _write_dtype(config: Path, dtype: torch.dtype) -> None:

@@ -9,56 +9,36 @@ from transformers import AutoTokenizer
 
 from dsl.errors import DataError
 from dsl.op import is_builtin
+from dsl.stage import Stage
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.tiny import tiny_qwen3_vl
-from ops.load_target.model import Target, check_tokens_fit, describe_target
+from ops.load_target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
 from ops.load_target.run import find_checkpoint
+from ops.sequence_parallel.target_degree import check_target_degree
 from ops.tokenize_chat.shards import TokenReader
-from ops.vision.families import VisionFamily
 from ops.vision.processor import load_processor
 
 BUILTIN = "builtin:tiny-qwen3-vl"
 
 
-def start_target(config: FinetuneVlm, reader: TokenReader, device: str) -> tuple[Target, Path | None]:
-    """The target with float32 weights, and the directory that it comes from.
+def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tuple[Target, Path | None]:
+    """The target with float32 weights, and the directory that it comes from; for several ranks on the CPU.
 
-    Raises DataError for an unknown name, a checkpoint that cannot be a target, and tokens that do not fit it.
+    Raises DataError for an unknown name, a checkpoint that cannot be a target, and tokens that do not fit it; and
+    ConfigError, before weights are read, for ranks that cannot share its sequences.
     """
+    device = stage.device if stage.world_size == 1 else "cpu"
     if is_builtin(config.init):
         return _builtin(config, reader, device), None
     trust = config.trust_remote_code
     directory = find_checkpoint(config.init, None, trust)
+    check_target_degree(read_config(directory), world_size=stage.world_size, sp_degree=stage.sp_degree)
     processor = load_processor(str(directory), trust_remote_code=trust)
     info = describe_target(directory, reader.info["mask_token_id"], processor.eos_token_ids, trust_remote_code=trust)
     check_tokens_fit(reader.info, info)
     target = Target.from_directory(directory, info, device)
-    check_images_fit(reader, target)
+    check_images_fit(reader, target.family)
     return target, directory
-
-
-def check_images_fit(reader: TokenReader, target: Target) -> None:
-    """Refuse image samples that the target cannot read: a text model, or one with other patches. Raises DataError."""
-    if not any(record["category"] == "image" for record in reader.records):
-        return
-    family = target.family
-    if not (isinstance(family, VisionFamily) and family.has_vision):
-        raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
-    wanted = {
-        "patch_dim": family.patch_dim,
-        "merge_size": family.merge_size,
-        "image_token_id": family.image_token_id,
-    }
-    different = [
-        f"{name} {reader.info[name]}, and the target's is {value}"
-        for name, value in wanted.items()
-        if reader.info[name] != value
-    ]
-    if different:
-        raise DataError(
-            f"the images of the tokens do not fit the target: they have {'; '.join(different)}; give tokenize_chat "
-            "the target's checkpoint as processor"
-        )
 
 
 def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from attrs import Factory, frozen
 from fake_stage import FakeStage
 from safetensors.torch import load_file, save_file
@@ -97,10 +98,12 @@ def relabelled(tokens: TokenShards, folder: Path, split: str, label: Callable[[i
     return copy
 
 
-def answers_of(checkpoint: Path, tokens: TokenShards, split: str, count: int) -> list[str]:
+def answers_of(
+    checkpoint: Path, tokens: TokenShards, split: str, count: int, dtype: torch.dtype = torch.float32
+) -> list[str]:
     """The first `count` tokens of a checkpoint's greedy answer to each sample of a split, as text."""
     reader = TokenReader(tokens, split)
     tokenizer = AutoTokenizer.from_pretrained(tokens.path / "processor")
-    target = Target.from_directory(checkpoint, {"eos_token_ids": reader.info["eos_token_ids"]})
+    target = Target.from_directory(checkpoint, {"eos_token_ids": reader.info["eos_token_ids"]}, dtype=dtype)
     ids = [greedy_answers(target, [reader.sample(index)], count)[0] for index in range(len(reader))]
     return [tokenizer.decode(answer, skip_special_tokens=True) for answer in ids]
