@@ -65,13 +65,14 @@ def external_path(value: object, root: Path) -> Path | None:
 def external_value(value: Any, field: ConfigField, root: Path) -> Any:
     """An external value as compiled: an absolute path, or as it is for a builtin value, a model id or None."""
     path = external_path(value, root)
-    if path is None or (_may_be_model_id(value, field) and not path.exists()):
+    if path is None or (_may_be_model_id(value, field, path) and not path.exists()):
         return value
     return str(path)
 
 
-def _may_be_model_id(value: str, field: ConfigField) -> bool:
-    return field.model_id and MODEL_ID.fullmatch(value) is not None
+def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
+    """Whether "owner/name" names a model: not where there is a folder `owner`, in which `name` is then looked for."""
+    return field.model_id and MODEL_ID.fullmatch(value) is not None and not path.parent.is_dir()
 
 
 def _graph_of(parents: Mapping[str, tuple[str, ...]]) -> Any:
@@ -107,7 +108,7 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
             continue
         if not value:
             yield node.mistake(field.name, "expected a path, got an empty string")
-        elif not path.exists() and not _may_be_model_id(str(value), field):
+        elif not path.exists() and not _may_be_model_id(str(value), field, path):
             hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
             yield node.mistake(field.name, f"there is no file or folder {path}", hint)
 

@@ -73,8 +73,7 @@ class Display:
 
     def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path) -> None:
         """A failed node: its error, the last lines of its log and where the log is."""
-        lines = [f"{node_id} failed: {error}", *(f"    {line}" for line in tail), f"log: {log}"]
-        self._errors.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        self._errors.print(_failure(node_id, error, tail, log), markup=False, highlight=False, soft_wrap=True)
 
     def _tick(self) -> None:
         if time.monotonic() - self._said_at < PLAIN_PROGRESS_S:
@@ -113,9 +112,7 @@ class LiveDisplay(Display):
         """The table shows it by itself."""
 
     def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path) -> None:
-        self._failures.append(
-            "\n".join([f"{node_id} failed: {error}", *(f"    {line}" for line in tail), f"log: {log}"])
-        )
+        self._failures.append(_failure(node_id, error, tail, log))
 
     def _tick(self) -> None:
         return
@@ -212,6 +209,12 @@ def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def print_lines(text: str, *, error: bool = False) -> None:
     print(text, file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def _failure(node_id: str, error: str, tail: Sequence[str], log: Path) -> str:
+    """The error, the log's last lines where they say more than the error does, and where the log is."""
+    more = tail if any(line.strip() not in error for line in tail) else ()
+    return "\n".join([f"{node_id} failed: {error}", *(f"    {line}" for line in more), f"log: {log}"])
 
 
 def _short(digest: str | None) -> str:

@@ -49,13 +49,11 @@ class Tally:
         for their own fault.
         """
         kept, dropped = sum(self.splits.values()), sum(self.dropped.values())
-        if max_dropped is not None and dropped - self.dropped[NOT_TAKEN] > max_dropped:
-            raise DataError(
-                f"more than max_dropped = {max_dropped} samples were dropped:\n{self.reasons()}\n"
-                + "\n".join(["the first of them:", *self._shown])
-            )
+        at_fault = dropped - self.dropped[NOT_TAKEN]
+        if max_dropped is not None and at_fault > max_dropped:
+            raise DataError(f"more than max_dropped = {max_dropped} samples were dropped:\n{self.account()}")
         if not kept:
-            raise DataError(f"no sample is left of {dropped}:\n{self.reasons() or '  the source is empty'}")
+            raise DataError(f"no sample is left of {dropped}:\n{self.account() or '  the source is empty'}")
         summary = {
             "in": kept + dropped,
             "kept": kept,
@@ -64,7 +62,10 @@ class Tally:
         }
         write_json(self._stage.out_dir / "summary.json", summary)
         self._tell()
-        self._stage.log({f"{self.group}/kept": kept, f"{self.group}/dropped": dropped}, step=0)
+        figures = {f"{self.group}/kept": kept, f"{self.group}/dropped": at_fault}
+        if self.dropped[NOT_TAKEN]:
+            figures[f"{self.group}/left_out"] = self.dropped[NOT_TAKEN]
+        self._stage.log(figures, step=0)
 
     def _tell(self) -> None:
         """Print what a user should know before later nodes spend their time."""
@@ -78,8 +79,16 @@ class Tally:
             print("dflow: all of them are in dropped.csv", flush=True)
         for split in SPLITS:
             if not self.splits[split]:
-                remedy = 'give samples a "split", or raise val_fraction or test_fraction of ingest'
-                print(f'dflow: the split "{split}" is empty; {remedy}', flush=True)
+                why = "no sample of it is left here; dropped.csv says why each was dropped"
+                if self.group == "ingest":
+                    why = 'give samples a "split", or raise val_fraction or test_fraction'
+                print(f'dflow: the split "{split}" is empty; {why}', flush=True)
+
+    def account(self) -> str:
+        """The reasons, the first samples with what is particular to them, and where all of them are listed."""
+        if not self.dropped:
+            return ""
+        return "\n".join([self.reasons(), "the first of them:", *self._shown, f"all of them: {self._table}"])
 
     def reasons(self) -> str:
         """One line per reason with its count and the first sample, the most frequent reason first."""

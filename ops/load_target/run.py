@@ -24,6 +24,11 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     info = describe_target(  # before gigabytes are copied
         directory, mask_token_id, processor.eos_token_ids, config.embed_key, config.lm_head_key, trust
     )
+    if info["vision"] and processor.image_processor is None:
+        raise DataError(
+            f"{directory}: a vision-language model without an image processor (preprocessor_config.json); copy "
+            "that file from where the checkpoint comes from"
+        )
     copy_files(directory, stage.out_dir / "model", patterns(trust))
     write_target_json(stage.out_dir, info, {})
 

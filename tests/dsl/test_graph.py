@@ -162,6 +162,15 @@ def test_a_subclass_of_the_artifact_fits_an_edge() -> None:
     assert compile_pipeline(pipeline).nodes["inject"].op.output == ImageSamples
 
 
+def test_owner_and_name_are_a_path_where_there_is_a_folder_owner(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    pipeline = Pipeline("p", root=tmp_path)
+    pipeline.node("target", LoadTarget(checkpoint="models/none"))
+    with pytest.raises(PipelineError) as error:
+        compile_pipeline(pipeline)
+    assert f"there is no file or folder {tmp_path}/models/none" in str(error.value)
+
+
 def test_external_paths_become_absolute_and_builtin_values_and_model_ids_stay(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").touch()

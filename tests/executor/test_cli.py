@@ -11,7 +11,7 @@ from toy_ops import PIPELINE, PROJECT, Toy
 
 from executor import cli
 from executor.record import NodeState, RunState
-from executor.table import LiveDisplay, print_results, result_rows
+from executor.table import Display, LiveDisplay, print_results, result_rows
 
 # The modules that a command loaded are counted after it ended.
 COUNTED = "import sys, executor.cli\ntry: sys.exit(executor.cli.main())\nfinally: print('LOADED', *sys.modules)"
@@ -132,7 +132,7 @@ def test_ops_lists_all_and_describes_one(capsys):
     assert [row["name"] for row in listed][:3] == ["ingest", "inject_images", "tokenize_chat"]
     assert cli.main(["ops", "shard_sequence"]) == 0
     shown = capsys.readouterr().out
-    assert "  features: TargetFeatures\n" in shown
+    assert "  features: TargetFeatures (optional)\n" in shown
     assert "  tokens_per_step: int (default 16384)\n      padded tokens in one global step" in shown
     assert "launch\n  one process\n" in shown
     assert cli.main(["ops", "train_dflash"]) == 0
@@ -191,3 +191,19 @@ def test_the_live_table_shows_states_progress_and_failures(tmp_path):
     shown = out.getvalue()
     for expected in ("toy, run r1", "0123456789ab", "train/loss 0.25", "b failed: DataError: x", "    last line"):
         assert expected in shown
+
+
+def test_a_failure_is_shown_once_where_the_log_ends_with_the_same_lines(capsys, tmp_path):
+    state = RunState(run="r1", pipeline="toy", experiment="toy", tracking_uri=None, nodes={})
+    display = Display(state, Console())
+    display.failure("b", "DataError: too few:\n  1 image", ["too few:", "  1 image"], tmp_path / "b.log")
+    display.failure("b", "KeyError: 'x'", ["  File run.py, line 3", "KeyError: 'x'"], tmp_path / "b.log")
+    assert capsys.readouterr().err.splitlines() == [
+        "b failed: DataError: too few:",
+        "  1 image",
+        f"log: {tmp_path}/b.log",
+        "b failed: KeyError: 'x'",
+        "      File run.py, line 3",
+        "    KeyError: 'x'",
+        f"log: {tmp_path}/b.log",
+    ]

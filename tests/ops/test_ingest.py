@@ -246,12 +246,13 @@ def test_more_drops_than_max_dropped_fail_with_the_reasons(tmp_path):
         '  sample "2": no answer',
         '  sample "3": no turns',
         '  sample "4": no answer',
+        f"all of them: {tmp_path}/less/out/dropped.csv",
     ]
 
 
 def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_time(tmp_path, capsys):
     run_ingest(tmp_path, [{**GOOD, "split": "train"}, {"conversations": [ASK]}])
-    remedy = 'give samples a "split", or raise val_fraction or test_fraction of ingest'
+    remedy = 'give samples a "split", or raise val_fraction or test_fraction'
     assert capsys.readouterr().out.splitlines() == [
         "dflow: kept train 1, val 0, test 0",
         'dflow: dropped 1  no answer (first: sample "2")',

@@ -181,6 +181,13 @@ class OwnModel(Qwen3ForCausalLM):
 """
 
 
+def test_a_vision_language_checkpoint_without_its_image_processor_is_refused(tmp_path):
+    folder = make_checkpoint("qwen3_vl", tmp_path / "checkpoint")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(DataError, match=r"without an image processor \(preprocessor_config.json\); copy that file"):
+        load_target(LoadTarget(checkpoint=str(folder)), FakeStage(tmp_path))
+
+
 def test_a_checkpoint_with_code_of_its_own_is_refused_unless_trusted_and_its_code_travels_along_then(
     tmp_path, monkeypatch
 ):
