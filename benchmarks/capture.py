@@ -54,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     torch.set_num_threads(arguments.threads)
     target = small_target(arguments.hidden, arguments.layers)
-    figures, rows = {}, [("samples", "tokens/s batched", "tokens/s one by one", "ratio", "max abs difference")]
+    figures, rows = (
+        {},
+        [("samples", "tokens/s batched", "tokens/s one by one", "ratio", f"goal >= {GOAL:g}", "max abs difference")],
+    )
     with tempfile.TemporaryDirectory() as folder:
         for kind, images in KINDS.items():
             samples = make_samples(arguments.samples, arguments.tokens, images)
@@ -63,9 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures[kind] = {"batched": sides.batched, "single": sides.single, "ratio": sides.ratio}
             figures[kind]["difference"] = difference
             speeds = [f"{statistics.median(values):,.0f}" for values in (sides.batched, sides.single)]
-            rows.append((kind, *speeds, f"{sides.ratio:.2f}", f"{difference:.1e}"))
+            goal = "holds" if sides.ratio >= GOAL else "missed"
+            rows.append((kind, *speeds, f"{sides.ratio:.2f}", goal, f"{difference:.1e}"))
     print(table(rows))
-    print(f"goal: a ratio of {GOAL:g} at least; {arguments.threads} threads, {arguments.rounds} rounds")
+    print(f"{arguments.threads} threads, {arguments.rounds} rounds")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0

@@ -12,9 +12,28 @@ from pydoc_data.topics import topics
 WORDS = " ".join(topics[name] for name in sorted(topics)).split()
 
 
-def conversation(index: int, words: int) -> tuple[str, str]:
-    """A question, and an answer of so many words out of the prose, from another place for each index."""
+EMOJI_EVERY = 30  # words from one to the next: one or two in a short answer
+CHINESE = (
+    "\u8fd9\u662f\u4e00\u53ea\u732b\uff0c\u5b83\u5728\u770b\u4e66\u3002"
+    "\u8bed\u8a00\u53c2\u8003\u624b\u518c\u8bf4\u660e\u4e86\u8bed\u6cd5\u3001\u8bed\u4e49\u548c\u4f8b\u5b50\u3002"
+    "\u6211\u4eec\u53ef\u4ee5\u7528\u5b83\u6765\u5b66\u4e60\uff0c\u4e5f\u53ef\u4ee5\u7528\u5b83\u6765\u67e5\u627e\u3002"
+)
+
+
+def conversation(index: int, words: int, kind: str = "text") -> tuple[str, str]:
+    """A question, and an answer of so many words out of the prose, from another place for each index.
+
+    kind: "emoji" has one now and then, "chinese" is so many characters of that language with one now and then.
+    """
     first = index * 37 % (len(WORDS) - words)
+    if kind == "chinese":
+        start = index % len(CHINESE)
+        answer = (CHINESE[start:] + CHINESE * (words // len(CHINESE) + 1))[:words]
+        return f"{CHINESE[:12]}{index}", "\U0001f600".join(answer[at : at + 60] for at in range(0, words, 60))
+    if kind == "emoji":
+        shown = WORDS[first : first + words]
+        answer = " \U0001f600 ".join(" ".join(shown[at : at + EMOJI_EVERY]) for at in range(0, words, EMOJI_EVERY))
+        return f"What about {WORDS[first]}? \U0001f914", answer
     return f"What does the language reference say about {WORDS[first]}?", " ".join(WORDS[first : first + words])
 
 

@@ -78,6 +78,7 @@ def test_capture_by_token_budget_is_measured_beside_one_by_one_and_gives_the_sam
         assert found["difference"] < 1e-5
         row = next(line for line in done.stdout.splitlines() if line.startswith(f"| {kind}"))
         assert f"{found['ratio']:.2f}" == row.split("|")[4].strip()
+        assert ("holds" if found["ratio"] >= 3 else "missed") == row.split("|")[5].strip()
 
 
 def test_preprocessing_is_measured_against_the_loop_and_gives_the_same_ids_and_pixels(tmp_path):
@@ -86,7 +87,10 @@ def test_preprocessing_is_measured_against_the_loop_and_gives_the_same_ids_and_p
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert ["text", "images"] == [speed["setting"].split(",")[0] for speed in figures["speed"]]
+    assert ["text", "emoji", "chinese", "images"] == [speed["setting"].split(",")[0] for speed in figures["speed"]]
     assert all(speed["same"] and speed["ratio"] > 0 for speed in figures["speed"])
     assert [10, 20] == [size["kept"] for size in figures["memory"]]
     assert "Samples per CPU second" in done.stdout
+    for speed in figures["speed"]:
+        row = next(line for line in done.stdout.splitlines() if line.startswith(f"| {speed['setting']}"))
+        assert ("holds" if speed["ratio"] >= speed["goal"] else "missed") == row.split("|")[6].strip()

@@ -82,7 +82,7 @@ class FolderStage:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "memory"))
-    parser.add_argument("--kind", choices=("text", "images"), default="text")
+    parser.add_argument("--kind", choices=("text", "emoji", "chinese", "images"), default="text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--words", type=int, default=60)
@@ -155,7 +155,7 @@ def _rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     packs = PackWriter(folder)
     rows = []
     for index in range(arguments.samples):
-        question, answer = conversation(index, arguments.words)
+        question, answer = conversation(index, arguments.words, arguments.kind)
         images = [packs.add(_jpeg(index))] if arguments.kind == "images" else []
         content = [{"type": "image"}] * len(images) + [{"type": "text", "text": question}]
         messages = [
