@@ -9,6 +9,7 @@ from ops.export_draft.op import ExportDraft
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
+from ops.regenerate_answers.op import RegenerateAnswers
 from ops.shard_sequence.op import ShardSequence
 from ops.tokenize_chat.op import TokenizeChat
 from ops.train_dflash.op import TrainDflash
@@ -21,7 +22,9 @@ def pipeline() -> Pipeline:
     tokens = p.node("tokenize", TokenizeChat(samples=images, processor="builtin"))
     digit = {"metric": "pattern", "pattern": "the digit ([0-9])"}
     target = p.node("target", FinetuneVlm(tokens=tokens, steps=1000, batch_size=16, **digit))
-    features = p.node("capture", CaptureTargets(tokens=tokens, target=target, num_layers=5))
+    answered = p.node("regenerate", RegenerateAnswers(samples=images, target=target, max_new_tokens=160))
+    own = p.node("retokenize", TokenizeChat(samples=answered, target=target))
+    features = p.node("capture", CaptureTargets(tokens=own, target=target, num_layers=5))
     batches = p.node("shard", ShardSequence(features=features, tokens_per_step=2048, epochs=5))
     trained = p.node(
         "train",
@@ -29,7 +32,7 @@ def pipeline() -> Pipeline:
             features=features,
             batches=batches,
             target=target,
-            tokens=tokens,
+            tokens=own,
             block_size=16,
             num_layers=3,
             num_anchors=16,

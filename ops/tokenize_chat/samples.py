@@ -37,7 +37,7 @@ def tokenize_row(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config
     # Before the images are decoded, which takes longer: neither count gets better with them.
     check_length(len(encoded.input_ids), config.max_length)
     if encoded.loss_tokens < config.min_loss_tokens:
-        raise Unusable(TOO_FEW_LOSS_TOKENS, f"{encoded.loss_tokens}")
+        raise Unusable(TOO_FEW_LOSS_TOKENS, f"{encoded.loss_tokens} of {config.min_loss_tokens}")
     sample = with_images(row["id"], encoded, load_images(images, folder, encoder.processor), encoder.processor)
     check_length(len(sample.input_ids), config.max_length)
     return sample
