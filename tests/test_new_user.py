@@ -21,7 +21,9 @@ SECTIONS = {  # the three nodes that the README says to change
 }
 SMALL = {  # for a target of eight tiny layers and a test of seconds
     "tokenize.min_loss_tokens": "8",
-    "regenerate.splits": "[]",  # random weights have nothing to say: the data set's own answers
+    "regenerate.max_new_tokens": "24",
+    "regenerate.temperature": "1.0",  # random weights never end an answer, and repeat one token without sampling
+    "regenerate.finish_reasons": '["stop", "length"]',
     "retokenize.min_loss_tokens": "8",
     "capture.num_layers": "2",
     "shard.epochs": "1",
