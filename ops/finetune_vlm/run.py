@@ -292,7 +292,7 @@ def _parallel(config: FinetuneVlm, stage: Stage, target: Target) -> ParallelTarg
         world_size=stage.world_size,
         rank=stage.rank,
         sp_degree=stage.sp_degree,
-        device=torch.device("cuda", torch.cuda.current_device()) if stage.device == "cuda" else stage.device,
+        device=ranks.device_of(stage),
         dtype=getattr(torch, config.dtype),
         gradient_checkpointing=config.gradient_checkpointing,
     )

@@ -61,7 +61,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
         dp_size=stage.world_size // stage.sp_degree,
         sp_rank=stage.rank % stage.sp_degree,
         sp_degree=stage.sp_degree,
-        device=device_of(stage),
+        device=ranks.device_of(stage),
         dtype=getattr(torch, config.dtype),
     )
     mesh = None if stage.world_size == 1 else make_mesh(stage.world_size, stage.sp_degree, place.device)
@@ -145,9 +145,3 @@ def _exchange(config: TrainDflash, inputs: Inputs, train: Stream, mesh: DeviceMe
     )
     tell(f"sequence parallelism by {name}: {reason}")
     return make_exchange(name, mesh.get_group(SP))
-
-
-def device_of(stage: Stage) -> torch.device:
-    """With its number: micro-batches are made in a thread, where torch's current GPU is the first one."""
-    cuda = stage.device == "cuda"
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device(stage.device)

@@ -26,7 +26,7 @@ from ops.dtensors import gathered, reshard
 from ops.files import write_json
 from ops.optimizer import clip_gradients, learning_rate, make_optimizer, set_rate
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
-from ops.train_dflash.engine import Setup, device_of, set_up, tell
+from ops.train_dflash.engine import Setup, set_up, tell
 from ops.train_dflash.figures import accuracy_figure, loss_figure
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
@@ -104,7 +104,7 @@ def _take(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator
 
 def _capture(config: TrainDflash, stage: Stage, captured: Mapping[str, Any]) -> Capture:
     tokens, target = stage.inputs["tokens"], stage.inputs["target"]
-    return Capture(tokens, target, captured, device_of(stage), config.capture_batch_tokens)
+    return Capture(tokens, target, captured, ranks.device_of(stage), config.capture_batch_tokens)
 
 
 @define

@@ -53,6 +53,12 @@ def summed(values: Tensor) -> Tensor:
     return values
 
 
+def device_of(stage: Stage) -> torch.device:
+    """With its number: micro-batches are made in a thread, where torch's current GPU is the first one."""
+    cuda = stage.device == "cuda"
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device(stage.device)
+
+
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set on at least one rank, so that all ranks decide alike."""
     return bool(summed(torch.tensor(int(flag), device=device)).item())
