@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check check-slow install
+.PHONY: run test test-sglang check check-slow install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
 
 test: .venv/installed
 	$(BIN)/python -m pytest -m "not slow"
+
+# SGLang's real code on a CPU, in an environment of its own.
+test-sglang: .venv-sglang/installed
+	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow"
 
 check: .venv/installed
 	$(BIN)/ruff format --check .
@@ -25,4 +29,11 @@ install: .venv/installed
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dflow needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --editable ".[dev]"
+	touch $@
+
+# Without SGLang's CUDA packages; where there is a GPU, `pip install sglang==0.5.21` is enough.
+.venv-sglang/installed: pyproject.toml constraints.txt tests/sglang/requirements.txt
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --editable ".[dev]" -r tests/sglang/requirements.txt
+	.venv-sglang/bin/python -m pip install --disable-pip-version-check --quiet --no-deps sglang==0.5.21 torchvision==0.28.0
 	touch $@

@@ -1,0 +1,32 @@
+"""The one version of SGLang whose calls the modules beside this one make. Loads neither torch nor sglang."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from dsl.errors import DataError
+
+SGLANG_VERSION = "0.5.21"
+
+
+def installed_version() -> str | None:
+    """The version of the SGLang that is installed here, None without one."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def require_sglang(what: str) -> None:
+    """Raises DataError where `what` cannot work because SGLang is missing, or is another version.
+
+    Its inner calls change with every release, and one that still runs may return something else.
+    """
+    found = installed_version()
+    if found is None:
+        raise DataError(f"{what} needs SGLang {SGLANG_VERSION}, which is not installed: pip install 'dflow[sglang]'")
+    if found != SGLANG_VERSION:
+        raise DataError(
+            f"{what} is written for SGLang {SGLANG_VERSION}, whose inner calls change with every release, and "
+            f"{found} is installed: pip install sglang=={SGLANG_VERSION}"
+        )

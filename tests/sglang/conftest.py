@@ -1,0 +1,24 @@
+"""SGLang on a CPU: the patches are in place before any test module imports it, here and in child processes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import sglang_on_cpu
+
+sglang_on_cpu.install(os.environ)
+
+import torch  # noqa: E402 (after the patches)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,29 @@
+"""What SGLang 0.5.21 lacks on a machine without a GPU, put in place by hooks when its modules are imported.
+
+platform_patches: for any model. The others add what one kind of model or the DFLASH worker needs beyond that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+import import_hooks
+import platform_patches
+
+FOLDER = Path(__file__).resolve().parent
+PATCHES = (platform_patches,)
+
+
+def install(environment: MutableMapping[str, str]) -> None:
+    """Patch this process, and every Python process that it starts with this environment."""
+    # Compiling the vision tower's rotary embedding takes 9 to 30 s at its first call.
+    environment["TORCHDYNAMO_DISABLE"] = "1"
+    environment["OMP_NUM_THREADS"] = "1"
+    paths = environment.get("PYTHONPATH", "").split(":")
+    if str(FOLDER) not in paths:
+        environment["PYTHONPATH"] = ":".join([str(FOLDER), *filter(None, paths)])
+    if str(FOLDER) not in sys.path:
+        sys.path.insert(0, str(FOLDER))
+    import_hooks.install()
