@@ -12,4 +12,5 @@ OPS = {
     "train_dflash": "ops.train_dflash.op:TrainDflash",
     "export_draft": "ops.export_draft.op:ExportDraft",
     "evaluate": "ops.evaluate.op:Evaluate",
+    "check_export": "ops.check_export.op:CheckExport",
 }

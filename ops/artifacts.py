@@ -47,6 +47,7 @@ class TokenShards(Artifact):
 
     tokens.json                 {"format": 1, "mask_token_id", "image_token_id" or null, "pad_token_id",
                                 "eos_token_ids", "vocab_size", "patch_dim", "merge_size",
+                                "image_backend": "pillow" | "torchvision", null without an image processor,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     samples.jsonl               one object per kept sample, in shard order:
                                 {"id", "split", "category", "shard", "row", "tokens", "prompt_tokens", "loss_tokens",
@@ -81,7 +82,7 @@ class TargetFeatures(Artifact):
 
     features.json               {"format": 1, "target": digest, "tokens": digest, "target_layer_ids", "dtype",
                                 "hidden_size", "num_target_layers", "positions": "sequential", "backend",
-                                "final_hidden": bool, "mask_token_id",
+                                "final_hidden": bool, "mask_token_id", "image_backend": as in tokens.json,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;
                                 input_ids int32 [T]; loss_mask uint8 [T]; token_offsets int64 [N + 1]; where
@@ -110,7 +111,12 @@ class DraftCheckpoint(Artifact):
 
 @frozen
 class Draft(Artifact):
-    """The serving directory of a draft: config.json and model.safetensors of the DFlash contract, nothing else."""
+    """The serving directory of a draft: what stands in it is the DFlash contract, and nothing else does.
+
+    config.json         the contract's fields; under "dflow" what the draft was trained with, which the gate compares
+    model.safetensors   the contract's tensors
+    README.md           the model card
+    """
 
 
 @frozen
@@ -120,4 +126,15 @@ class Report(Artifact):
     report.json         tau in total, by category and by split, with bootstrap intervals; losslessness; random draft
     prompts.jsonl       one object per prompt: answer, accepted lengths, ties, category
     measurements.json   wall-clock figures (outside the digest)
+    """
+
+
+@frozen
+class CheckedDraft(Artifact):
+    """A draft that passed the gate, as it is shipped.
+
+    draft/          the serving directory; its model card holds the measured tau
+    check.json      {"static": "passed", "live": {"status": "passed" | "skipped", ...}, "tau": {"evaluate", "served"},
+                    "warnings": [...]}
+    served.jsonl    where SGLang decoded: {"id", "category", "tokens", "accepted", "accepted_evaluate"} per prompt
     """

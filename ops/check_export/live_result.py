@@ -1,0 +1,67 @@
+"""What passes between the gate and SGLang: the prompts that it decodes, and what came of them. Knows no SGLang.
+
+The gate calls `ops.check_export.live.check_live`, which is imported only where the pinned SGLang is installed:
+
+    check_live(draft_dir: Path, target_dir: Path, prompts: Sequence[Prompt], config: CheckExport, stage: Stage)
+        -> LiveResult
+
+draft_dir is the serving directory, target_dir the checkpoint directory (TargetModel's model/). It returns what it found,
+mistakes of the draft included; it raises LiveUnavailable where SGLang cannot run the check on this machine at all, which
+`live = "auto"` tells and passes over and `live = "required"` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import Factory, frozen
+
+from dsl.errors import DataError
+from ops.check_export.mistake import Mistake
+from ops.tokenize_chat.shards import TokenSample
+
+
+class LiveUnavailable(DataError):
+    """SGLang is there but cannot serve a draft of this kind on this machine; says nothing about the draft."""
+
+
+@frozen
+class Prompt:
+    """A prompt of the evaluation. tokens: the target's greedy answer, its first token and EOS included.
+
+    accepted: draft tokens that `evaluate` accepted in each verification step, those behind EOS included.
+    max_new_tokens: where `evaluate` stopped, counted behind the first token.
+    """
+
+    sample: TokenSample
+    tokens: tuple[int, ...]
+    accepted: tuple[int, ...]
+    max_new_tokens: int
+
+
+@frozen
+class ServedPrompt:
+    """What SGLang's DFLASH worker made of a prompt; tokens and accepted count as those of Prompt do."""
+
+    id: str
+    category: str
+    tokens: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+@frozen
+class LiveResult:
+    """What SGLang's own code made of the draft.
+
+    version: of SGLang. prompts: in the order given. forward: what was compared ("3 layers, window 8, context 17") ->
+    largest difference between SGLang's draft class and ours. ties: answers or steps that left ours where two logits lay
+    closer than the tie margin, which is no mistake. details: further figures for check.json.
+    """
+
+    version: str
+    prompts: tuple[ServedPrompt, ...]
+    forward: Mapping[str, float]
+    ties: int = 0
+    mistakes: tuple[Mistake, ...] = ()
+    details: Mapping[str, Any] = Factory(dict)

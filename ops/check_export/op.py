@@ -1,0 +1,44 @@
+"""Declaration of `check_export`: the gate that a draft passes before it is called done."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen, validators
+
+from dsl.op import field, op
+from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
+
+
+@op(
+    version=1,
+    run="ops.check_export.run:check_export",
+    key_libraries=("safetensors", "torch", "transformers", "sglang"),
+    single_process=True,
+)
+@frozen(kw_only=True)
+class CheckExport:
+    """Check a serving directory against the contract, and serve held-out prompts with it where SGLang is installed."""
+
+    draft: Draft
+    target: TargetModel
+    tokens: TokenShards
+    report: Report
+    live: Literal["auto", "required", "off"] = field(
+        default="auto",
+        help='"auto": ask SGLang where it is installed, and say so where it is not; "required": fail without it',
+    )
+    live_prompts: int | None = field(
+        default=8,
+        validator=validators.optional(validators.ge(1)),
+        help="prompts of each category that SGLang decodes; all of the evaluation unless given",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = field(
+        default=None, help="of the forward passes in SGLang; that of the evaluation unless given"
+    )
+    forward_tolerance: float = field(
+        default=1e-4,
+        validator=validators.gt(0),
+        help="largest difference of a forward pass in float32 between SGLang's draft class and dflow's",
+    )
+    output = CheckedDraft
