@@ -9,11 +9,13 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+import dflash_patches
 import import_hooks
 import platform_patches
+import qwen35_patches
 
 FOLDER = Path(__file__).resolve().parent
-PATCHES = (platform_patches,)
+PATCHES = (platform_patches, dflash_patches, qwen35_patches)
 
 
 def install(environment: MutableMapping[str, str]) -> None:
