@@ -67,7 +67,8 @@ def field(
     "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id.
     An op whose external file names further files may have a method `external_files(self) -> Mapping[str, Path | None]`,
     called when the key is made, with all paths absolute: name -> file, None for a name without a file. The names and
-    the contents of those files enter the key as well.
+    the contents of those files enter the key as well. An op with a field that chooses the library which does the work
+    may have a method `chosen_libraries(self) -> tuple[str, ...]`: they enter the key beside the op's key_libraries.
     """
     metadata = {"help": help, "neutral": neutral, "external": external, "model_id": model_id}
     return attrs.field(default=default, validator=validator, metadata=metadata)

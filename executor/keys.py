@@ -90,7 +90,7 @@ def node_parts(graph: Graph, node_id: str, externals: ExternalDigests) -> KeyPar
         code=code_fingerprints(node.op.run, roots),
         config=key_config(node),
         external=_external(node, externals),
-        libraries={name: _library_version(name) for name in node.op.key_libraries},
+        libraries={name: _library_version(name) for name in (*node.op.key_libraries, *_chosen_libraries(node))},
     )
 
 
@@ -137,6 +137,11 @@ def _external(node: GraphNode, externals: ExternalDigests) -> dict[str, str]:
     if hasattr(node.config, "external_files"):
         found["external_files"] = externals.of_all(node.config.external_files())
     return found
+
+
+def _chosen_libraries(node: GraphNode) -> tuple[str, ...]:
+    chosen: tuple[str, ...] = node.config.chosen_libraries() if hasattr(node.config, "chosen_libraries") else ()
+    return chosen
 
 
 def _library_version(name: str) -> str:

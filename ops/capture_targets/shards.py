@@ -50,6 +50,7 @@ def feature_info(
         "backend": "huggingface",
         "final_hidden": final_hidden,
         "mask_token_id": info["mask_token_id"],
+        "image_backend": read_json(tokens.path / "tokens.json")["image_backend"],
     }
 
 

@@ -45,6 +45,9 @@ class RegenerateAnswers:
     max_pixels: int | None = field(
         default=None, validator=validators.optional(validators.ge(1)), help="the processor's own unless given"
     )
+    image_backend: Literal["pillow", "torchvision"] = field(
+        default="pillow", help="the library that resizes images; torchvision has to be installed"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", help="of the forward pass")
     finish_reasons: tuple[Literal["stop", "length"], ...] = field(
         default=("stop",),
@@ -79,3 +82,7 @@ class RegenerateAnswers:
     )
     seed: int | None = seed_field()
     output = ImageSamples
+
+    def chosen_libraries(self) -> tuple[str, ...]:
+        """What enters the key beside key_libraries."""
+        return ("torchvision",) if self.image_backend == "torchvision" else ()

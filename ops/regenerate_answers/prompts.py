@@ -35,6 +35,7 @@ class Prompts:
             config.min_pixels,
             config.max_pixels,
             trust_remote_code=target_info(target)["trust_remote_code"],
+            image_backend=config.image_backend,
         )
         return cls(ChatEncoder(processor, config.enable_thinking), folder)
 

@@ -53,6 +53,11 @@ class TokenizeChat:
     max_pixels: int | None = field(
         default=None, validator=validators.optional(validators.ge(1)), help="the processor's own unless given"
     )
+    image_backend: Literal["pillow", "torchvision"] = field(
+        default="pillow",
+        help="the library that resizes images, which should be the one that the serving engine takes; torchvision has "
+        "to be installed",
+    )
     shard_samples: int = field(
         default=256, validator=validators.ge(1), help="samples in one shard; fewer where their images are large"
     )
@@ -73,3 +78,7 @@ class TokenizeChat:
     def __attrs_post_init__(self) -> None:
         if self.target is not None and self.processor != "builtin":
             raise ValueError("target and processor are both given: leave one out, a target has its own processor")
+
+    def chosen_libraries(self) -> tuple[str, ...]:
+        """What enters the key beside key_libraries."""
+        return ("torchvision",) if self.image_backend == "torchvision" else ()

@@ -134,7 +134,7 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
         source = str(folder)
         conversations = (row["messages"] for row in read_jsonl(file) if row["split"] == "train")
         write_builtin_processor(folder, conversations, config.vocab_size)
-    processor = load_processor(source, config.min_pixels, config.max_pixels, trust_remote_code=trusted)
+    processor = load_processor(source, config.min_pixels, config.max_pixels, trusted, config.image_backend)
     processor.save(folder)
     return processor
 
@@ -173,5 +173,6 @@ def tokens_info(processor: Processor, shards: list[dict[str, Any]]) -> dict[str,
         "vocab_size": processor.vocab_size,
         "patch_dim": processor.patch_dim,
         "merge_size": processor.merge_size,
+        "image_backend": processor.image_backend,
         "shards": shards,
     }

@@ -1,15 +1,17 @@
 """A processor composed by hand: tokenizer and image processor of a checkpoint directory or a model id.
 
 transformers' AutoProcessor and its Qwen VL processor classes insist on a video processor, which needs torchvision.
-Here the two parts that images and text need are loaded each by itself, with the pillow image processors.
+Here the two parts that images and text need are loaded each by itself, with the pillow image processors unless those of
+torchvision are asked for.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 from PIL import Image
@@ -17,7 +19,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreT
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from ops.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -25,17 +27,21 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 IMAGE_TOKEN = "<|image_pad|>"
 MASK_TOKENS = ("<|mask|>", "<|MASK|>")
 
+ImageBackend = Literal["pillow", "torchvision"]
+
 
 @frozen
 class Processor:
     """Tokenizer, image processor (None for a text-only model) and the ids that the rest of dflow needs.
 
-    vocab_size is that of the model where its config is there, else that of the tokenizer.
+    image_backend: which library resizes the images, None without an image processor. vocab_size is that of the model
+    where its config is there, else that of the tokenizer.
     """
 
     source: str
     tokenizer: PreTrainedTokenizerBase
-    image_processor: Qwen2VLImageProcessorPil | None
+    image_processor: Any
+    image_backend: ImageBackend | None
     image_token: str
     image_token_id: int | None
     mask_token_id: int | None
@@ -69,14 +75,19 @@ class Processor:
 
 
 def load_processor(
-    source: str, min_pixels: int | None = None, max_pixels: int | None = None, trust_remote_code: bool = False
+    source: str,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    trust_remote_code: bool = False,
+    image_backend: ImageBackend = "pillow",
 ) -> Processor:
     """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
 
     The chat template of a model that sees images is the processor's, where one is there, as in transformers.
-    trust_remote_code: whether a tokenizer's own code may run; that of another repository never does.
+    trust_remote_code: whether a tokenizer's own code may run; that of another repository never does. image_backend:
+    the library that resizes images; the two differ by up to two grey levels, and serving engines may choose either.
     Raises DataError where the tokenizer cannot be loaded, gives no character offsets or has no chat template, EOS or
-    padding token, and for an image processor of an unknown kind.
+    padding token, and for an image processor of an unknown kind; ConfigError for torchvision where it is missing.
     """
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
         # transformers would make an empty tokenizer of the model's family without a word.
@@ -92,7 +103,7 @@ def load_processor(
         raise DataError(f"processor {source}: no tokenizer can be loaded from there: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is needed")
-    image_processor = _image_processor(source, min_pixels, max_pixels)
+    image_processor = _image_processor(source, min_pixels, max_pixels, image_backend)
     template = _processor_template(source) if image_processor else None
     if template:
         tokenizer.chat_template = template
@@ -108,6 +119,7 @@ def load_processor(
         source=source,
         tokenizer=tokenizer,
         image_processor=image_processor,
+        image_backend=image_backend if image_processor else None,
         image_token=image_token,
         image_token_id=tokenizer.get_vocab().get(image_token),
         mask_token_id=mask_token_id(tokenizer, config, vocab_size),
@@ -179,7 +191,7 @@ def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([eos_token_id, *(token for token in others if token is not None)]))
 
 
-def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None) -> Qwen2VLImageProcessorPil | None:
+def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None, backend: ImageBackend) -> Any:
     try:
         settings, _ = Qwen2VLImageProcessorPil.get_image_processor_dict(source)
     except OSError as error:
@@ -191,6 +203,8 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
     if image_processor is None:
         known = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.image_processors))
         raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; known are {known}')
+    if backend == "torchvision":
+        image_processor = _torchvision_twin(image_processor)
     smallest = min_pixels or _size_setting(settings, "min_pixels", "shortest_edge")
     largest = max_pixels or _size_setting(settings, "max_pixels", "longest_edge")
     if smallest > largest:
@@ -198,6 +212,18 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
     others = {name: value for name, value in settings.items() if name not in ("min_pixels", "max_pixels")}
     size = {"shortest_edge": smallest, "longest_edge": largest}
     return image_processor.from_dict({**others, "size": size})
+
+
+def _torchvision_twin(pillow_class: type) -> type:
+    """The class that does with torchvision what this one does with pillow. Raises ConfigError without torchvision."""
+    try:
+        twins = importlib.import_module("ops.vision.torchvision_processors").TWINS
+    except (ImportError, RuntimeError) as error:  # not there; or built for another torch, whose operators it misses
+        raise ConfigError(
+            f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build of it '
+            'that fits the installed torch, or take image_backend = "pillow"'
+        ) from error
+    return twins[pillow_class]
 
 
 def _size_setting(settings: dict[str, Any], pixels: str, edge: str) -> int:

@@ -45,6 +45,18 @@ class Merge:
     output = Text
 
 
+@op(version=1, run="test_keys_and_plan:make", key_libraries=("attrs",))
+@frozen(kw_only=True)
+class Parse:
+    """Another library does it where it is chosen."""
+
+    parser: str | None = field(default=None)
+    output = Text
+
+    def chosen_libraries(self):
+        return (self.parser,) if self.parser else ()
+
+
 def make(config, stage):
     """Never called here."""
 
@@ -139,6 +151,17 @@ def test_every_part_enters_the_key(change):
 def test_inputs_enter_the_key_in_their_order():
     parts = KeyParts("merge", 1, {}, {}, {}, {})
     assert len({parts.key({"t": value}) for value in ("d1", ["d1"], ["d1", "d2"], ["d2", "d1"], None)}) == 5
+
+
+def test_the_version_of_a_chosen_library_is_in_the_key_of_those_who_choose_it():
+    p = Pipeline("p", root=Path("/"))
+    p.node("a", Parse())
+    p.node("b", Parse(parser="cattrs"))
+    graph = attrs.evolve(compile_pipeline(p), op_files=(Path(__file__),))
+    parts = graph_parts(graph, ExternalDigests(None))
+    assert ["attrs"] == list(parts["a"].libraries)
+    assert {"attrs", "cattrs"} == set(parts["b"].libraries)
+    assert importlib.metadata.version("cattrs") == parts["b"].libraries["cattrs"]
 
 
 def test_neutral_fields_stay_out_and_content_stands_for_a_path(tmp_path):

@@ -109,6 +109,7 @@ def test_features_json_says_where_the_features_come_from(tokens, target, feature
         "backend": "huggingface",
         "final_hidden": False,
         "mask_token_id": TokenReader(tokens).info["mask_token_id"],
+        "image_backend": "pillow",
     } == info
     for shard in shards:
         tensors = load_file(features.path / shard["file"])

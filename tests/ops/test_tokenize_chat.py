@@ -205,6 +205,7 @@ def test_tokens_json_says_what_a_reader_needs(tokens, tokenizer):
         "vocab_size": 600,
         "patch_dim": 96,
         "merge_size": 2,
+        "image_backend": "pillow",
     }
 
 
