@@ -1,0 +1,330 @@
+"""SGLang's own model code in this process: a model runner, its memory pools, and a prefill that keeps hidden states.
+
+Written for SGLang 0.5.21 (version.py refuses others); the order of the calls follows its own
+sglang/benchmark/one_batch.py.
+
+    S tokens of a sample, T tokens of a pass, F = layers * hidden size
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed import bootstrap, destroy_distributed_environment, destroy_model_parallel
+from sglang.srt.managers import mm_schedule
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
+from sglang.srt.server_args import PortArgs, ServerArgs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from dsl.errors import DataError
+from ops.sglang_engine.requests import VisionTokens, make_request
+from ops.sglang_engine.version import require_sglang
+from ops.tokenize_chat.shards import TokenSample
+
+IMAGE_CACHE_BYTES = 2**30
+MAX_REQUESTS = 256
+
+
+@define(eq=False)
+class SglangRuntime:
+    """One model of SGLang's in this process, ready for prefills; a context manager, because only one can be open."""
+
+    server_args: ServerArgs
+    model_config: ModelConfig
+    runner: ModelRunner
+    vision: VisionTokens | None
+    pool_tokens: int
+    context_length: int
+    max_requests: int
+    _tree_cache: Any = field(init=False)
+    _layer_ids: tuple[int, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        """SGLang asks a cache of prefixes for what a batch may reuse; this one, made once, never holds anything."""
+        self._tree_cache = NoPrefixes(
+            page_size=self.runner.page_size,
+            device=self.runner.device,
+            token_to_kv_pool_allocator=self.runner.token_to_kv_pool_allocator,
+        )
+
+    @classmethod
+    def start(
+        cls,
+        model_dir: Path,
+        *,
+        device: str,
+        dtype: str,
+        pool_tokens: int,
+        context_length: int,
+        server_args: Mapping[str, Any] | None = None,
+        max_requests: int = MAX_REQUESTS,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        dist_port: int | None = None,
+    ) -> Self:
+        """Load the model of a checkpoint directory and allocate its pools.
+
+        dtype: "float32", "bfloat16" or "float16". pool_tokens: tokens that one pass can hold. context_length: the
+        longest sample. server_args: further arguments of SGLang's ServerArgs. With tp_size > 1 every rank of the group
+        calls this with one dist_port. Raises DataError where SGLang is missing or another version, and where this
+        process holds an open runtime or a process group.
+        """
+        require_sglang("the sglang backend")
+        if dist.is_initialized():
+            raise DataError("SGLang makes its own process group, but this process is in one already: leave it first")
+        arguments = make_server_args(
+            model_dir,
+            device=device,
+            dtype=dtype,
+            pool_tokens=pool_tokens,
+            context_length=context_length,
+            max_requests=max_requests,
+            tp_size=tp_size,
+            **(server_args or {}),
+        )
+        gpu_id = torch.cuda.current_device() if device == "cuda" else 0
+        publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=tp_rank, gpu_id=gpu_id))
+        try:
+            model_config = ModelConfig.from_server_args(arguments)
+            port = dist_port or PortArgs.init_new(arguments).nccl_port
+            with _own_store():
+                bootstrap.init_parallel_runtime(server_args=arguments, device=device, dist_port=port)
+            bootstrap.init_layer_runtime(model_config=model_config)
+            runner = ModelRunner(
+                model_config=model_config,
+                mem_fraction_static=arguments.mem_fraction_static,
+                gpu_id=gpu_id,
+                nccl_port=port,
+                server_args=arguments,
+            )
+            runner.alloc_memory_pool()
+            runner.init_attention_backends()
+            runner.init_cuda_graphs()
+        except BaseException:
+            _reset_globals()
+            raise
+        mm_schedule.init_mm_embedding_cache(IMAGE_CACHE_BYTES)
+        vision = VisionTokens.of(model_config.hf_config)
+        return cls(arguments, model_config, runner, vision, pool_tokens, context_length, max_requests)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back, so that another model can be started in this process."""
+        self.runner = self._tree_cache = None
+        _reset_globals()
+
+    @property
+    def model(self) -> Any:
+        """SGLang's model, an nn.Module."""
+        return self.runner.model
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.model_config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.model_config.num_hidden_layers)
+
+    def capture(self, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[Tensor]:
+        """The input of layer k+1 for each k of `layer_ids`, side by side: [S, F] of each sample, on the CPU.
+
+        Text and image samples go together, in as many passes as the pool needs. No prefix or image embedding of an
+        earlier call is reused, so the result depends on the samples of this call alone. Raises DataError for a sample
+        longer than the pool or the context.
+        """
+        if tuple(layer_ids) != self._layer_ids:
+            set_layers_to_capture(self.model, layer_ids, self.num_layers)
+            self._layer_ids = tuple(layer_ids)
+        mm_schedule.embedding_cache.clear()
+        features: list[Tensor] = []
+        for group in self._passes(samples):
+            hidden_TF = self._prefill([make_request(sample, sample.input_ids, self.vision) for sample in group])
+            width = len(layer_ids) * self.hidden_size
+            if hidden_TF.shape[1] != width:
+                raise DataError(
+                    f"SGLang gave states of width {hidden_TF.shape[1]}, and {len(layer_ids)} layers of "
+                    f"{self.hidden_size} are {width}: it left out layers of {list(layer_ids)}"
+                )
+            features += hidden_TF.cpu().split([len(sample.input_ids) for sample in group])
+        return features
+
+    def check_length(self, name: str, tokens: int) -> None:
+        """Raises DataError for a sample that no pass can hold."""
+        if tokens > self.context_length or self._paged(tokens) > self.pool_tokens:
+            raise DataError(
+                f"sample {name}: {tokens} tokens, and the runtime was started for samples of {self.context_length} "
+                f"and passes of {self.pool_tokens}"
+            )
+
+    @torch.inference_mode()
+    def _prefill(self, requests: list[Req]) -> Tensor:
+        """Hidden states [T, F] of one pass over the requests, from which nothing stays in the pools."""
+        batch = ScheduleBatch.init_new(
+            reqs=requests,
+            req_to_token_pool=self.runner.req_to_token_pool,
+            token_to_kv_pool_allocator=self.runner.token_to_kv_pool_allocator,
+            tree_cache=self._tree_cache,
+            model_config=self.model_config,
+            enable_overlap=False,
+            spec_algorithm=SpeculativeAlgorithm.NONE,
+        )
+        try:
+            batch.prepare_for_extend()
+            if batch.input_ids is None:
+                batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device, non_blocking=True)
+                batch.prefill_input_ids_cpu = None
+            forward_batch = ForwardBatch.init_new(
+                batch, self.runner, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
+            )
+            return self.runner.forward(forward_batch).logits_output.hidden_states
+        finally:
+            self.runner.req_to_token_pool.clear()
+            self.runner.token_to_kv_pool_allocator.clear()
+
+    def _passes(self, samples: Sequence[TokenSample]) -> Iterator[list[TokenSample]]:
+        """The samples in order, in groups that the pool holds."""
+        group: list[TokenSample] = []
+        tokens = 0
+        for sample in samples:
+            length = self._paged(len(sample.input_ids))
+            self.check_length(sample.id, len(sample.input_ids))
+            if group and (tokens + length > self.pool_tokens or len(group) == self.max_requests):
+                yield group
+                group, tokens = [], 0
+            group.append(sample)
+            tokens += length
+        if group:
+            yield group
+
+    def _paged(self, tokens: int) -> int:
+        """What a sample takes of the pool, which is dealt out in pages."""
+        page = self.runner.page_size
+        return -(-tokens // page) * page
+
+
+class NoPrefixes(SimpleNamespace):
+    """Stands where SGLang expects its cache of prefixes, and holds none."""
+
+    def supports_swa(self) -> bool:
+        return False
+
+    def supports_mamba(self) -> bool:
+        return False
+
+    def is_chunk_cache(self) -> bool:
+        return False
+
+    def is_tree_cache(self) -> bool:
+        return True
+
+    def evict(self, _params: Any) -> None:
+        """There is nothing to evict."""
+
+
+def make_server_args(
+    model_dir: Path,
+    *,
+    device: str,
+    dtype: str,
+    pool_tokens: int,
+    context_length: int,
+    max_requests: int = MAX_REQUESTS,
+    tp_size: int = 1,
+    **further: Any,
+) -> ServerArgs:
+    """The arguments of a runtime that captures; `further` are added as they are.
+
+    On a CPU: attention and sampling in plain torch, the only kinds that run there.
+    """
+    on_cpu = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "mm_attention_backend": "sdpa"}
+    arguments: dict[str, Any] = {
+        "model_path": str(model_dir),
+        "device": device,
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "disable_radix_cache": True,
+        "chunked_prefill_size": -1,
+        "max_prefill_tokens": pool_tokens,
+        "max_total_tokens": pool_tokens,
+        "max_running_requests": max_requests,
+        "context_length": context_length,
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "random_seed": 0,
+        "tp_size": tp_size,
+        **({"mem_fraction_static": 0.5, **on_cpu} if device == "cpu" else {}),
+        **further,
+    }
+    return ServerArgs(**arguments)
+
+
+def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int) -> None:
+    """Make SGLang's model keep the input of layer k+1 for each k of `layer_ids`, and of no other layer.
+
+    Raises DataError for the last layer, whose id SGLang drops without a word, for ids out of range, and for a model
+    that has no way to keep them.
+    """
+    beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
+    if beyond:
+        raise DataError(f"layers {beyond} cannot be captured from {num_layers} layers: use 0 to {num_layers - 2}")
+    decoder = model.model
+    for layer in decoder.layers:  # Qwen3.5's setter marks layers, and would leave those of an earlier call marked
+        if getattr(layer, "_is_layer_to_capture", False):
+            layer._is_layer_to_capture = False
+    wrapped = hasattr(model, "set_dflash_layers_to_capture")
+    # Dense Qwen3-VL has the method on the wrapper only, whose decoder lacks the one that it calls.
+    forwarded = hasattr(decoder, "set_dflash_layers_to_capture") or type(model).__name__ == "Qwen3ForCausalLM"
+    if wrapped and forwarded:
+        model.set_dflash_layers_to_capture(list(layer_ids))
+    elif hasattr(model, "set_eagle3_layers_to_capture"):
+        model.set_eagle3_layers_to_capture(list(layer_ids))
+    elif wrapped and hasattr(decoder, "layers_to_capture"):
+        model.capture_aux_hidden_states = True
+        decoder.layers_to_capture = [layer_id + 1 for layer_id in layer_ids]
+    else:
+        raise DataError(f"SGLang's {type(model).__name__} cannot capture hidden states of its layers")
+
+
+@contextmanager
+def _own_store() -> Iterator[None]:
+    """Under torchrun a rank would look for torchrun's store at SGLang's port, where nobody listens."""
+    name = "TORCHELASTIC_USE_AGENT_STORE"
+    kept = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            os.environ[name] = kept
+
+
+def _reset_globals() -> None:
+    """Undo what a runtime leaves in SGLang's modules."""
+    mm_schedule.embedding_cache = None
+    destroy_model_parallel()
+    destroy_distributed_environment()
+    reset_context()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
