@@ -1,0 +1,110 @@
+"""The command that serves a target with a draft in SGLang. Loads neither torch nor sglang.
+
+What is left to SGLang's defaults, and why that is right for the pinned version: the prefix cache stays on, since the
+draft's keys and values lie under the same slots as the target's and are found again with them; at most 48 requests run
+at once with DFLASH (`--max-running-requests` raises it); the layers, the mask token and the attention of each draft
+layer are read from the draft's config.json.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+LAUNCHER = "sglang.launch_server"
+MENDED_LAUNCHER = "ops.sglang_engine.launch_server"
+# In the pinned version these targets lack what DFLASH asks of them; see ops/sglang_engine/launch_server.py.
+MENDED_TYPES = frozenset({"qwen3_vl"})
+# Linear attention keeps a convolution state, which SGLang holds in bfloat16 whatever the dtype of the model.
+CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
+IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> as SGLang calls it
+
+
+@frozen(kw_only=True)
+class Served:
+    """What decides how a target is served: model_type as in its config.json, image_backend as in tokens.json.
+
+    dtype: of the weights and the cache, named since SGLang's own choice turns a float32 checkpoint into float16.
+    """
+
+    model_type: str
+    vision: bool
+    dtype: str
+    image_backend: str | None = "pillow"
+    trust_remote_code: bool = False
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether SGLang's own launcher would fail for this target with a draft, so that dflow's starts it."""
+        return self.model_type in MENDED_TYPES
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the server needs beside the arguments."""
+        if self.model_type in CONVOLUTION_TYPES and self.dtype != "bfloat16":
+            return {"SGLANG_MAMBA_CONV_DTYPE": self.dtype}
+        return {}
+
+    @classmethod
+    def of(cls, target: Mapping[str, Any], dtype: str, image_backend: str | None = "pillow") -> Served:
+        """From a target.json."""
+        return cls(
+            model_type=target["model_type"],
+            vision=target["vision"],
+            dtype=dtype,
+            image_backend=image_backend,
+            trust_remote_code=target["trust_remote_code"],
+        )
+
+
+@frozen(kw_only=True)
+class Address:
+    host: str = "127.0.0.1"
+    port: int = 30000
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"http://{host}:{self.port}"
+
+
+@frozen(kw_only=True)
+class DraftOption:
+    """The draft's serving directory and its block size, which SGLang takes for 16 where the config lacks it."""
+
+    path: str
+    block_size: int
+
+
+def launch_command(
+    target: str,
+    served: Served,
+    draft: DraftOption | None,
+    *,
+    address: Address = Address(),
+    extra: Sequence[str] = (),
+) -> list[str]:
+    """The command, as a list of arguments that begins with "python"; without a draft the target alone is served.
+
+    target: the checkpoint directory (model/ of a TargetModel) or a model id. extra: further arguments for SGLang, which
+    win over those before them.
+    """
+    launcher = MENDED_LAUNCHER if served.is_mended and draft is not None else LAUNCHER
+    command = ["python", "-m", launcher, "--model-path", target, "--dtype", served.dtype]
+    if draft is not None:
+        command += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", draft.path]
+        command += ["--speculative-num-draft-tokens", str(draft.block_size)]
+    if served.vision and served.image_backend is not None:
+        # "auto" takes torchvision where it is installed, whose pixels differ from those of pillow by two grey levels.
+        command += ["--image-processor-backend", IMAGE_BACKENDS[served.image_backend]]
+    if served.trust_remote_code:
+        command.append("--trust-remote-code")
+    return [*command, "--host", address.host, "--port", str(address.port), *extra]
+
+
+def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The command as one types it into a shell."""
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])
