@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from import_hooks import before_import
+from import_hooks import after_import, before_import
 
 
 @before_import("torchvision")
@@ -33,6 +33,12 @@ def stand_in_for_vllm() -> None:
         operators.rotary_embedding = _never_called  # type: ignore[attr-defined]
         package._custom_ops = operators  # type: ignore[attr-defined]
         sys.modules.update({"vllm": package, "vllm._custom_ops": operators})
+
+
+@after_import("sglang.srt.configs.update_config")
+def keep_sizes(module: ModuleType) -> None:
+    """On a CPU sizes are padded to what the kernels of the CPU engine want; the loaders in use here do not know that."""
+    module.adjust_config_with_unaligned_cpu_tp = lambda model_config, load_config, tp_size: model_config
 
 
 _kept: list[Any] = []  # a torch library lives as long as its object
