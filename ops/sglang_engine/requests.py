@@ -50,7 +50,7 @@ class VisionTokens:
         )
 
     def positions(self, input_ids: Tensor, image_grid_thw: Tensor) -> tuple[Tensor, Tensor]:
-        """mRoPE positions int64 [3, S] of ids [S] with the images of `image_grid_thw` [I, 3], and their delta [1, 1]."""
+        """mRoPE positions int64 [3, S] of ids [S] with images of the grids [I, 3], and their delta [1, 1]."""
         positions, delta = MRotaryEmbedding.get_rope_index(
             spatial_merge_size=self.merge_size,
             image_token_id=self.image_token_id,
@@ -102,9 +102,9 @@ def check_expansion(sample: TokenSample, input_ids: Tensor, vision: VisionTokens
     found = int((input_ids == vision.image_token_id).sum())
     if found != sum(expected):
         raise DataError(
-            f"sample {sample.id}: {found} image tokens, but the engine makes {sum(expected)} of its {len(grids)} images "
-            f"(grids {grids.tolist()}, {vision.merge_size} x {vision.merge_size} patches to a token): tokenize it with "
-            "the target's own processor"
+            f"sample {sample.id}: {found} image tokens, but the engine makes {sum(expected)} of its {len(grids)} "
+            f"images (grids {grids.tolist()}, {vision.merge_size} x {vision.merge_size} patches to a token): "
+            "tokenize it with the target's own processor"
         )
     if int(grids.prod(dim=1).sum()) != len(sample.pixel_values):
         raise DataError(

@@ -9,6 +9,7 @@ sglang/benchmark/one_batch.py.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from attrs import define, field
+from attrs import define, field, frozen
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import bootstrap, destroy_distributed_environment, destroy_model_parallel
 from sglang.srt.managers import mm_schedule
@@ -31,6 +32,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.sglang_engine.layers import Recipe, set_layers_to_capture
 from ops.sglang_engine.requests import VisionTokens, make_request
 from ops.sglang_engine.version import require_sglang
 from ops.tokenize_chat.shards import TokenSample
@@ -51,7 +53,6 @@ class SglangRuntime:
     context_length: int
     max_requests: int
     _tree_cache: Any = field(init=False)
-    _layer_ids: tuple[int, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         """SGLang asks a cache of prefixes for what a batch may reuse; this one, made once, never holds anything."""
@@ -84,8 +85,6 @@ class SglangRuntime:
         process holds an open runtime or a process group.
         """
         require_sglang("the sglang backend")
-        if dist.is_initialized():
-            raise DataError("SGLang makes its own process group, but this process is in one already: leave it first")
         arguments = make_server_args(
             model_dir,
             device=device,
@@ -96,30 +95,23 @@ class SglangRuntime:
             tp_size=tp_size,
             **(server_args or {}),
         )
-        gpu_id = torch.cuda.current_device() if device == "cuda" else 0
-        publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=tp_rank, gpu_id=gpu_id))
+        place = enter(arguments, tp_rank, dist_port)
         try:
-            model_config = ModelConfig.from_server_args(arguments)
-            port = dist_port or PortArgs.init_new(arguments).nccl_port
-            with _own_store():
-                bootstrap.init_parallel_runtime(server_args=arguments, device=device, dist_port=port)
-            bootstrap.init_layer_runtime(model_config=model_config)
             runner = ModelRunner(
-                model_config=model_config,
+                model_config=place.model_config,
                 mem_fraction_static=arguments.mem_fraction_static,
-                gpu_id=gpu_id,
-                nccl_port=port,
+                gpu_id=place.gpu_id,
+                nccl_port=place.port,
                 server_args=arguments,
             )
             runner.alloc_memory_pool()
             runner.init_attention_backends()
             runner.init_cuda_graphs()
         except BaseException:
-            _reset_globals()
+            leave()
             raise
-        mm_schedule.init_mm_embedding_cache(IMAGE_CACHE_BYTES)
-        vision = VisionTokens.of(model_config.hf_config)
-        return cls(arguments, model_config, runner, vision, pool_tokens, context_length, max_requests)
+        vision = VisionTokens.of(place.model_config.hf_config)
+        return cls(arguments, place.model_config, runner, vision, pool_tokens, context_length, max_requests)
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +124,7 @@ class SglangRuntime:
     def close(self) -> None:
         """Give everything back, so that another model can be started in this process."""
         self.runner = self._tree_cache = None
-        _reset_globals()
+        leave()
 
     @property
     def model(self) -> Any:
@@ -148,27 +140,34 @@ class SglangRuntime:
         return int(self.model_config.num_hidden_layers)
 
     def capture(self, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[Tensor]:
-        """The input of layer k+1 for each k of `layer_ids`, side by side: [S, F] of each sample, on the CPU.
+        """The input of layer k+1 for each k of `layer_ids`, side by side: [S, F] of each sample; see `states`."""
+        return [features_SF for features_SF, _final_SM in self.states(samples, layer_ids)]
+
+    def states(
+        self,
+        samples: Sequence[TokenSample],
+        layer_ids: Sequence[int],
+        *,
+        final_hidden: bool = False,
+        recipe: Recipe = "dflash",
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """Features [S, F] and, where asked for, the states behind the final norm [S, M] of each sample, on the CPU.
 
         Text and image samples go together, in as many passes as the pool needs. No prefix or image embedding of an
         earlier call is reused, so the result depends on the samples of this call alone. Raises DataError for a sample
         longer than the pool or the context.
         """
-        if tuple(layer_ids) != self._layer_ids:
-            set_layers_to_capture(self.model, layer_ids, self.num_layers)
-            self._layer_ids = tuple(layer_ids)
+        set_layers_to_capture(self.model, layer_ids, self.num_layers, recipe)
         mm_schedule.embedding_cache.clear()
-        features: list[Tensor] = []
+        states: list[tuple[Tensor, Tensor | None]] = []
         for group in self._passes(samples):
-            hidden_TF = self._prefill([make_request(sample, sample.input_ids, self.vision) for sample in group])
-            width = len(layer_ids) * self.hidden_size
-            if hidden_TF.shape[1] != width:
-                raise DataError(
-                    f"SGLang gave states of width {hidden_TF.shape[1]}, and {len(layer_ids)} layers of "
-                    f"{self.hidden_size} are {width}: it left out layers of {list(layer_ids)}"
-                )
-            features += hidden_TF.cpu().split([len(sample.input_ids) for sample in group])
-        return features
+            requests = [make_request(sample, sample.input_ids, self.vision) for sample in group]
+            hidden_TF, final_TM = self._prefill(requests, layer_ids)
+            lengths = [len(sample.input_ids) for sample in group]
+            features = hidden_TF.cpu().split(lengths)
+            final = final_TM.cpu().split(lengths) if final_hidden else [None] * len(group)
+            states += zip(features, final, strict=True)
+        return states
 
     def check_length(self, name: str, tokens: int) -> None:
         """Raises DataError for a sample that no pass can hold."""
@@ -179,8 +178,8 @@ class SglangRuntime:
             )
 
     @torch.inference_mode()
-    def _prefill(self, requests: list[Req]) -> Tensor:
-        """Hidden states [T, F] of one pass over the requests, from which nothing stays in the pools."""
+    def _prefill(self, requests: list[Req], layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Kept states [T, F] and final states [T, M] of one pass over the requests; nothing stays in the pools."""
         batch = ScheduleBatch.init_new(
             reqs=requests,
             req_to_token_pool=self.runner.req_to_token_pool,
@@ -198,10 +197,37 @@ class SglangRuntime:
             forward_batch = ForwardBatch.init_new(
                 batch, self.runner, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
             )
-            return self.runner.forward(forward_batch).logits_output.hidden_states
+            with self._watched_head() as head:
+                hidden_TF = self.runner.forward(forward_batch).logits_output.hidden_states
         finally:
             self.runner.req_to_token_pool.clear()
             self.runner.token_to_kv_pool_allocator.clear()
+        width = 0 if head["aux_hidden_states"] is None else hidden_TF.shape[1]
+        if width != len(layer_ids) * self.hidden_size:
+            raise DataError(
+                f"SGLang kept states of width {width}, where those of layers {list(layer_ids)} were asked for, "
+                f"{self.hidden_size} each"
+            )
+        return hidden_TF, head["hidden_states"]
+
+    @contextmanager
+    def _watched_head(self) -> Iterator[dict[str, Any]]:
+        """What the model hands to its head in the pass inside: states behind the final norm, and those it kept.
+
+        Without kept states SGLang would return the final ones in their place, whose width is that of one layer.
+        """
+        head = self.model.logits_processor
+        signature = inspect.signature(head.forward)
+        seen: dict[str, Any] = {"aux_hidden_states": None}
+
+        def watch(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.update(signature.bind(*args, **kwargs).arguments)
+
+        handle = head.register_forward_pre_hook(watch, with_kwargs=True)
+        try:
+            yield seen
+        finally:
+            handle.remove()
 
     def _passes(self, samples: Sequence[TokenSample]) -> Iterator[list[TokenSample]]:
         """The samples in order, in groups that the pool holds."""
@@ -280,31 +306,46 @@ def make_server_args(
     return ServerArgs(**arguments)
 
 
-def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int) -> None:
-    """Make SGLang's model keep the input of layer k+1 for each k of `layer_ids`, and of no other layer.
+@frozen
+class Place:
+    """Where the models of this process run."""
 
-    Raises DataError for the last layer, whose id SGLang drops without a word, for ids out of range, and for a model
-    that has no way to keep them.
+    model_config: ModelConfig
+    gpu_id: int
+    port: int
+
+
+def enter(arguments: ServerArgs, tp_rank: int = 0, dist_port: int | None = None) -> Place:
+    """Make this process one of SGLang's, before any model is loaded; `leave` undoes it.
+
+    Raises DataError where the process holds an open runtime or a process group.
     """
-    beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
-    if beyond:
-        raise DataError(f"layers {beyond} cannot be captured from {num_layers} layers: use 0 to {num_layers - 2}")
-    decoder = model.model
-    for layer in decoder.layers:  # Qwen3.5's setter marks layers, and would leave those of an earlier call marked
-        if getattr(layer, "_is_layer_to_capture", False):
-            layer._is_layer_to_capture = False
-    wrapped = hasattr(model, "set_dflash_layers_to_capture")
-    # Dense Qwen3-VL has the method on the wrapper only, whose decoder lacks the one that it calls.
-    forwarded = hasattr(decoder, "set_dflash_layers_to_capture") or type(model).__name__ == "Qwen3ForCausalLM"
-    if wrapped and forwarded:
-        model.set_dflash_layers_to_capture(list(layer_ids))
-    elif hasattr(model, "set_eagle3_layers_to_capture"):
-        model.set_eagle3_layers_to_capture(list(layer_ids))
-    elif wrapped and hasattr(decoder, "layers_to_capture"):
-        model.capture_aux_hidden_states = True
-        decoder.layers_to_capture = [layer_id + 1 for layer_id in layer_ids]
-    else:
-        raise DataError(f"SGLang's {type(model).__name__} cannot capture hidden states of its layers")
+    if dist.is_initialized():
+        raise DataError("SGLang makes its own process group, but this process is in one already: leave it first")
+    gpu_id = torch.cuda.current_device() if arguments.device == "cuda" else 0
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=tp_rank, gpu_id=gpu_id))
+    try:
+        model_config = ModelConfig.from_server_args(arguments)
+        port = dist_port or PortArgs.init_new(arguments).nccl_port
+        with _own_store():
+            bootstrap.init_parallel_runtime(server_args=arguments, device=arguments.device, dist_port=port)
+        bootstrap.init_layer_runtime(model_config=model_config)
+    except BaseException:
+        leave()
+        raise
+    mm_schedule.init_mm_embedding_cache(IMAGE_CACHE_BYTES)
+    return Place(model_config, gpu_id, port)
+
+
+def leave() -> None:
+    """Undo what a runtime leaves in SGLang's modules, so that another one can be started in this process."""
+    mm_schedule.embedding_cache = None
+    destroy_model_parallel()
+    destroy_distributed_environment()
+    reset_context()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -317,14 +358,3 @@ def _own_store() -> Iterator[None]:
     finally:
         if kept is not None:
             os.environ[name] = kept
-
-
-def _reset_globals() -> None:
-    """Undo what a runtime leaves in SGLang's modules."""
-    mm_schedule.embedding_cache = None
-    destroy_model_parallel()
-    destroy_distributed_environment()
-    reset_context()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
