@@ -71,7 +71,7 @@ class TargetModel(Artifact):
     model/          config.json, model*.safetensors and the processor's files
     target.json     {"model_type", "vision": bool, "vocab_size", "hidden_size", "num_layers", "mask_token_id",
                     "eos_token_ids", "embed_key", "lm_head_key", "tied": bool,
-                    "trust_remote_code": bool}
+                    "trust_remote_code": bool}; "model_id" and "revision" as well, where it came by a model id
     metrics.json    what was measured while it was made, e.g. {"accuracy": 0.95}; may be {}
     """
 
@@ -105,7 +105,8 @@ class DraftCheckpoint(Artifact):
 
     config.json         the draft's config (the fields of DraftConfig)
     model.safetensors   weights under the names of the serving contract, float32
-    training.json       {"steps", "final_loss", "captured": what features.json says but for its shards, ...}
+    training.json       {"steps", "final_loss", "recipe": the fields of train_dflash in its key, "samples" of the train
+                        split, "captured": what features.json says but for its shards, ...}
     """
 
 
@@ -123,8 +124,10 @@ class Draft(Artifact):
 class Report(Artifact):
     """What the evaluation measured.
 
-    report.json         tau in total, by category and by split, with bootstrap intervals; losslessness; random draft
-    prompts.jsonl       one object per prompt: answer, accepted lengths, ties, category
+    report.json         tau in total, by category and by split, with bootstrap intervals; losslessness; random draft;
+                        "inputs": digests of draft, target and tokens
+    prompts.jsonl       one object per prompt: {"id", "category", "tokens": the target's answer, "accepted": how many
+                        draft tokens per verification step, "accepted_random", "identical"}
     measurements.json   wall-clock figures (outside the digest)
     """
 

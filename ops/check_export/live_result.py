@@ -5,9 +5,9 @@ The gate calls `ops.check_export.live.check_live`, which is imported only where 
     check_live(draft_dir: Path, target_dir: Path, prompts: Sequence[Prompt], config: CheckExport, stage: Stage)
         -> LiveResult
 
-draft_dir is the serving directory, target_dir the checkpoint directory (TargetModel's model/). It returns what it found,
-mistakes of the draft included; it raises LiveUnavailable where SGLang cannot run the check on this machine at all, which
-`live = "auto"` tells and passes over and `live = "required"` refuses.
+draft_dir is the serving directory, target_dir the checkpoint directory (TargetModel's model/). It returns what it
+found, mistakes of the draft included. It raises LiveUnavailable where SGLang cannot run the check on this machine at
+all: `live = "auto"` tells that and goes on, `live = "required"` refuses.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from attrs import frozen
 
 from dsl.errors import DataError
 
+REWRITE = "write the export again: dflow resume --from export"
+
 
 @frozen
 class Mistake:

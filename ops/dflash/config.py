@@ -205,7 +205,7 @@ def from_serving(data: Mapping[str, Any]) -> DraftConfig:
 def missing_fields(data: Mapping[str, Any]) -> list[str]:
     """The fields of the serving contract that a config.json lacks, nested ones as "dflash_config.mask_token_id"."""
     missing = []
-    for name, value in _EXAMPLE.items():
+    for name, value in EXAMPLE.items():
         if name not in data:
             missing.append(name)
         elif isinstance(value, dict):
@@ -214,7 +214,7 @@ def missing_fields(data: Mapping[str, Any]) -> list[str]:
     return missing
 
 
-_EXAMPLE = to_serving(
+EXAMPLE = to_serving(  # every field of the serving contract, with a value of its type
     DraftConfig(
         hidden_size=8,
         num_hidden_layers=1,

@@ -73,6 +73,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     differences = [difference for result in results for difference in first_differences(result)]
     errors = [found for found in differences if found.margin >= config.tie_margin]
     report = summarise(config, draft.config.block_size, results, len(differences) - len(errors), len(errors))
+    report["inputs"] = {name: stage.inputs[name].digest for name in ("draft", "target", "tokens")}
     write_json(stage.out_dir / "report.json", report)
     write_jsonl(stage.out_dir / "prompts.jsonl", [prompt_row(result) for result in results])
     measured = speed(results)
@@ -162,6 +163,9 @@ def summarise(
     untrained = [result.random for result in results if result.random is not None]
     report: dict[str, Any] = {
         "split": config.split,
+        "dtype": config.dtype,
+        "max_new_tokens": config.max_new_tokens,
+        "tie_margin": config.tie_margin,
         "block_size": block_size,
         "prompts": len(results),
         "lossless": {"errors": errors, "ties": ties},

@@ -2,35 +2,75 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import torch
 from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.dflash.config import from_serving, to_serving
-from ops.export_draft.contract import check_serving
+from ops.check_export.contract import CARD, CONFIG, WEIGHTS, check_serving
+from ops.check_export.fields import training_record
+from ops.dflash.config import DraftConfig, from_serving, to_serving
+from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
-from ops.files import read_json, write_json
+from ops.files import read_json, replace_file, write_json
 from ops.load_target.model import target_info
 
 
 def export_draft(config: ExportDraft, stage: Stage) -> None:
-    """Write config.json and model.safetensors, and nothing else.
+    """Write config.json, model.safetensors and README.md, and nothing else.
 
-    Raises DataError where the draft was trained for another target, or where what was written breaks the contract.
+    Raises DataError where the draft was trained for another target or its files contradict each other, or where what
+    was written breaks the contract.
     """
     draft, target = stage.inputs["draft"], stage.inputs["target"]
-    trained_for = read_json(draft.path / "training.json")["target"]
-    if trained_for != target.digest:
+    training = read_json(draft.path / "training.json")
+    if training["target"] != target.digest:
         raise DataError(
-            f"{draft.path}: this draft was trained for the target {trained_for[:12]}, but the node's target is "
+            f"{draft.path}: this draft was trained for the target {training['target'][:12]}, but the node's target is "
             f"{target.digest[:12]}; give train_dflash and export_draft the same target"
         )
     shape = from_serving(read_json(draft.path / "config.json"))
-    write_json(stage.out_dir / "config.json", to_serving(shape, config.dtype))
+    check_training(draft.path, shape, training["captured"])
+    serving = to_serving(shape, config.dtype)
+    serving["dflow"] |= training_record(shape, target.digest)
+    write_json(stage.out_dir / CONFIG, serving)
     dtype = getattr(torch, config.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(draft.path / "model.safetensors").items()}
-    save_file(weights, stage.out_dir / "model.safetensors", metadata={"format": "pt"})
-    check_serving(stage.out_dir, target_info(target))
-    stage.log({"export/parameters": float(sum(tensor.numel() for tensor in weights.values()))}, step=0)
+    save_file(weights, stage.out_dir / WEIGHTS, metadata={"format": "pt"})
+    parameters = sum(tensor.numel() for tensor in weights.values())
+    facts = CardFacts(
+        draft=shape,
+        dtype=config.dtype,
+        parameters=parameters,
+        target=target_info(target),
+        target_digest=target.digest,
+        training=training,
+        training_digest=draft.digest,
+    )
+    replace_file(stage.out_dir / CARD, model_card(facts).encode())
+    check_serving(stage.out_dir, target)
+    stage.log({"export/parameters": float(parameters)}, step=0)
     stage.progress(1, 1)
+
+
+def check_training(path: Path, shape: DraftConfig, captured: Mapping[str, Any]) -> None:
+    """Raises DataError where a draft's config.json is not that of the features it was trained on (training.json)."""
+    differing = [
+        f"{name}: {json.dumps(value)} in config.json, {json.dumps(captured[name])} in training.json"
+        for name, value in (
+            ("target_layer_ids", list(shape.target_layer_ids)),
+            ("num_target_layers", shape.num_target_layers),
+            ("mask_token_id", shape.mask_token_id),
+            ("hidden_size", shape.hidden_size),
+            ("positions", shape.positions),
+        )
+        if captured[name] != value
+    ]
+    if differing:
+        listed = "\n".join(f"  {line}" for line in differing)
+        raise DataError(f"{path}: the draft is not what was trained; train it again:\n{listed}")

@@ -29,6 +29,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
             f"{directory}: a vision-language model without an image processor (preprocessor_config.json); copy "
             "that file from where the checkpoint comes from"
         )
+    if not Path(config.checkpoint).is_dir():  # a path is content, not a name
+        info |= {"model_id": config.checkpoint, "revision": config.revision}
     copy_files(directory, stage.out_dir / "model", patterns(trust))
     write_target_json(stage.out_dir, info, {})
 

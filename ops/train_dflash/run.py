@@ -233,6 +233,8 @@ class _Training:
             "captured": self.inputs.captured,
             "steps": self.state.step,
             "loss": self.config.loss,
+            "recipe": _key_fields(self.config),
+            "samples": len(self.inputs.train),
             "final_loss": mean_loss(last),
             "final_metrics": metrics(last, "train"),
             "val_metrics": None if val is None else metrics(val, "val"),
@@ -300,10 +302,14 @@ class _Training:
 
 def _identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any]:
     """What a checkpoint must agree with: the config without neutral fields, the inputs and the draft's shape."""
-    fields = op_of(config).fields.values()
     return {
-        "config": {entry.name: getattr(config, entry.name) for entry in fields if not entry.neutral},
+        "config": _key_fields(config),
         "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
         "captured": inputs.captured,
         "draft": to_serving(inputs.draft),
     }
+
+
+def _key_fields(config: TrainDflash) -> dict[str, Any]:
+    """The config without its neutral fields."""
+    return {entry.name: getattr(config, entry.name) for entry in op_of(config).fields.values() if not entry.neutral}

@@ -76,6 +76,7 @@ def make_target(folder: Path, text: dict[str, Any] | None = None, seed: int = 0)
         "embed_key": names[0],
         "lm_head_key": names[1],
         "tied": False,
+        "trust_remote_code": False,
     }
     write_json(folder / "target.json", info)
     return TargetModel(path=folder, digest=folder_digest(folder))

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import DraftCheckpoint
+from ops.check_export.contract import check_serving
+from ops.check_export.tensors import expected_shapes
 from ops.dflash.config import from_serving, to_serving
 from ops.dflash.model import DraftModel
-from ops.export_draft.contract import check_serving, expected_shapes
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.files import read_json, write_json
-from ops.load_target.model import target_info
 from ops.train_dflash.run import train_dflash
 
 
@@ -36,14 +36,19 @@ def export(folder, trained, **changes):
     return stage.out_dir
 
 
-def test_an_export_is_exactly_the_two_files_of_the_contract(tmp_path, trained):
+def test_an_export_is_exactly_the_three_files_of_the_contract(tmp_path, trained):
     out = export(tmp_path / "a", trained)
-    assert sorted(file.name for file in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(file.name for file in out.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     config = read_json(out / "config.json")
     assert config["architectures"] == ["DFlashDraftModel"]
     assert config["dflash_config"] == {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
     assert (config["block_size"], config["num_target_layers"], config["vocab_size"]) == (4, 4, VOCAB)
-    assert config["dflow"] == {"format": 1, "positions": "sequential"}
+    shape = from_serving(read_json(trained["draft"].path / "config.json"))
+    assert config["dflow"].pop("trained") == attrs.asdict(shape) | {
+        "target_layer_ids": [0, 1],
+        "layer_types": ["full_attention", "full_attention"],
+    }
+    assert config["dflow"] == {"format": 1, "positions": "sequential", "target": trained["target"].digest}
     assert folder_digest(out) == folder_digest(export(tmp_path / "b", trained))
 
 
@@ -115,8 +120,8 @@ def damaged(tmp_path, trained, config=None, tensors=None):
         tensors(weights)
         save_file(weights, out / "model.safetensors")
     with pytest.raises(DataError) as caught:
-        check_serving(out, target_info(trained["target"]))
-    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+        check_serving(out, trained["target"])
+    return [line[2:] for line in str(caught.value).splitlines()[1:] if not line.startswith("   ")]
 
 
 def test_all_mistakes_of_an_export_are_listed_at_once(tmp_path, trained):
@@ -182,5 +187,5 @@ def test_a_wrong_config_is_found(tmp_path, trained, change, expected):
 def test_files_that_are_missing_or_too_many_are_named(tmp_path, trained):
     out = export(tmp_path, trained)
     (out / "config.json").rename(out / "mask_embedding.pt")
-    with pytest.raises(DataError, match=r"config\.json: is missing\n  mask_embedding\.pt: does not belong here"):
-        check_serving(out, target_info(trained["target"]))
+    with pytest.raises(DataError, match=r"(?s)config\.json: is missing\n.*mask_embedding\.pt: does not belong here"):
+        check_serving(out, trained["target"])

@@ -1,0 +1,152 @@
+"""What the gate found: check.json, the metrics, the rows of served.jsonl, and the model card's accepted lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from ops.check_export.live_result import LiveResult, Prompt
+from ops.dflash.decode import Decoded
+from ops.export_draft.card import table
+
+ALL = "all"
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """report is the evaluation's report.json; prompts those that SGLang decoded, or would have decoded.
+
+    Where served is None, skipped says why SGLang was not asked.
+    """
+
+    report: Mapping[str, Any]
+    prompts: Sequence[Prompt]
+    served: LiveResult | None
+    skipped: str | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tau_evaluate(self) -> dict[str, float | None]:
+        """tau of these prompts as evaluate measured it, under "all" and by category."""
+        return by_category(
+            [(prompt.sample.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.prompts]
+        )
+
+    @property
+    def tau_served(self) -> dict[str, float | None] | None:
+        """tau of the same prompts as SGLang served them, counted in the same way."""
+        if self.served is None:
+            return None
+        return by_category(
+            [(prompt.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.served.prompts]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of check.json."""
+        live: dict[str, Any] = {"status": "skipped", "reason": self.skipped}
+        if self.served is not None:
+            live = {
+                "status": "failed" if self.served.mistakes else "passed",
+                "sglang": self.served.version,
+                "forward": dict(self.served.forward),
+                "ties": self.served.ties,
+                **self.served.details,
+            }
+        return {
+            "static": "passed",
+            "live": live,
+            "prompts": len(self.prompts),
+            "tau": {"evaluate": self.tau_evaluate, "served": self.tau_served},
+            "warnings": list(self.warnings),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """The figures under the names they have in MLflow."""
+        flat = {
+            "check/static_passed": 1.0,
+            "check/live_skipped": float(self.served is None),
+            "check/prompts": float(len(self.prompts)),
+            "check/warnings": float(len(self.warnings)),
+        }
+        for kind, taus in (("evaluate", self.tau_evaluate), ("served", self.tau_served or {})):
+            for category, tau in taus.items():
+                if tau is not None:
+                    flat[f"check/tau_{kind}" + ("" if category == ALL else f"_{category}")] = tau
+        if self.served is not None:
+            flat["check/live_mistakes"] = float(len(self.served.mistakes))
+            flat["check/ties"] = float(self.served.ties)
+            if self.served.forward:
+                flat["check/forward_difference"] = max(self.served.forward.values())
+        return flat
+
+    def served_rows(self) -> list[dict[str, Any]]:
+        """The lines of served.jsonl."""
+        served = self.served.prompts if self.served is not None else ()
+        return [
+            {
+                "id": prompt.id,
+                "category": prompt.category,
+                "tokens": list(prompt.tokens),
+                "accepted": list(prompt.accepted),
+                "accepted_evaluate": list(asked.accepted),
+            }
+            for asked, prompt in zip(self.prompts, served, strict=False)
+        ]
+
+    def told(self) -> list[str]:
+        """What is printed."""
+        lines = ["check: the serving directory keeps the contract"]
+        if self.tau_served is None:
+            lines.append(f"check: the live stage was SKIPPED, SGLang has not seen this draft: {self.skipped}")
+        else:
+            lines.append(
+                f"check: SGLang {self.served.version} served {len(self.prompts)} prompts, tau "
+                f"{shown(self.tau_served[ALL])}; evaluate measured {shown(self.tau_evaluate[ALL])} on them"
+            )
+        return lines + [f"check: warning: {warning}" for warning in self.warnings]
+
+
+def by_category(answers: Sequence[tuple[str, Decoded]]) -> dict[str, float | None]:
+    """tau = generated tokens / verification steps, of all answers and by category; None where no step was made."""
+    groups: dict[str, list[Decoded]] = {ALL: []}
+    for category, answer in answers:
+        groups[ALL].append(answer)
+        groups.setdefault(category, []).append(answer)
+    return {name: tau(group) for name, group in groups.items()}
+
+
+def tau(answers: Sequence[Decoded]) -> float | None:
+    steps = sum(answer.steps for answer in answers)
+    return sum(answer.generated for answer in answers) / steps if steps else None
+
+
+def card_text(outcome: Outcome) -> str:
+    """The model card's section of accepted lengths."""
+    report = outcome.report
+    rows = [
+        (name, measured["prompts"], shown(measured["tau"]), f"{shown(measured['low'])} to {shown(measured['high'])}")
+        for name, measured in report["tau"].items()
+    ]
+    parts = [
+        f"tau, the tokens per verification step, of at most {report['block_size']}: greedy speculative decoding of "
+        f"held-out prompts (split `{report['split']}`, at most {report['max_new_tokens']} tokens each, "
+        f"{report['dtype']}), with 95 % bootstrap intervals over the prompts.",
+        table(("prompts", "number", "tau", "interval"), rows),
+        f"The answers are the target's own: {report['lossless']['errors']} differ, {report['lossless']['ties']} at a "
+        "tie between two logits.",
+    ]
+    if outcome.served is None or outcome.tau_served is None:
+        parts.append(f"Not served by SGLang yet ({outcome.skipped}).")
+    else:
+        compared = [
+            (name, shown(outcome.tau_evaluate.get(name)), shown(served)) for name, served in outcome.tau_served.items()
+        ]
+        parts.append(f"{len(outcome.prompts)} of these prompts, served by SGLang {outcome.served.version}:")
+        parts.append(table(("prompts", "tau as above", "tau served"), compared))
+    return "\n\n".join(parts)
+
+
+def shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

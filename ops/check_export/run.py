@@ -1,0 +1,126 @@
+"""The gate: check a serving directory against the contract, serve prompts with SGLang, and write what is shipped.
+
+The static stage needs no SGLang and always runs. The live stage asks SGLang's own code: `live` says whether it must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dsl.errors import DataError
+from dsl.stage import Stage
+from ops.check_export.contract import CARD, CONFIG, WEIGHTS, check_serving
+from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
+from ops.check_export.mistake import refuse
+from ops.check_export.op import CheckExport
+from ops.check_export.outcome import Outcome, card_text
+from ops.export_draft.card import with_measured
+from ops.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
+from ops.on_demand import OnDemand
+from ops.sglang_engine.version import require_sglang
+from ops.tokenize_chat.shards import TokenReader
+
+if TYPE_CHECKING:
+    from ops.check_export import live
+else:
+    live = OnDemand("ops.check_export.live")  # it imports SGLang
+
+
+def check_export(config: CheckExport, stage: Stage) -> None:
+    """Write the CheckedDraft artifact.
+
+    Raises DataError where the draft breaks the contract, where SGLang makes something else of it than `evaluate` did,
+    or where the report is of another draft.
+    """
+    draft, target, tokens = (stage.inputs[name] for name in ("draft", "target", "tokens"))
+    report = read_json(stage.inputs["report"].path / "report.json")
+    check_report(report, stage.inputs)
+    check_serving(draft.path, target, tokens)
+    rows = list(read_jsonl(stage.inputs["report"].path / "prompts.jsonl"))
+    prompts = choose_prompts(config, stage, report, rows)
+    served, skipped = serve(config, stage, prompts)
+    outcome = Outcome(
+        report=report,
+        prompts=prompts,
+        served=served,
+        skipped=skipped,
+        warnings=tuple(image_warnings(read_json(tokens.path / "tokens.json"))),
+    )
+    for line in outcome.told():
+        print(line, flush=True)
+    stage.log(outcome.metrics(), step=0)
+    if served is not None:
+        refuse(draft.path, served.mistakes)
+    write(stage, outcome)
+    stage.progress(1, 1)
+
+
+def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raises DataError where the accepted lengths are those of another draft, target or set of prompts."""
+    other = [name for name, digest in report["inputs"].items() if digest != inputs[name].digest]
+    if other:
+        raise DataError(
+            f"{inputs['report'].path}: this report was made with another {' and another '.join(other)} than the "
+            "node has; give evaluate and check_export the same draft, target and tokens"
+        )
+
+
+def choose_prompts(
+    config: CheckExport, stage: Stage, report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[Prompt]:
+    """The first `live_prompts` of each category, in the order of the evaluation."""
+    reader = TokenReader(stage.inputs["tokens"], report["split"])
+    index = {record["id"]: place for place, record in enumerate(reader.records)}
+    taken: dict[str, int] = {}
+    chosen = []
+    for row in rows:
+        count = taken[row["category"]] = taken.get(row["category"], 0) + 1
+        if config.live_prompts is None or count <= config.live_prompts:
+            sample = reader.sample(index[row["id"]])
+            chosen.append(Prompt(sample, tuple(row["tokens"]), tuple(row["accepted"]), report["max_new_tokens"]))
+    return chosen
+
+
+def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple[LiveResult | None, str | None]:
+    """What SGLang made of the prompts, or why it was not asked. Raises DataError where it had to be and could not."""
+    if config.live == "off":
+        return None, 'live = "off"'
+    try:
+        require_sglang("the live stage of check_export")
+    except DataError as error:
+        return _passed_over(config, error)
+    draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
+    try:
+        return live.check_live(draft_dir, target_dir, prompts, config, stage), None
+    except LiveUnavailable as error:
+        return _passed_over(config, error)
+
+
+def _passed_over(config: CheckExport, error: DataError) -> tuple[None, str]:
+    if config.live == "required":
+        raise DataError(f'{error} (live = "required"; "auto" passes the stage over)') from error
+    return None, str(error)
+
+
+def image_warnings(tokens: Mapping[str, Any]) -> list[str]:
+    """What to mind where a server would prepare images otherwise than the training did."""
+    if tokens["image_token_id"] is None or tokens.get("image_backend") != "pillow":
+        return []
+    return [
+        "the draft's images were prepared with pillow, and SGLang prepares them with torchvision, whose pixels differ "
+        "where an image is resized: start the server with --image-processor-backend pil, as the model card does"
+    ]
+
+
+def write(stage: Stage, outcome: Outcome) -> None:
+    """The serving directory as it is shipped, with tau in its card, and what was checked."""
+    source, shipped = stage.inputs["draft"].path, stage.out_dir / "draft"
+    shipped.mkdir(exist_ok=True)
+    for name in (CONFIG, WEIGHTS):
+        link_or_copy(source / name, shipped / name)
+    card = with_measured((source / CARD).read_text("utf-8"), card_text(outcome))
+    replace_file(shipped / CARD, card.encode())
+    write_json(stage.out_dir / "check.json", outcome.to_json())
+    if outcome.served is not None:
+        write_jsonl(stage.out_dir / "served.jsonl", outcome.served_rows())

@@ -1,0 +1,183 @@
+"""The model card of a draft: README.md of its serving directory. The same draft gives the same card.
+
+What only the evaluation knows, the accepted lengths, stands between two marks; `with_measured` fills that place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from ops.dflash.config import DraftConfig
+from ops.sglang_engine.serve_command import DraftOption, Served, launch_command, shell_line
+from ops.sglang_engine.version import SGLANG_VERSION
+
+BEGIN, END = "<!-- accepted length -->", "<!-- end of accepted length -->"
+TARGET_PLACE = "$TARGET"
+NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both are in MLflow
+
+
+@frozen(kw_only=True)
+class CardFacts:
+    """What a card tells. target is target.json, training is training.json; both digests are those of the store."""
+
+    draft: DraftConfig
+    dtype: str
+    parameters: int
+    target: Mapping[str, Any]
+    target_digest: str
+    training: Mapping[str, Any]
+    training_digest: str
+
+    @property
+    def target_name(self) -> str:
+        """The model id, or the family of a checkpoint without one."""
+        return self.target.get("model_id") or f"a {self.target['model_type']} checkpoint"
+
+
+def model_card(facts: CardFacts) -> str:
+    """README.md, with front matter as Hugging Face reads it."""
+    parts = [
+        _front_matter(facts),
+        f"# DFlash draft for {facts.target_name}",
+        "A draft model for speculative decoding by block diffusion ([DFlash](https://arxiv.org/abs/2602.06036)): it "
+        f"proposes {facts.draft.block_size - 1} tokens at once, and the target verifies them in one forward pass. At "
+        "temperature 0 the answers are the target's own. It has neither an embedding nor a head, because it uses the "
+        "target's, so it works with this target alone.",
+        _target(facts),
+        _serving(facts),
+        with_place("Not measured yet."),
+        _draft(facts),
+        _data(facts),
+        _recipe(facts),
+        _tracking(facts),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def with_place(text: str) -> str:
+    """The section of the accepted lengths, between its marks."""
+    return f"{BEGIN}\n\n## Accepted length\n\n{text}\n\n{END}"
+
+
+def with_measured(card: str, text: str) -> str:
+    """The card with `text` as its section of accepted lengths; at the end where the card has lost the place."""
+    before, begin, rest = card.partition(BEGIN)
+    _old, end, after = rest.partition(END)
+    if not begin or not end:
+        return f"{card.rstrip()}\n\n{with_place(text)}\n"
+    return before + with_place(text) + after
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _front_matter(facts: CardFacts) -> str:
+    tags = ["dflash", "speculative-decoding", "block-diffusion", "draft-model", "sglang"]
+    lines = ["library_name: transformers"]
+    lines.append(f"pipeline_tag: {'image-text-to-text' if facts.target['vision'] else 'text-generation'}")
+    if facts.target.get("model_id"):
+        lines.append(f"base_model: {facts.target['model_id']}")
+    return "\n".join(["---", *lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
+
+
+def _target(facts: CardFacts) -> str:
+    target = facts.target
+    named = [("model id", target["model_id"]), ("revision", target["revision"])] if target.get("model_id") else []
+    rows = [
+        *named,
+        ("model_type", target["model_type"]),
+        ("takes images", "yes" if target["vision"] else "no"),
+        ("vocabulary, hidden size, layers", f"{target['vocab_size']}, {target['hidden_size']}, {target['num_layers']}"),
+        ("digest", f"`{facts.target_digest}`"),
+    ]
+    return "## Target\n\n" + table(("", ""), rows)
+
+
+def _serving(facts: CardFacts) -> str:
+    """The command, as for this directory; the target's place is a shell variable where it has no model id."""
+    images = facts.training["captured"].get("image_backend") or "pillow"
+    served = Served.of(facts.target, facts.dtype, images)
+    model_id, revision = facts.target.get("model_id"), facts.target.get("revision")
+    draft = DraftOption(path=".", block_size=facts.draft.block_size)
+    extra = ("--revision", revision) if model_id and revision else ()
+    command = launch_command(model_id or TARGET_PLACE, served, draft, extra=extra)
+    lines = [shell_line(command, served.environment).replace(f"'{TARGET_PLACE}'", f'"{TARGET_PLACE}"')]
+    if not model_id:
+        lines.insert(0, f"TARGET=$DFLOW_STORE/objects/{facts.target_digest}/model   # or a copy of that checkpoint")
+    text = [f"## Serving\n\nWith SGLang {SGLANG_VERSION}, in this directory:", "```sh\n" + "\n".join(lines) + "\n```"]
+    if served.is_mended:
+        text.append(
+            "The launcher is dflow's: it starts SGLang's own server and gives this target the one method that DFLASH "
+            f"asks for and that SGLang {SGLANG_VERSION} lacks for it."
+        )
+    if facts.target["vision"]:
+        text.append(
+            f"The images of the training were prepared with {images}. SGLang takes torchvision unless told otherwise, "
+            "and the two differ where an image is resized, so the command names the one of the training."
+        )
+    return "\n\n".join(text)
+
+
+def _draft(facts: CardFacts) -> str:
+    draft = facts.draft
+    rows = [
+        ("block_size", draft.block_size),
+        ("layers", f"{draft.num_hidden_layers}: {', '.join(sorted(set(draft.layer_types)))}"),
+        ("sliding_window", draft.sliding_window if draft.slides else "-"),
+        ("target_layer_ids", ", ".join(map(str, draft.target_layer_ids))),
+        ("mask_token_id", draft.mask_token_id),
+        ("positions", f"{draft.positions}, 1-D"),
+        ("parameters", facts.parameters),
+        ("dtype of the weights", facts.dtype),
+    ]
+    return "## Draft\n\n" + table(("", ""), rows)
+
+
+def _data(facts: CardFacts) -> str:
+    training, captured = facts.training, facts.training["captured"]
+    rows = [
+        ("samples of the train split", training["samples"]),
+        ("tokens trained on, over all epochs", training["tokens"]),
+        ("anchors", training["anchors"]),
+        ("digest of the tokens", f"`{captured['tokens']}`"),
+    ]
+    if "features" in training:
+        rows.append(("digest of the features", f"`{training['features']}`"))
+    rows.append(("features by", f"{captured['backend']}, {captured['dtype']}"))
+    return "## Data\n\n" + table(("", ""), rows)
+
+
+def _recipe(facts: CardFacts) -> str:
+    training = facts.training
+    measured = {"steps": training["steps"], "final loss": f"{training['final_loss']:.4g}"}
+    for name, value in sorted((training["val_metrics"] or {}).items()):
+        if name in ("val/loss", "val/accuracy", "val/expected_tau"):
+            measured[name] = f"{value:.4g}"
+    fields = {name: value for name, value in sorted(training["recipe"].items()) if name not in NOT_SHOWN}
+    shown = {name: _plain(value) for name, value in fields.items() if value not in (None, [], {})}
+    return (
+        "## Recipe\n\n`train_dflash` of dflow, with\n\n"
+        + table(("field", "value"), shown.items())
+        + "\n\nwhich ended at\n\n"
+        + table(("", ""), measured.items())
+        + "\n\n`val/expected_tau` is the accepted length if slots were right independently of each other."
+    )
+
+
+def _tracking(facts: CardFacts) -> str:
+    return (
+        "## Where it came from\n\nThe training is the MLflow run that this filter finds; its parent is the run of the "
+        f"whole pipeline.\n\n```\ntags.`dflow.digest` = '{facts.training_digest}'\n```"
+    )
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
