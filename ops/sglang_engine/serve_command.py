@@ -16,8 +16,8 @@ from attrs import frozen
 
 LAUNCHER = "sglang.launch_server"
 MENDED_LAUNCHER = "ops.sglang_engine.launch_server"
-# In the pinned version these targets lack what DFLASH asks of them; see ops/sglang_engine/launch_server.py.
-MENDED_TYPES = frozenset({"qwen3_vl"})
+# In the pinned version these targets lack what DFLASH asks of them; see dflash_setter.py.
+MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl"})
 # Linear attention keeps a convolution state, which SGLang holds in bfloat16 whatever the dtype of the model.
 CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
 IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> as SGLang calls it
