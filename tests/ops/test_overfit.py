@@ -8,31 +8,20 @@ than training did is as good as noise to it. Half of the prompts hold an image.
 from __future__ import annotations
 
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
 from attrs import evolve
-from fake_stage import FakeStage
 from lively_target import make_lively
+from overfit import overfit, with_answers
 from torch import Tensor
 
-from dsl.op import Ref
-from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
-from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.run import capture_targets
+from ops.artifacts import TargetModel
 from ops.dflash.decode import Decoded, DraftContext, decode_plain, decode_speculative
 from ops.dflash.load import load_draft
 from ops.dflash.model import DraftModel
-from ops.export_draft.op import ExportDraft
-from ops.export_draft.run import export_draft
-from ops.files import write_json, write_jsonl
 from ops.load_target.model import Target
-from ops.shard_sequence.op import ShardSequence
-from ops.shard_sequence.run import shard_sequence
-from ops.tokenize_chat.shards import TokenReader, TokenSample, write_token_shard
-from ops.train_dflash.op import TrainDflash
-from ops.train_dflash.run import train_dflash
+from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 BLOCK = 8
 NEW_TOKENS = 47  # behind the first token of an answer
@@ -71,58 +60,14 @@ def answers(loaded, prompts) -> list[Decoded]:
 def draft(tokens, target, prompts, answers, tmp_path_factory) -> DraftModel:
     """Through the ops, as a pipeline has them: capture, shard, train, export."""
     folder = tmp_path_factory.mktemp("overfit")
-    inputs = {"tokens": with_answers(folder / "tokens", tokens, prompts, answers), "target": target}
-    refs = {name: Ref(name) for name in ("tokens", "target", "features", "batches")}
-    stage = FakeStage(folder / "capture", inputs)
-    capture_targets(CaptureTargets(tokens=refs["tokens"], target=refs["target"], splits=("train",)), stage)
-    inputs["features"] = stage.artifact(TargetFeatures)
-    stage = FakeStage(folder / "shard", inputs)
-    shard_sequence(ShardSequence(features=refs["features"], tokens_per_step=512, epochs=24, seed=0), stage)
-    inputs["batches"] = stage.artifact(BatchPlan)
-    stage = FakeStage(folder / "train", inputs)
-    config = TrainDflash(
-        **refs, block_size=BLOCK, num_layers=1, num_anchors=NEW_TOKENS + 1, optimizer="muon", lr=2e-2, seed=0
-    )
-    train_dflash(config, stage)
-    stage_export = FakeStage(folder / "export", {"draft": stage.artifact(DraftCheckpoint), "target": target})
-    export_draft(ExportDraft(draft=Ref("train"), target=Ref("target")), stage_export)
-    return load_draft(stage_export.artifact(Draft).path)
+    own = with_answers(folder / "tokens", TokenReader(tokens).info, prompts, answers)
+    exported = overfit(folder, target, own, capture={}, block_size=BLOCK, num_anchors=NEW_TOKENS + 1)
+    return load_draft(exported.path)
 
 
 @pytest.fixture(scope="module")
 def speculative(loaded, draft, prompts) -> list[Decoded]:
     return [decode_speculative(loaded, draft, sample, NEW_TOKENS) for sample in prompts]
-
-
-def with_answers(folder: Path, tokens: TokenShards, prompts: list[TokenSample], answers: list[Decoded]) -> TokenShards:
-    """A token artifact of the prompts with these answers."""
-    samples = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        input_ids = torch.cat((prompt.input_ids[: prompt.prompt_tokens], torch.tensor(answer.tokens)))
-        mask = torch.arange(len(input_ids)) >= prompt.prompt_tokens
-        samples.append(evolve(prompt, input_ids=input_ids, loss_mask=mask))
-    info = TokenReader(tokens).info
-    file, total = "train-00000.safetensors", sum(len(sample.input_ids) for sample in samples)
-    folder.mkdir()
-    write_token_shard(folder / file, samples, info["patch_dim"])
-    shard = {"file": file, "split": "train", "samples": len(samples), "tokens": total}
-    write_json(folder / "tokens.json", info | {"shards": [shard]})
-    rows = [
-        {
-            "id": sample.id,
-            "split": "train",
-            "category": sample.category,
-            "shard": file,
-            "row": row,
-            "tokens": len(sample.input_ids),
-            "prompt_tokens": sample.prompt_tokens,
-            "loss_tokens": int(sample.loss_mask.sum()),
-            "label": "",
-        }
-        for row, sample in enumerate(samples)
-    ]
-    write_jsonl(folder / "samples.jsonl", rows)
-    return TokenShards(folder, "own answers")
 
 
 def steps_before_the_end(answer: Decoded) -> list[int]:

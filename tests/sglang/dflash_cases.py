@@ -1,0 +1,155 @@
+"""Tiny targets with drafts of every quality: one that knows the answers by heart, one blurred by noise, one by chance.
+
+A good draft alone would hide much: where it knows the answer from the anchor's token, wrong features do not show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from fake_stage import FakeStage
+from family_checkpoints import PROSE, make_checkpoint, picture, token_sample
+from overfit import overfit, with_answers
+from safetensors.torch import load_file, save_file
+
+from ops.artifacts import Draft, TargetModel, TokenShards
+from ops.dflash.decode import Decoded, decode_plain, decode_speculative
+from ops.dflash.load import load_draft, random_draft
+from ops.files import read_json, write_json
+from ops.load_target.model import Target
+from ops.load_target.op import LoadTarget
+from ops.load_target.run import load_target
+from ops.tokenize_chat.shards import TokenSample
+from ops.vision.processor import load_processor
+
+BLOCK = 6
+NEW_TOKENS = 29  # behind the first token of an answer
+LAYERS = (0, 1, 3, 4)  # with images: the first two lie within Qwen3-VL's deepstack
+NOISE = 0.2  # of a matrix's standard deviation
+QUESTIONS = ("What is it?", "How many?", *PROSE)
+
+
+@frozen(eq=False)
+class Case:
+    """tokens hold the prompts with the target's own answers, as both splits "train" and "test"."""
+
+    target: TargetModel
+    loaded: Target
+    tokens: TokenShards
+    prompts: list[TokenSample]
+    plain: list[Decoded]
+    drafts: dict[str, Draft]
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.target.path / "model"
+
+    @property
+    def eos(self) -> frozenset[int]:
+        return self.loaded.eos_token_ids
+
+    def reference(self, draft: Path) -> list[Decoded]:
+        """dflow's own speculative decoding of all prompts."""
+        model = load_draft(draft)
+        return [decode_speculative(self.loaded, model, prompt, NEW_TOKENS) for prompt in self.prompts]
+
+
+def make_case(family: str, folder: Path, *, images: bool, **checkpoint: Any) -> Case:
+    """A target of a family, the prompts that it answers, and its drafts."""
+    make_checkpoint(family, folder / "checkpoint", **checkpoint)
+    stage = FakeStage(folder / "target")
+    load_target(LoadTarget(checkpoint=str(folder / "checkpoint")), stage)
+    target = stage.artifact(TargetModel)
+    prompts = _prompts(folder / "checkpoint", images)
+    loaded = _ending_early(target, prompts)
+    plain = [decode_plain(loaded, prompt, NEW_TOKENS) for prompt in prompts]
+    tokens = with_answers(folder / "tokens", _tokens_info(loaded, prompts), prompts, plain, ("train", "test"))
+    trained = overfit(
+        folder / "draft",
+        target,
+        tokens,
+        capture={"target_layer_ids": LAYERS},
+        epochs=200,
+        block_size=BLOCK,
+        num_anchors=NEW_TOKENS + 1,
+    )
+    drafts = {
+        "trained": trained,
+        "noisy": noisy(trained, folder / "noisy"),
+        "random": by_chance(trained, folder / "random"),
+    }
+    return Case(target, loaded, tokens, prompts, plain, drafts)
+
+
+def _ending_early(target: TargetModel, prompts: list[TokenSample]) -> Target:
+    """The target, with one more EOS: a token in the middle of the second prompt's answer."""
+    answer = decode_plain(Target.load(target), prompts[1], NEW_TOKENS).tokens
+    end = next(token for place, token in enumerate(answer) if place > NEW_TOKENS // 2 and token not in answer[:place])
+    info = read_json(target.path / "target.json")
+    write_json(target.path / "target.json", info | {"eos_token_ids": sorted([*info["eos_token_ids"], end])})
+    return Target.load(target)
+
+
+def noisy(draft: Draft, folder: Path, noise: float = NOISE) -> Draft:
+    """The draft with noise on every matrix."""
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(draft.path / "model.safetensors")
+    for weight in weights.values():
+        if weight.ndim == 2:
+            weight += torch.randn(weight.shape, generator=generator) * weight.std() * noise
+    return _written(draft, weights, folder)
+
+
+def by_chance(draft: Draft, folder: Path) -> Draft:
+    """A draft of the same shape that knows nothing."""
+    return _written(draft, random_draft(load_draft(draft.path).config, seed=1).state_dict(), folder)
+
+
+def changed(draft: Draft, folder: Path, without: str | None = None, **fields: Any) -> Path:
+    """A copy of a serving directory with other fields in its config.json, or in its dflash_config, or less a tensor."""
+    weights = load_file(draft.path / "model.safetensors")
+    weights.pop(without, None)
+    copy = _written(draft, weights, folder).path
+    config = read_json(copy / "config.json")
+    for name, value in fields.items():
+        (config["dflash_config"] if name in config["dflash_config"] else config)[name] = value
+    write_json(copy / "config.json", config)
+    return copy
+
+
+def _written(draft: Draft, weights: dict[str, torch.Tensor], folder: Path) -> Draft:
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    write_json(folder / "config.json", read_json(draft.path / "config.json"))
+    return Draft(folder, folder.name)
+
+
+def _prompts(checkpoint: Path, images: bool) -> list[TokenSample]:
+    """One prompt of each question; with images every question but one comes with one or two pictures."""
+    processor = load_processor(str(checkpoint))
+    pictures = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
+    counts = (0, 1, 2, 1, 1) if images else (0,) * len(QUESTIONS)
+    return [
+        token_sample(processor, question, images=pictures[index % 2 :][:count], name=f"prompt-{index}")
+        for index, (question, count) in enumerate(zip(QUESTIONS, counts, strict=True))
+    ]
+
+
+def _tokens_info(target: Target, prompts: list[TokenSample]) -> dict[str, Any]:
+    """tokens.json of the prompts, without its shards."""
+    family = target.family
+    vision = family.has_vision
+    return {
+        "format": 1,
+        "mask_token_id": target.info["mask_token_id"],
+        "image_token_id": family.image_token_id if vision else None,
+        "pad_token_id": 0,
+        "eos_token_ids": target.info["eos_token_ids"],
+        "vocab_size": target.info["vocab_size"],
+        "patch_dim": prompts[0].pixel_values.shape[1],
+        "merge_size": family.merge_size if vision else None,
+        "image_backend": "pillow" if vision else None,
+    }
