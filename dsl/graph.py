@@ -48,6 +48,12 @@ class Graph:
     op_files: tuple[Path, ...]
     nodes: Mapping[str, GraphNode]
 
+    @property
+    def result_nodes(self) -> tuple[str, ...]:
+        """The nodes whose figures are the pipeline's: those that no other reads, and those of ops that say so."""
+        read = {parent for node in self.nodes.values() for parent in node.parents}
+        return tuple(node.id for node in self.nodes.values() if node.id not in read or node.op.shows_results)
+
     def below(self, node_id: str) -> frozenset[str]:
         """The node and everything that reads from it, directly or not. Raises KeyError for an unknown node."""
         return below({node.id: node.parents for node in self.nodes.values()}, self.nodes[node_id].id)

@@ -129,9 +129,9 @@ class Sender:
 
     def _close_parent(self, client: MlflowClient, record: Record, graph: Graph) -> None:
         state = record.state
-        read = {parent for node in graph.nodes.values() for parent in node.parents}
-        for node_id, node in state.nodes.items():
-            if node_id not in read and node.state == "done":  # with a time that stays, so that they are there once
+        for node_id in graph.result_nodes:
+            node = state.nodes[node_id]
+            if node.state == "done":  # with a time that stays, so that they are there once
                 _log_metrics(client, self._sent["parent"], _final(node, node.ended or state.started))
         ended = state.ended or time.time()
         status = STATUS.get(state.status, "KILLED")  # "running" though no process works on it: it was killed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dsl.pipeline import Pipeline
 from ops.capture_targets.op import CaptureTargets
+from ops.check_export.op import CheckExport
 from ops.evaluate.op import Evaluate
 from ops.export_draft.op import ExportDraft
 from ops.finetune_vlm.op import FinetuneVlm
@@ -40,5 +41,7 @@ def pipeline() -> Pipeline:
         ),
     )
     draft = p.node("export", ExportDraft(draft=trained, target=target))
-    p.node("eval", Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=40, max_new_tokens=80))
+    evaluation = Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=40, max_new_tokens=80)
+    report = p.node("eval", evaluation)
+    p.node("check", CheckExport(draft=draft, target=target, tokens=tokens, report=report))
     return p

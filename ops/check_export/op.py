@@ -13,8 +13,9 @@ from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 @op(
     version=1,
     run="ops.check_export.run:check_export",
-    key_libraries=("safetensors", "torch", "transformers", "sglang"),
+    key_libraries=("safetensors", "torch", "transformers"),
     single_process=True,
+    shows_results=True,
 )
 @frozen(kw_only=True)
 class CheckExport:
@@ -42,3 +43,7 @@ class CheckExport:
         help="largest difference of a forward pass in float32 between SGLang's draft class and dflow's",
     )
     output = CheckedDraft
+
+    def chosen_libraries(self) -> tuple[str, ...]:
+        """SGLang, so that the node runs again where it was installed since."""
+        return () if self.live == "off" else ("sglang",)

@@ -10,7 +10,13 @@ from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
 
 
-@op(version=1, run="ops.evaluate.run:evaluate", key_libraries=("torch", "transformers", "numpy"), single_process=True)
+@op(
+    version=1,
+    run="ops.evaluate.run:evaluate",
+    key_libraries=("torch", "transformers", "numpy"),
+    single_process=True,
+    shows_results=True,
+)
 @frozen(kw_only=True)
 class Evaluate:
     """Decode held-out prompts with the draft and the target; measure tau and check that nothing is lost."""

@@ -1,0 +1,65 @@
+"""The inputs of `check_export`, made by the ops before it, and the gate's run on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fake_stage import FakeStage
+
+from dsl.op import Ref
+from ops.artifacts import (
+    BatchPlan,
+    Draft,
+    DraftCheckpoint,
+    Report,
+    TargetFeatures,
+    TargetModel,
+    TokenShards,
+)
+from ops.check_export.op import CheckExport
+from ops.check_export.run import check_export
+from ops.evaluate.op import Evaluate
+from ops.evaluate.run import evaluate
+from ops.export_draft.op import ExportDraft
+from ops.export_draft.run import export_draft
+from ops.shard_sequence.op import ShardSequence
+from ops.shard_sequence.run import shard_sequence
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.run import train_dflash
+
+
+def make_gate_inputs(
+    folder: Path, tokens: TokenShards, target: TargetModel, features: TargetFeatures
+) -> dict[str, Any]:
+    """The inputs of the gate, made by the ops before it: a draft of two layers, trained for a few steps.
+
+    "trained" is the DraftCheckpoint beside them.
+    """
+
+    def stage_of(name, config, run, output, **inputs):
+        stage = FakeStage(folder / name, inputs)
+        run(config, stage)
+        return stage.artifact(output)
+
+    config = ShardSequence(features=Ref("a"), tokens_per_step=2048, epochs=1, seed=0)
+    plan = stage_of("shard", config, shard_sequence, BatchPlan, features=features)
+    config = TrainDflash(
+        features=Ref("a"), batches=Ref("b"), target=Ref("c"), block_size=4, num_layers=2, num_anchors=4, seed=0
+    )
+    inputs = {"features": features, "batches": plan, "target": target}
+    trained = stage_of("train", config, train_dflash, DraftCheckpoint, **inputs)
+    config = ExportDraft(draft=Ref("a"), target=Ref("b"))
+    draft = stage_of("export", config, export_draft, Draft, draft=trained, target=target)
+    config = Evaluate(
+        draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), max_new_tokens=8, max_prompts=2, bootstrap=20, seed=0
+    )
+    inputs = {"draft": draft, "target": target, "tokens": tokens}
+    return {**inputs, "report": stage_of("eval", config, evaluate, Report, **inputs), "trained": trained}
+
+
+def check(folder: Path, inputs: dict[str, Any], **changes: Any) -> FakeStage:
+    """Run the gate; changes: fields of CheckExport."""
+    stage = FakeStage(folder, inputs)
+    check_export(CheckExport(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), report=Ref("d"), **changes), stage)
+    return stage
