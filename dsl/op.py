@@ -58,19 +58,22 @@ def field(
     neutral: bool = False,
     external: bool = False,
     model_id: bool = False,
+    pinned_by: str = "",
     validator: Any = None,
 ) -> Any:
     """A config field of an op.
 
     neutral: the value changes results by rounding only, so it stays outside the key.
     external: the string names a file or folder (relative to the pipeline file) whose content enters the key;
-    "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id.
+    "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id;
+    pinned_by names the config field that then has to hold a commit, 40 hex digits: the key sees the id and the commit,
+    and would not see what a branch holds tomorrow.
     An op whose external file names further files may have a method `external_files(self) -> Mapping[str, Path | None]`,
     called when the key is made, with all paths absolute: name -> file, None for a name without a file. The names and
     the contents of those files enter the key as well. An op with a field that chooses the library which does the work
     may have a method `chosen_libraries(self) -> tuple[str, ...]`: they enter the key beside the op's key_libraries.
     """
-    metadata = {"help": help, "neutral": neutral, "external": external, "model_id": model_id}
+    metadata = {"help": help, "neutral": neutral, "external": external, "model_id": model_id, "pinned_by": pinned_by}
     return attrs.field(default=default, validator=validator, metadata=metadata)
 
 
@@ -105,6 +108,7 @@ class ConfigField:
     neutral: bool
     external: bool
     model_id: bool
+    pinned_by: str
     validator: Any
 
     @property
@@ -114,7 +118,7 @@ class ConfigField:
 
 @frozen
 class OpSpec:
-    """What `@op` knows about a config class. `run` is "module:function"."""
+    """What `@op` knows about a config class. `run` and `resources` are "module:function"."""
 
     name: str
     version: int
@@ -123,6 +127,8 @@ class OpSpec:
     resumable: bool
     single_process: bool
     sequence_parallel: bool
+    shows_results: bool
+    resources: str | None
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]
@@ -138,12 +144,16 @@ def op(
     resumable: bool = False,
     single_process: bool = False,
     sequence_parallel: bool = False,
+    shows_results: bool = False,
+    resources: str | None = None,
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
 
     resumable: a killed stage goes on from its work_dir. single_process: the run function does not share its work
     between ranks, so a launch under torchrun is refused when the pipeline is compiled. sequence_parallel: groups of
     `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1 is refused.
+    shows_results: its figures are those of the whole pipeline, also where another node reads its artifact. resources:
+    "module:function" that tells `dflow plan` what a node needs (dsl/resources.py); it is no part of the key.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -168,6 +178,8 @@ def op(
             resumable=resumable,
             single_process=single_process,
             sequence_parallel=sequence_parallel,
+            shows_results=shows_results,
+            resources=resources,
             config_class=cls,
             output=output,
             edges=edges,
@@ -276,6 +288,7 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
         neutral=attribute.metadata.get("neutral", False),
         external=attribute.metadata.get("external", False),
         model_id=attribute.metadata.get("model_id", False),
+        pinned_by=attribute.metadata.get("pinned_by", ""),
         validator=attribute.validator,
     )
 
