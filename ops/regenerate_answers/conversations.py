@@ -1,8 +1,7 @@
-"""Conversations that are answered anew, turn after turn.
+"""Conversations that are answered anew, turn after turn, by whichever backend.
 
-The answers of a turn are generated for all samples of a shard before the next turn is asked, so that samples of similar
-length share a batch; each prompt holds the target's own earlier answers. A conversation that ends with its user's turn
-gets an answer there. Nothing here depends on the filters, which filters.py applies to what was answered.
+Each prompt holds the target's own earlier answers. A conversation that ends with its user's turn gets an answer there.
+Nothing here depends on the filters, which filters.py applies to what was answered.
 """
 
 from __future__ import annotations
@@ -10,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from attrs import Factory, asdict, define, field, frozen
+from attrs import Factory, asdict, define, evolve, field
 
-from dsl.errors import StopRequested
-from ops.capture_targets.run import batches_by_length
-from ops.load_target.model import Target
-from ops.regenerate_answers.decode import Sampling, ended, generate, uniform_draws
-from ops.regenerate_answers.journal import Answer, Journal, Key
-from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.prompts import Prompts
+from ops.regenerate_answers.journal import Answer, Key
 from ops.tokenize_chat.template import Messages, Unusable
 
 LONG_PROMPT = "prompt longer than max_prompt_tokens"
@@ -94,76 +86,17 @@ class Conversation:
             "detail": self.detail,
         }
 
+    def drop(self, reason: str, detail: str) -> None:
+        """Ask no more."""
+        self.reason, self.detail = reason, detail
 
-@frozen
-class Answerer:
-    """Everything that is the same for all samples."""
-
-    config: RegenerateAnswers
-    target: Target
-    prompts: Prompts
-    stop_requested: Callable[[], bool]
-
-    def answer(
-        self, rows: Sequence[dict[str, Any]], journal: Journal, report: Callable[[int], None]
-    ) -> list[dict[str, Any]]:
-        """The outcome of each sample, in order. report(n): n of them are finished. Raises StopRequested.
-
-        Batches are cut as if the journal were empty, so that answers do not depend on where an earlier attempt ended.
-        """
-        conversations = [Conversation(row) for row in rows]
-        while asked := [conversation for conversation in conversations if not conversation.finished]:
-            lengths = [self._prompt_length(conversation) for conversation in asked]
-            places = [place for place, length in enumerate(lengths) if length]
-            padded = [lengths[place] + self.config.max_new_tokens for place in places]
-            for batch in batches_by_length(padded, self.config.batch_tokens):
-                self._answer_batch([asked[places[index]] for index in batch], journal)
-                report(sum(conversation.finished for conversation in conversations))
-        return [conversation.outcome() for conversation in conversations]
-
-    def _prompt_length(self, conversation: Conversation) -> int:
-        """Tokens of what the target is asked next; 0 where the sample is dropped.
-
-        The prompt is made again when its turn has come: the pixels of a whole shard may not fit into memory.
-        """
-        try:
-            length = len(self.prompts.sample(conversation.row, conversation.messages).input_ids)
-        except Unusable as fault:
-            conversation.reason, conversation.detail = fault.reason, fault.detail
-            return 0
-        if length > self.config.max_prompt_tokens:
-            conversation.reason, conversation.detail = LONG_PROMPT, f"{length} tokens"
-            return 0
-        return length
-
-    def _answer_batch(self, asked: Sequence[Conversation], journal: Journal) -> None:
-        missing = [conversation for conversation in asked if conversation.key not in journal.answers]
-        if missing:
-            if self.stop_requested():
-                raise StopRequested("regeneration stopped; all answers so far are kept")
-            journal.add(self._generated(missing))
-        for conversation in asked:
-            conversation.take(journal.answers[conversation.key])
-
-    def _generated(self, asked: Sequence[Conversation]) -> dict[Key, Answer]:
-        """The next answer of each conversation, from one batch."""
-        config = self.config
-        draws = [uniform_draws(config.seed or 0, *asking.key, config.max_new_tokens) for asking in asked]
-        prompts = [self.prompts.sample(asking.row, asking.messages) for asking in asked]
-        sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
-        answers = generate(self.target, prompts, torch.stack(draws), sampling)
-        return {asking.key: self._answer(asking, tokens) for asking, tokens in zip(asked, answers, strict=True)}
-
-    def _answer(self, conversation: Conversation, tokens: list[int]) -> Answer:
-        stopped = ended(tokens, self.target.eos_token_ids)
-        text = self.prompts.text(tokens[:-1] if stopped else tokens)
-        said = (text, "stop" if stopped else "length", len(tokens))
-        if not text.strip():
-            return Answer(*said, reason=EMPTY_ANSWER)
-        messages = with_answers(conversation.turns, [*(answer.text for answer in conversation.answers), text])
+    def judged(self, said: Answer, same: Callable[[Messages], bool]) -> Answer:
+        """The next answer with what its tokenisation says of it; same(messages up to it): see `Prompts.gives`."""
+        if not said.text.strip():
+            return evolve(said, reason=EMPTY_ANSWER)
+        messages = with_answers(self.turns, [*(answer.text for answer in self.answers), said.text])
         answered = max(place for place, turn in enumerate(messages) if turn["role"] == "assistant")
         try:
-            same = self.prompts.gives(messages[: answered + 1], tokens)
+            return evolve(said, retokenised_differently=not same(messages[: answered + 1]))
         except Unusable as fault:
-            return Answer(*said, reason=fault.reason, detail=fault.detail)
-        return Answer(*said, retokenised_differently=not same)
+            return evolve(said, reason=fault.reason, detail=fault.detail)

@@ -15,14 +15,16 @@ from ops.files import json_line
 class Answer:
     """One answer as the target gave it, before any filter.
 
-    tokens: how many, the EOS included; retokenised_differently: its text gives other tokens in tokenize_chat. reason:
-    why no sample can be made of it, empty where one can.
+    tokens: how many, the EOS included; retokenised_differently: its text gives other tokens in tokenize_chat;
+    prompted_differently: a server read other tokens than tokenize_chat makes of the prompt. reason: why no sample can
+    be made of it, empty where one can.
     """
 
     text: str
     finish_reason: str
     tokens: int
     retokenised_differently: bool = False
+    prompted_differently: bool = False
     reason: str = ""
     detail: str = ""
 

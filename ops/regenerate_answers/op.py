@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
 
+# What every request says by the fields of the op, or what its answer could not be read with.
+OWN_PARAMETERS = (
+    "model",
+    "messages",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "seed",
+    "chat_template_kwargs",
+    "n",
+    "stream",
+)
+
 
 @op(
     version=1,
     run="ops.regenerate_answers.run:regenerate_answers",
+    resources="ops.regenerate_answers.resources:regenerate_answers_resources",
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),
     resumable=True,
     single_process=True,
@@ -22,7 +38,55 @@ class RegenerateAnswers:
     """Replace the answers of the samples by the target's own, turn after turn."""
 
     samples: ImageSamples
-    target: TargetModel
+    target: TargetModel | None = None
+    backend: Literal["huggingface", "endpoint"] = field(
+        default="huggingface", help='"huggingface": the target is loaded here; "endpoint": a server answers'
+    )
+    processor: str | None = field(
+        default=None,
+        external=True,
+        model_id=True,
+        help="for a server whose target is no node here: checkpoint directory or model id with the target's tokenizer, "
+        "chat template and image processor; no weights are read",
+    )
+    trust_remote_code: bool = field(
+        default=False,
+        help="run the code that comes with the tokenizer of `processor`; a target brings its own permission",
+    )
+    endpoint: str | None = field(
+        default=None,
+        neutral=True,
+        help='base URL of an OpenAI-compatible server ("http://host:30000/v1"); where it runs is not what it answers',
+    )
+    model: str | None = field(default=None, help="name under which the server serves the target")
+    dialect: Literal["auto", "openai", "sglang", "vllm"] = field(
+        default="auto",
+        help='which parameters beyond OpenAI\'s the server takes; "auto": by the owner that it names for its models',
+    )
+    extra_body: dict[str, Any] | None = field(
+        default=None, help="further parameters of every request, such as { presence_penalty = 1.5 }; they are recorded"
+    )
+    api_key_env: str | None = field(
+        default=None, neutral=True, help="environment variable that holds the API key, which itself is recorded nowhere"
+    )
+    concurrency: int = field(
+        default=32, validator=validators.ge(1), neutral=True, help="requests in flight to the server at the same time"
+    )
+    retries: int = field(
+        default=8,
+        validator=validators.ge(0),
+        neutral=True,
+        help="further attempts of a request that failed for the server's or the network's fault",
+    )
+    backoff_s: float = field(
+        default=1.0,
+        validator=validators.ge(0),
+        neutral=True,
+        help="seconds before the first further attempt, doubled each time up to a minute; the server may ask for more",
+    )
+    timeout_s: float = field(
+        default=600.0, validator=validators.gt(0), neutral=True, help="seconds for one request and its answer"
+    )
     splits: tuple[Literal["train", "val", "test"], ...] = field(
         default=("train", "val"), help="the splits to answer anew; the samples of the others pass unchanged"
     )
@@ -83,6 +147,56 @@ class RegenerateAnswers:
     seed: int | None = seed_field()
     output = ImageSamples
 
+    def __attrs_post_init__(self) -> None:
+        mistakes = [*self._endpoint_mistakes()] if self.backend == "endpoint" else [*self._local_mistakes()]
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
+
+    def _local_mistakes(self) -> Iterator[str]:
+        if self.target is None:
+            yield 'backend = "huggingface" needs a target; backend = "endpoint" does with a processor'
+        given = [
+            name for name in ("processor", "endpoint", "model", "extra_body", "api_key_env") if getattr(self, name)
+        ]
+        if self.dialect != "auto":
+            given.append("dialect")
+        if given:
+            yield f'{" and ".join(given)} {"is" if len(given) == 1 else "are"} for backend = "endpoint" only'
+
+    def _endpoint_mistakes(self) -> Iterator[str]:
+        if self.endpoint is None:
+            yield 'backend = "endpoint" needs an endpoint, the base URL of the server ("http://host:30000/v1")'
+        elif fault := url_fault(self.endpoint):
+            yield f'endpoint = "{fault[1]}" {fault[0]}'
+        if not self.model:
+            yield 'backend = "endpoint" needs a model, the name under which the server serves the target'
+        if (self.target is None) == (self.processor is None):
+            yield (
+                'backend = "endpoint" needs either a target or a processor (checkpoint directory or model id): prompts '
+                "are measured, and answers compared, with the target's own tokenizer and chat template"
+            )
+        if self.dtype != "float32":
+            yield f'dtype = "{self.dtype}" is the server\'s affair with backend = "endpoint": leave it out'
+        if own := [name for name in OWN_PARAMETERS if name in (self.extra_body or {})]:
+            yield f"extra_body may not hold {', '.join(own)}: the op's own fields say that"
+
     def chosen_libraries(self) -> tuple[str, ...]:
         """What enters the key beside key_libraries."""
         return ("torchvision",) if self.image_backend == "torchvision" else ()
+
+
+def url_fault(url: str) -> tuple[str, str] | None:
+    """(what is wrong, the URL as it may be shown) of a base URL; None where nothing is."""
+    try:
+        parts = urlsplit(url)
+        password, host = parts.password or parts.username, parts.hostname
+    except ValueError as error:
+        return f"is no URL: {error}", url
+    if password is not None:
+        shown = url.replace(parts.netloc.rpartition("@")[0], "...")
+        return "holds a user or a password, which would be recorded: take api_key_env", shown
+    if parts.scheme not in ("http", "https") or not host:
+        return "is no URL of the form http://host:port/v1 or https://host/v1", url
+    if parts.query or parts.fragment:
+        return "has a part behind ? or #: give the base URL alone", f"{parts.scheme}://{parts.netloc}{parts.path}"
+    return None

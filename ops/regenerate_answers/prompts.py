@@ -15,8 +15,9 @@ from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
 from ops.tokenize_chat.samples import load_images
 from ops.tokenize_chat.shards import TokenSample
-from ops.tokenize_chat.template import Messages
+from ops.tokenize_chat.template import THINK, Messages
 from ops.vision.chunks import TextChunk, concatenate, place_images
+from ops.vision.packs import read_packed
 from ops.vision.processor import load_processor
 
 
@@ -28,13 +29,16 @@ class Prompts:
     folder: Path
 
     @classmethod
-    def load(cls, config: RegenerateAnswers, target: TargetModel, folder: Path) -> Prompts:
-        """Raises ConfigError for an enable_thinking that the target's template does not read."""
+    def load(cls, config: RegenerateAnswers, target: TargetModel | None, folder: Path) -> Prompts:
+        """With the target's processor, or that of the config where there is no target.
+
+        Raises ConfigError for an enable_thinking that the target's template does not read.
+        """
         processor = load_processor(
-            str(target.path / "model"),
+            str(target.path / "model") if target else str(config.processor),
             config.min_pixels,
             config.max_pixels,
-            trust_remote_code=target_info(target)["trust_remote_code"],
+            trust_remote_code=target_info(target)["trust_remote_code"] if target else config.trust_remote_code,
             image_backend=config.image_backend,
         )
         return cls(ChatEncoder(processor, config.enable_thinking), folder)
@@ -47,6 +51,10 @@ class Prompts:
                 f'sample "{sample_id}" has an image, but the target has no image processor '
                 "(preprocessor_config.json): leave the image samples out, or take a vision-language target"
             )
+
+    def opens_thought(self, messages: Messages) -> bool:
+        """Whether the generation prompt behind `messages` opens a thought, so that no answer says the tag."""
+        return self.encoder.template.render(messages, prompt=True).rstrip().endswith(THINK)
 
     def sample(self, row: dict[str, Any], messages: Messages) -> TokenSample:
         """The turns so far of a sample and the generation prompt, with the images that they show. Raises Unusable."""
@@ -67,6 +75,10 @@ class Prompts:
             prompt_tokens=len(placed.input_ids),
         )
 
+    def encoded_images(self, row: dict[str, Any], messages: Messages) -> list[bytes]:
+        """The images that the turns show, as they were ingested."""
+        return [read_packed(self.folder, reference) for reference in row["images"][: sum(map(num_images, messages))]]
+
     def text(self, tokens: list[int]) -> str:
         """Generated tokens, without their EOS, as the text of an answer; marks of thinking stay in it."""
         return self.encoder.processor.tokenizer.decode(
@@ -81,3 +93,12 @@ class Prompts:
         prompt = self.encoder.prompt(messages[:-1]).tolist()
         input_ids = self.encoder.encode(messages).input_ids.tolist()
         return input_ids[: len(prompt) + len(tokens)] == [*prompt, *tokens]
+
+    def count(self, messages: Messages) -> int:
+        """Tokens of the last answer as tokenize_chat cuts it, the EOS included. Raises Unusable."""
+        encoded = self.encoder.encode(messages)
+        return int(encoded.loss_mask[encoded.prompt_tokens :].sum())
+
+    def length(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len(self.encoder.processor.tokenizer.encode(text, add_special_tokens=False))

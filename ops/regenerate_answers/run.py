@@ -1,85 +1,71 @@
 """Run `regenerate_answers`: the target's own answers in place of the data set's, shard by shard.
 
 A shard is a run of consecutive samples; what the target answered to each is one line of a file in the work folder,
-which appears whole or not at all. Of the shard under way the answers are kept batch by batch (journal.py), so a stage
-that was stopped or killed loses one batch at most. Filters are applied when the samples are written.
+which appears whole or not at all. Of the shards under way the answers are kept as they come (journal.py), so a stage
+that was stopped or killed loses one batch, or the requests in flight, at most. Filters are applied when the samples are
+written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
-from attrs import frozen
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.artifacts import ImageSamples
-from ops.files import finish_file, json_line, link_or_copy, read_jsonl, write_jsonl
+from ops.artifacts import ImageSamples, TargetModel
+from ops.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.load_target.model import Target
-from ops.regenerate_answers.conversations import Answerer
+from ops.regenerate_answers.client import ChatClient
+from ops.regenerate_answers.endpoint import EndpointAnswerer
 from ops.regenerate_answers.filters import answered, refusal
-from ops.regenerate_answers.journal import Journal
+from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
+from ops.regenerate_answers.shards import Shard, shards
 from ops.tally import Tally
 
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     """Write the ImageSamples artifact with new answers; the samples of other splits pass unchanged.
 
-    Drop reasons: those of filters.py and conversations.py, and those for which tokenize_chat drops a prompt. Raises
-    DataError for images that the target cannot see, for more drops than max_dropped, and where no answer is left.
+    Drop reasons: those of filters.py, conversations.py and client.py, and those for which tokenize_chat drops a prompt.
+    Raises DataError for images that the target cannot see, for a server that answers nothing, for more drops than
+    max_dropped, and where no answer is left.
     """
     samples: ImageSamples = stage.inputs["samples"]
-    prompts = Prompts.load(config, stage.inputs["target"], samples.path)
+    target: TargetModel | None = stage.inputs.get("target")
+    prompts = Prompts.load(config, target, samples.path)
     total = check_rows(samples.path, config, prompts)
-    target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
-    answerer = Answerer(config, target, prompts, stage.stop_requested)
-    done, files = 0, []
-    for shard in shards(samples.path, config):
-        files.append(stage.work_dir / shard.file)
-        if not files[-1].exists():
-            journal = Journal(files[-1].with_suffix(".answers"))
-            outcomes = answerer.answer(
-                shard.rows, journal, lambda finished, before=done: stage.progress(before + finished, total)
-            )
-            partial = files[-1].with_suffix(".partial")
-            write_jsonl(partial, outcomes)
-            finish_file(partial, files[-1])
-            journal.path.unlink(missing_ok=True)
-        done += len(shard.rows)
-        stage.progress(done, total)
+    work = shards(samples.path, config, stage.work_dir)
+    answer = answer_by_server if config.backend == "endpoint" else answer_here
+    answer(config, stage, prompts, work, lambda done: stage.progress(done, total))
     for pack in sorted(samples.path.glob("images-*.bin")):
         link_or_copy(pack, stage.out_dir / pack.name)
-    write_samples(config, stage, samples.path, files)
+    write_samples(config, stage, samples.path)
 
 
-@frozen
-class Shard:
-    """Consecutive samples to answer. The name tells which, so that another shard_samples takes no wrong file."""
-
-    start: int
-    rows: list[dict[str, Any]]
-
-    @property
-    def file(self) -> str:
-        return f"{self.start:08d}-{self.start + len(self.rows):08d}.jsonl"
+def answer_here(
+    config: RegenerateAnswers, stage: Stage, prompts: Prompts, work: Iterable[Shard], progress: Callable[[int], None]
+) -> None:
+    """Load the target and let it answer."""
+    target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
+    Answerer(config, target, prompts, stage.stop_requested).answer_all(work, progress)
 
 
-def shards(folder: Path, config: RegenerateAnswers) -> Iterator[Shard]:
-    """The samples of the chosen splits, in the order of the file, `shard_samples` at a time."""
-    start, rows = 0, []
-    for row in read_jsonl(folder / "samples.jsonl"):
-        if row["split"] in config.splits:
-            rows.append(row)
-        if len(rows) == config.shard_samples:
-            yield Shard(start, rows)
-            start, rows = start + len(rows), []
-    if rows:
-        yield Shard(start, rows)
+def answer_by_server(
+    config: RegenerateAnswers, stage: Stage, prompts: Prompts, work: Iterable[Shard], progress: Callable[[int], None]
+) -> None:
+    """Let a server answer, and write what this attempt took to measurements.json."""
+    client = ChatClient.of(config)
+    answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested)
+    answerer.answer_all(work, progress)
+    figures = answerer.figures()
+    stage.log({f"regenerate/{name}": value for name, value in figures.items()}, step=0)
+    served = {"model": config.model, "owned_by": client.models.get(str(config.model))}
+    write_json(stage.out_dir / "measurements.json", {**figures, "seconds": answerer.seconds, "server": served})
 
 
 def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int:
@@ -95,10 +81,10 @@ def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> int
     return count
 
 
-def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, files: Sequence[Path]) -> None:
+def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
     """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts."""
-    outcomes = (outcome for file in files for outcome in read_jsonl(file))
-    answers = tokens = retokenised = left = 0
+    outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
+    answers = tokens = retokenised = prompted = left = 0
     tally = Tally(stage, "regenerate")
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in read_jsonl(folder / "samples.jsonl"):
@@ -106,6 +92,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, files: 
                 outcome = next(outcomes)
                 answers += len(outcome["answers"])
                 tokens += sum(answer["tokens"] for answer in outcome["answers"])
+                prompted += sum(answer["prompted_differently"] for answer in outcome["answers"])
                 if (fault := refusal(config, outcome)) is not None:
                     tally.drop(fault[0], row["id"], fault[1])
                     continue
@@ -120,4 +107,6 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, files: 
         )
     tally.finish(config.max_dropped)
     counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
+    if config.backend == "endpoint":
+        counts["prompted_differently"] = prompted
     stage.log({f"regenerate/{name}": count for name, count in counts.items()}, step=0)

@@ -1,10 +1,14 @@
-"""A small chain that the tests of several ops share, run once: samples, tokens, and a target of two training steps."""
+"""What the tests of several ops share, made once: a small chain up to features, and a target that knows its answers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from fake_stage import FakeStage
+from gate_cases import make_gate_inputs
+from regenerate_cases import PARROTED, artifact_of, make_talker
 
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples, TargetFeatures, TargetModel, TokenShards
@@ -52,3 +56,21 @@ def features(tokens, target, tmp_path_factory) -> TargetFeatures:
     stage = FakeStage(tmp_path_factory.mktemp("capture"), {"tokens": tokens, "target": target})
     capture_targets(CaptureTargets(tokens=Ref("tokenize"), target=Ref("target"), shard_tokens=1500), stage)
     return stage.artifact(TargetFeatures)
+
+
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory) -> TargetModel:
+    """A tiny Qwen3-VL that knows the answers of regenerate_cases by heart."""
+    return make_talker(tmp_path_factory.mktemp("talker"))
+
+
+@pytest.fixture(scope="session")
+def parroted(tmp_path_factory) -> ImageSamples:
+    """The same questions; what the data set answers has nothing to do with what the target would."""
+    return artifact_of(tmp_path_factory.mktemp("parroted") / "samples", lambda _: PARROTED)
+
+
+@pytest.fixture(scope="session")
+def gate_inputs(tokens, target, features, tmp_path_factory) -> dict[str, Any]:
+    """What `check_export` gets: an exported draft, its target, the tokens and the report; "trained" beside them."""
+    return make_gate_inputs(tmp_path_factory.mktemp("gate"), tokens, target, features)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from fake_stage import FakeStage, folder_digest
+from family_checkpoints import make_checkpoint
 from PIL import Image
 
 from dsl.op import Ref
@@ -17,6 +18,7 @@ from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
+from ops.tokenize_chat.shards import TokenReader
 from ops.vision.packs import PackWriter
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
@@ -79,13 +81,25 @@ def make_target(folder, checkpoint):
 
 def config(**changes):
     return RegenerateAnswers(
-        samples=Ref("inject"), target=Ref("target"), **{"max_new_tokens": 40, "seed": 0, **changes}
+        samples=Ref("inject"), **{"target": Ref("target"), "max_new_tokens": 40, "seed": 0, **changes}
     )
 
 
 def run(folder, samples, target, **changes):
     stage = FakeStage(folder, {"samples": samples, "target": target})
     regenerate_answers(config(**changes), stage)
+    return stage
+
+
+def endpoint_config(server, **changes):
+    """That of a run against a server, which waits for nothing long."""
+    served = {"backend": "endpoint", "endpoint": server.url, "model": "talker", "concurrency": 4, "backoff_s": 0.01}
+    return config(**{**served, **changes})
+
+
+def run_endpoint(folder, samples, target, server, **changes):
+    stage = FakeStage(folder, {"samples": samples, "target": target})
+    regenerate_answers(endpoint_config(server, **changes), stage)
     return stage
 
 
@@ -112,3 +126,20 @@ def teach(loaded: Target, samples, steps: int, lr: float) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert float(loss.detach()) < 0.1
+
+
+def make_talker(folder) -> TargetModel:
+    """A tiny Qwen3-VL that knows the answers of `conversations` by heart."""
+    checkpoint = make_checkpoint(
+        "qwen3_vl",
+        folder / "checkpoint",
+        lively=False,
+        hidden_size=64,
+        num_hidden_layers=3,
+        vision={"out_hidden_size": 64},
+    )
+    reader = TokenReader(tokens_of(folder / "tokens", artifact_of(folder / "samples", str), checkpoint))
+    loaded = Target.load(make_target(folder / "untrained", checkpoint))
+    teach(loaded, [reader.sample(index) for index in range(len(reader))], steps=80, lr=4e-3)
+    loaded.model.save_pretrained(checkpoint)
+    return make_target(folder / "trained", checkpoint)

@@ -1,0 +1,262 @@
+"""Requests to an OpenAI-compatible server: retried where it is down or busy, ended at once where it never will do.
+
+    connection error, timeout, 408, 409, 425, 429, 5xx, an unreadable answer    tried again, later and later
+    401, 402, 403, 404, a redirect                                              DataError: no request would fare better
+    other 4xx                                                                   Refused: this conversation alone
+
+A request whose attempts are used up says nothing about whose fault it is. Then a question that every server can answer
+is asked: where that is answered, the conversation is at fault (Refused), and elsewhere the server (DataError). The same
+question is asked before all others, so that a wrong name or parameter costs one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import os
+import random
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import httpx
+from attrs import define, field, frozen
+
+from dsl.errors import ConfigError, DataError
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.wire import Reply, parameters, read_reply
+
+T = TypeVar("T")
+
+LATER = (408, 409, 425, 429)
+NEVER = (401, 402, 403, 404)
+REFUSED, SERVER_FAILS = "refused by the server", "the server fails on it"
+LONGEST_BACKOFF_S, LONGEST_WAIT_S = 60.0, 3600.0
+FEW_RETRIES = 2  # of the question whether the server is there, after a request that was retried in vain
+CONNECT_S = 15.0
+SHOWN = 500  # characters of a server's message
+
+
+class Refused(Exception):
+    """The server answers other conversations, but not this one: a reason of two, and what it says."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class _Rejected(Exception):
+    """A status that another attempt would not change."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+
+
+class _UsedUp(Exception):
+    """No attempt is left; says what became of the last one."""
+
+
+@frozen
+class _Failed:
+    """What an attempt came to that may be made again. wait_s: what the server asks for, 0 where it does not."""
+
+    why: str
+    wait_s: float = 0.0
+
+
+@define
+class ChatClient:
+    """One server. requests, retries: made so far; models: what it says it serves, by name with the owner."""
+
+    config: RegenerateAnswers
+    http: httpx.AsyncClient
+    key: str | None
+    requests: int = 0
+    retries: int = 0
+    models: dict[str, str] = field(factory=dict)
+    _dialect: str | None = None  # known once the server was asked
+    _asking: asyncio.Lock = field(factory=asyncio.Lock)
+
+    @classmethod
+    def of(cls, config: RegenerateAnswers) -> ChatClient:
+        """To be used as a context. Raises ConfigError where the variable of the API key is not set."""
+        key = api_key(config)
+        client = httpx.AsyncClient(
+            base_url=f"{str(config.endpoint).rstrip('/')}/",
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(config.timeout_s, connect=min(CONNECT_S, config.timeout_s)),
+            limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
+        )
+        return cls(config, client, key)
+
+    async def __aenter__(self) -> ChatClient:
+        await self.http.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.http.__aexit__(*error)
+
+    async def complete(self, messages: list[dict[str, Any]], seed: int | None) -> Reply:
+        """The server's answer to a conversation. Raises Refused, and DataError where it can answer none."""
+        async with self._asking:  # the first one asks what the server is, the others wait for it
+            if self._dialect is None:
+                self._dialect = await self._introduced()
+        drawn = {} if seed is None else {"seed": seed}
+        body = {**parameters(self.config, self._dialect), "messages": messages, **drawn}
+        try:
+            return await self._chat(body, self.config.retries)
+        except _Rejected as fault:
+            if fault.status in NEVER or fault.status < 400:
+                raise DataError(self._refusal(fault)) from fault
+            raise Refused(REFUSED, f"{fault.status}: {fault.message}") from fault
+        except _UsedUp as fault:
+            await self._ask_anything(self._dialect, min(self.config.retries, FEW_RETRIES))
+            raise Refused(SERVER_FAILS, str(fault)) from fault
+
+    async def _introduced(self) -> str:
+        """The dialect to speak. Raises DataError where the server serves no such model or answers no question."""
+        try:
+            self.models = await self._request("GET", "models", _served, None, self.config.retries)
+        except _Rejected as fault:
+            if fault.status in (401, 402, 403) or fault.status < 400:
+                raise DataError(self._refusal(fault)) from fault
+            self.models = {}  # a gateway may have no list
+        except _UsedUp as fault:
+            raise DataError(self._gone(str(fault))) from fault
+        if self.models and self.config.model not in self.models:
+            raise DataError(
+                f'{self.config.endpoint} serves no model "{self.config.model}"; it serves {self._names()}: give one of '
+                "these names as `model`"
+            )
+        owner = self.models.get(str(self.config.model), "")
+        by_owner = owner if owner in ("sglang", "vllm") else "openai"
+        dialect = by_owner if self.config.dialect == "auto" else self.config.dialect
+        await self._ask_anything(dialect, self.config.retries)
+        return dialect
+
+    async def _ask_anything(self, dialect: str, retries: int) -> None:
+        """One token in answer to a short question, asked as all questions are. Raises DataError where none comes."""
+        question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+        try:
+            await self._chat({**parameters(self.config, dialect), **question}, retries)
+        except _Rejected as fault:
+            raise DataError(self._refusal(fault)) from fault
+        except _UsedUp as fault:
+            raise DataError(self._gone(str(fault))) from fault
+
+    async def _chat(self, body: Mapping[str, Any], retries: int) -> Reply:
+        return await self._request("POST", "chat/completions", read_reply, body, retries)
+
+    async def _request(
+        self, method: str, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None, retries: int
+    ) -> T:
+        """What `read` finds in the response. Raises _Rejected and _UsedUp."""
+        for attempt in range(retries + 1):
+            self.requests += 1
+            outcome = await self._attempt(method, path, read, body)
+            if not isinstance(outcome, _Failed):
+                return outcome
+            if attempt == retries or outcome.wait_s > LONGEST_WAIT_S:
+                break
+            self.retries += 1
+            backoff = min(self.config.backoff_s * 2**attempt, LONGEST_BACKOFF_S)
+            # Jitter: requests that failed together must not come again together.
+            await asyncio.sleep(max(outcome.wait_s, backoff * random.uniform(0.5, 1.0)))
+        raise _UsedUp(f"{attempt + 1} attempts, the last: {outcome.why}")
+
+    async def _attempt(
+        self, method: str, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None
+    ) -> T | _Failed:
+        try:
+            async with asyncio.timeout(self.config.timeout_s):
+                response = await self.http.request(method, path, json=body)
+        except (TimeoutError, httpx.TimeoutException):
+            return _Failed(f"no answer within {self.config.timeout_s:g} s")
+        except httpx.RequestError as error:
+            return _Failed(self._hidden(f"{type(error).__name__}: {error}"))
+        status = response.status_code
+        if status in LATER or status >= 500:
+            return _Failed(f"{status}: {self._said(response)}", asked_wait(response.headers.get("Retry-After")))
+        if status >= 300:
+            raise _Rejected(status, self._said(response))
+        try:
+            return read(response.json())
+        except ValueError as error:  # a proxy's page, or an answer that was broken off
+            return _Failed(self._hidden(str(error)))
+
+    def _said(self, response: httpx.Response) -> str:
+        """The server's message, without the API key, which some repeat."""
+        if response.is_redirect:
+            return f"redirected to {response.headers.get('Location')}; give that address as endpoint"
+        try:
+            data = response.json()
+        except ValueError:
+            data = response.text
+        if isinstance(data, dict):
+            error = data.get("error") or data
+            data = (
+                error if isinstance(error, str) else next((error[n] for n in ("message", "detail") if n in error), data)
+            )
+        return self._hidden(" ".join(str(data).split()))[:SHOWN]
+
+    def _hidden(self, message: str) -> str:
+        return message.replace(self.key, "<API key>") if self.key else message
+
+    def _names(self) -> str:
+        names = sorted(self.models)
+        return ", ".join(f'"{name}"' for name in names[:20]) + (" and others" if len(names) > 20 else "")
+
+    def _refusal(self, fault: _Rejected) -> str:
+        advice = {
+            401: "the API key is missing or wrong; api_key_env names the environment variable that holds it",
+            402: "the account has no credit left",
+            403: "the API key may not use this model",
+            404: 'the model or the address is unknown there; endpoint is the base URL, which mostly ends in "/v1"',
+        }.get(fault.status, "no conversation would fare better: see to the parameters, extra_body among them")
+        served = f"; it serves {self._names()}" if self.models else ""
+        return f"{self.config.endpoint} refuses: {fault.status}: {fault.message}\n{advice}{served}"
+
+    def _gone(self, why: str) -> str:
+        return (
+            f"{self.config.endpoint} does not answer: {why}\nall answers so far are kept; see that the server runs and "
+            "is reached from here, then resume (retries, backoff_s and timeout_s say how long to wait for it)"
+        )
+
+
+def api_key(config: RegenerateAnswers) -> str | None:
+    """The key from the environment. Raises ConfigError where the variable is named but not set."""
+    if config.api_key_env is None:
+        return None
+    key = os.environ.get(config.api_key_env, "").strip()
+    if not key:
+        raise ConfigError(f'api_key_env = "{config.api_key_env}": this environment variable is not set')
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f'api_key_env = "{config.api_key_env}": the variable holds more than one line of ASCII')
+    return key
+
+
+def asked_wait(header: str | None, now: datetime | None = None) -> float:
+    """Seconds that a Retry-After header asks for, given as seconds or as a date; 0 without one that can be read."""
+    if not header:
+        return 0.0
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        when = email.utils.parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max(0.0, (when - (now or datetime.now(UTC))).total_seconds())
+
+
+def _served(data: Any) -> dict[str, str]:
+    """Name -> owner of each model in the answer to GET models; none where a gateway answers something else."""
+    try:
+        return {str(model["id"]): str(model.get("owned_by", "")) for model in data["data"]}
+    except (KeyError, TypeError, AttributeError):
+        return {}

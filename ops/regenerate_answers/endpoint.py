@@ -1,0 +1,213 @@
+"""Answers of a target that runs behind a server.
+
+A fixed number of workers takes conversations one by one, across the borders of shards, and leads each to its end, turn
+after turn. An answer depends on its own conversation alone, so the order in which they come changes nothing. Each
+answer is journalled when it is there. What the server refuses is not: a resumed stage asks again, and it is final only
+with its shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from attrs import define, evolve, field, frozen
+
+from dsl.errors import DataError, StopRequested
+from ops.regenerate_answers.client import ChatClient, Refused
+from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
+from ops.regenerate_answers.journal import Answer, Journal
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.prompts import Prompts
+from ops.regenerate_answers.shards import Shard
+from ops.regenerate_answers.wire import Reply, request_seed, wire_messages
+from ops.tokenize_chat.template import Unusable
+from ops.vision.images import DECODE_ERRORS, UNDECODABLE
+
+ASK_STOP_S = 0.1
+HOPELESS = 20  # refusals before the first answer: it is not for the samples' sake
+
+
+@define
+class ShardUnderWay:
+    shard: Shard
+    journal: Journal
+    conversations: list[Conversation]
+    open: int
+
+    @classmethod
+    def of(cls, shard: Shard) -> ShardUnderWay:
+        conversations = [Conversation(row) for row in shard.rows]
+        return cls(shard, shard.journal(), conversations, len(conversations))
+
+    def close(self) -> None:
+        """One conversation is at its end; with the last one the shard is written."""
+        self.open -= 1
+        if not self.open:
+            self.shard.finish(conversation.outcome() for conversation in self.conversations)
+
+
+@frozen
+class Asked:
+    """A prompt on its way: what is sent, and what it is here."""
+
+    messages: list[dict[str, Any]]
+    prompt_ids: list[int]
+    has_images: bool
+    opens_thought: bool
+
+
+@define
+class EndpointAnswerer:
+    """Answers whole runs of shards. answers, tokens, seconds: of this attempt."""
+
+    config: RegenerateAnswers
+    prompts: Prompts
+    client: ChatClient
+    stop_requested: Callable[[], bool]
+    answers: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    done: int = 0
+    _refusals: int = 0
+    _warned: bool = False
+    _progress: Callable[[int], None] = field(default=lambda done: None)
+
+    def answer_all(self, work: Iterable[Shard], progress: Callable[[int], None]) -> None:
+        """Answer the shards that are not finished yet. progress(n): n samples are done.
+
+        Raises StopRequested, and DataError where the server answers no more; either way the answers so far are kept.
+        """
+        self._progress = progress
+        begun = time.monotonic()
+        try:
+            asyncio.run(self._answer_all(work))
+        finally:
+            self.seconds = time.monotonic() - begun
+
+    async def _answer_all(self, work: Iterable[Shard]) -> None:
+        async with self.client:
+            queue = self._conversations(work)
+            workers = [asyncio.create_task(self._worker(queue)) for _ in range(self.config.concurrency)]
+            finished, stop = asyncio.gather(*workers), asyncio.create_task(self._stop())
+            try:
+                await asyncio.wait({finished, stop}, return_when=asyncio.FIRST_COMPLETED)
+                if not finished.done():
+                    stop.result()
+                    raise StopRequested("regeneration stopped; all answers so far are kept")
+                finished.result()
+            finally:
+                for task in (*workers, stop):
+                    task.cancel()
+                await asyncio.gather(finished, *workers, stop, return_exceptions=True)
+
+    async def _stop(self) -> None:
+        while not self.stop_requested():
+            await asyncio.sleep(ASK_STOP_S)
+
+    def _conversations(self, work: Iterable[Shard]) -> Iterator[tuple[ShardUnderWay, Conversation]]:
+        for shard in work:
+            if shard.is_finished:
+                self._finished(len(shard.rows))
+                continue
+            under_way = ShardUnderWay.of(shard)
+            for conversation in under_way.conversations:
+                yield under_way, conversation
+
+    def _finished(self, samples: int) -> None:
+        self.done += samples
+        self._progress(self.done)
+
+    async def _worker(self, queue: Iterator[tuple[ShardUnderWay, Conversation]]) -> None:
+        for shard, conversation in queue:
+            while not conversation.finished:
+                await self._next_turn(conversation, shard.journal)
+            shard.close()
+            self._finished(1)
+
+    async def _next_turn(self, conversation: Conversation, journal: Journal) -> None:
+        if conversation.key not in journal.answers:
+            try:
+                asked = await asyncio.to_thread(self._asked, conversation)
+            except Unusable as fault:
+                conversation.drop(fault.reason, fault.detail)
+                return
+            if len(asked.prompt_ids) > self.config.max_prompt_tokens:
+                conversation.drop(LONG_PROMPT, f"{len(asked.prompt_ids)} tokens")
+                return
+            drawn = self.config.temperature > 0
+            seed = request_seed(self.config.seed or 0, conversation.key) if drawn else None
+            try:
+                reply = await self.client.complete(asked.messages, seed)
+            except Refused as fault:
+                self._refused(conversation, fault, journal)
+                return
+            answer = await asyncio.to_thread(self._answer, conversation, asked, reply)
+            journal.add({conversation.key: answer})
+            self.answers, self.tokens = self.answers + 1, self.tokens + answer.tokens
+        conversation.take(journal.answers[conversation.key])
+
+    def _refused(self, conversation: Conversation, fault: Refused, journal: Journal) -> None:
+        """Drop the sample. Raises DataError where the server has refused the first ones, all of them."""
+        conversation.drop(fault.reason, fault.detail)
+        self._refusals += 1
+        if self._refusals >= HOPELESS and not self.answers and not journal.answers:
+            raise DataError(
+                f"{self.config.endpoint} refused the first {HOPELESS} samples, all of them; the last, "
+                f'"{conversation.row["id"]}": {fault.detail}'
+            )
+
+    def _asked(self, conversation: Conversation) -> Asked:
+        """The next prompt. Raises Unusable where it cannot be asked."""
+        messages = conversation.messages
+        sample = self.prompts.sample(conversation.row, messages)
+        encoded = self.prompts.encoded_images(conversation.row, messages)
+        try:
+            on_the_wire = wire_messages(messages, encoded)
+        except DECODE_ERRORS as error:
+            raise Unusable(UNDECODABLE, str(error)) from error
+        return Asked(on_the_wire, sample.input_ids.tolist(), bool(encoded), self.prompts.opens_thought(messages))
+
+    def _answer(self, conversation: Conversation, asked: Asked, reply: Reply) -> Answer:
+        differently = self._prompted_differently(conversation, asked, reply)
+        ids = reply.token_ids
+        if ids is not None:
+            closed = ids[-1] in self.prompts.encoder.processor.eos_token_ids
+            text = self.prompts.text(ids[:-1] if closed else ids)
+            said = Answer(text, reply.finish_reason, len(ids), prompted_differently=differently)
+            return conversation.judged(said, lambda messages: self.prompts.gives(messages, ids))
+        text, cut = reply.said(asked.opens_thought), reply.finish_reason != "stop"
+        if reply.tokens is None:  # a server that counts nothing leaves nothing to compare with
+            said = Answer(text, reply.finish_reason, self.prompts.length(text) + (not cut))
+            return conversation.judged(evolve(said, prompted_differently=differently), lambda _: True)
+        said = Answer(text, reply.finish_reason, reply.tokens, prompted_differently=differently)
+        return conversation.judged(said, lambda messages: self.prompts.count(messages) - cut == reply.tokens)
+
+    def _prompted_differently(self, conversation: Conversation, asked: Asked, reply: Reply) -> bool:
+        """Whether the server read another prompt, as far as it tells. The first time a note says so."""
+        if reply.prompt_ids is not None and not asked.has_images:
+            differently = reply.prompt_ids != asked.prompt_ids
+        else:  # engines write numbers of their own in the places of image tokens
+            differently = reply.prompt_tokens is not None and reply.prompt_tokens != len(asked.prompt_ids)
+        if differently and not self._warned:
+            self._warned = True
+            print(
+                f'dflow: the server reads another prompt of sample "{conversation.row["id"]}" ({reply.prompt_tokens} '
+                f"tokens) than is made of it here ({len(asked.prompt_ids)}): is its chat template another, or the "
+                "sizes of its images, or enable_thinking? Answers to other prompts teach less",
+                flush=True,
+            )
+        return differently
+
+    def figures(self) -> dict[str, float]:
+        """What this attempt did, and how fast."""
+        counts = {"requests": self.client.requests, "retries": self.client.retries}
+        if not self.answers:
+            return {**counts}
+        return {
+            **counts,
+            "requests_per_second": self.client.requests / self.seconds,
+            "tokens_per_second": self.tokens / self.seconds,
+        }

@@ -1,0 +1,132 @@
+"""What an OpenAI-compatible server is sent for a conversation, and what its answer says.
+
+Source of the forms: the chat completions API of OpenAI; for DIALECTS the protocol modules of SGLang 0.5.21 and the
+documentation of vLLM.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+from PIL import ExifTags, Image
+
+from ops.regenerate_answers.journal import Key
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.tokenize_chat.template import END_OF_THOUGHT, THINK, Messages, texts_of
+from ops.vision.images import FORMATS, decode
+
+# A checkpoint's generation_config.json would else choose what the config leaves out, a repetition penalty with greedy
+# decoding too; and token ids tell what was said when the text does not: special tokens, and thoughts taken out of it.
+_NEUTRAL_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+DIALECTS: dict[str, dict[str, Any]] = {
+    "openai": {},
+    "sglang": {
+        **_NEUTRAL_SAMPLING,
+        "skip_special_tokens": False,
+        "separate_reasoning": False,
+        "return_token_ids": True,
+    },
+    "vllm": {**_NEUTRAL_SAMPLING, "skip_special_tokens": False, "return_token_ids": True},
+}
+FINAL = ("stop", "length", "content_filter", "tool_calls", "function_call")  # anything else, "abort" say, is no answer
+
+
+@frozen
+class Reply:
+    """An answer as the server tells it. text: None where token_ids say it; prompt_ids, prompt_tokens: what it read."""
+
+    text: str
+    thought: str
+    finish_reason: str
+    tokens: int | None
+    token_ids: list[int] | None
+    prompt_tokens: int | None
+    prompt_ids: list[int] | None
+
+    def said(self, prompt_opens_thought: bool) -> str:
+        """Everything behind the generation prompt. A server with a reasoning parser took the thought out of it, and
+        the white space around the thought, which is put back as the families' templates write it.
+        """
+        if not self.thought:
+            return self.text
+        thought = self.thought if prompt_opens_thought else f"{THINK}\n{self.thought}"
+        return f"{thought}\n{END_OF_THOUGHT}\n\n{self.text}" if self.text else thought
+
+
+def parameters(config: RegenerateAnswers, dialect: str) -> dict[str, Any]:
+    """What all requests have in common."""
+    thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
+    return {
+        "model": config.model,
+        "max_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        **DIALECTS[dialect],
+        **({"chat_template_kwargs": thinking} if thinking else {}),
+        **(config.extra_body or {}),
+    }
+
+
+def request_seed(seed: int, key: Key) -> int:
+    """A seed of 31 bits for one answer, a function of the arguments alone."""
+    sample_id, turn = key
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{turn}\0{sample_id}".encode()).digest()[:4], "big") >> 1
+
+
+def wire_messages(messages: Messages, images: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Messages with their images, in order, as data URLs; without images a message is one text, which every server
+    takes and none joins with blanks of its own.
+    """
+    encoded = iter(images)
+    return [{"role": message["role"], "content": _content(message, encoded)} for message in messages]
+
+
+def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[dict[str, Any]]:
+    if all(part["type"] == "text" for part in message["content"]):
+        return "".join(texts_of(dict(message)))
+    return [
+        {"type": "image_url", "image_url": {"url": data_url(next(images))}}
+        if part["type"] == "image"
+        else {"type": "text", "text": part["text"]}
+        for part in message["content"]
+    ]
+
+
+def data_url(encoded: bytes) -> str:
+    """An image as it was ingested. Where engines would decode it to other pixels than dflow does (turned by EXIF data,
+    16-bit grey, which Pillow clips), it is sent as a PNG of dflow's pixels. Raises one of DECODE_ERRORS.
+    """
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+        mime = Image.MIME.get(image.format or "", "")
+        as_it_is = image.getexif().get(ExifTags.Base.Orientation, 1) == 1 and not image.mode.startswith("I")
+    if not as_it_is or not mime.startswith("image/"):
+        buffer = io.BytesIO()
+        decode(encoded).save(buffer, "PNG")
+        encoded, mime = buffer.getvalue(), "image/png"
+    return f"data:{mime};base64,{base64.b64encode(encoded).decode('ascii')}"
+
+
+def read_reply(data: Any) -> Reply:
+    """The answer in a response. Raises ValueError where there is none, or one that the server broke off."""
+    try:
+        choice, usage = data["choices"][0], data.get("usage") or {}
+        message, finish_reason = choice["message"], choice["finish_reason"]
+        text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"no chat completion: {str(data)[:200]}") from error
+    if finish_reason not in FINAL:
+        raise ValueError(f"broken off by the server: finish_reason {finish_reason}")
+    return Reply(
+        text=text or "",
+        thought=thought or "",
+        finish_reason=finish_reason,
+        tokens=usage.get("completion_tokens"),
+        token_ids=choice.get("response_token_ids") or choice.get("token_ids"),
+        prompt_tokens=usage.get("prompt_tokens"),
+        prompt_ids=choice.get("prompt_token_ids") or data.get("prompt_token_ids"),
+    )
