@@ -105,6 +105,15 @@ def launch_command(
     return [*command, "--host", address.host, "--port", str(address.port), *extra]
 
 
+def checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype of a checkpoint, from its config.json: the one that its weights are stored in and users serve it in."""
+    for part in (config, config.get("text_config") or {}):
+        dtype = part.get("dtype") or part.get("torch_dtype")
+        if dtype:
+            return str(dtype).removeprefix("torch.")
+    return "float32"
+
+
 def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The command as one types it into a shell."""
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])

@@ -1,0 +1,83 @@
+"""One chat request to SGLang's server, and how many tokens of the answer each verification step yielded."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import DflowError
+
+ANSWER_WITHIN_S = 600.0
+HEALTH_WITHIN_S = 25.0  # SGLang answers after it has generated a token, or after 20 s
+
+
+class ServerError(DflowError):
+    """The server did not start, or did not answer."""
+
+
+@frozen
+class Answer:
+    """tokens: of the answer, the first one and EOS included. steps: verification steps, 0 without a draft.
+
+    spec_accept_length: SGLang's own figure, None without a verification step.
+    """
+
+    text: str
+    tokens: int
+    steps: int
+    spec_accept_length: float | None
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens per verification step, as `evaluate` counts: without the first token, which the prefill yields."""
+        return (self.tokens - 1) / self.steps if self.steps else None
+
+
+def ask(url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> Answer:
+    """The greedy answer to a conversation. Raises ServerError where the server refuses it or gives none."""
+    body = {
+        "model": "default",
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "return_meta_info": True,
+    }
+    return read_answer(post(f"{url}/v1/chat/completions", body))
+
+
+def read_answer(response: Mapping[str, Any]) -> Answer:
+    choice = response["choices"][0]
+    meta = choice.get("meta_info") or {}
+    return Answer(
+        text=choice["message"]["content"] or choice["message"].get("reasoning_content") or "",
+        tokens=response["usage"]["completion_tokens"],
+        steps=meta.get("spec_verify_ct", 0),
+        spec_accept_length=meta.get("spec_accept_length"),
+    )
+
+
+def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON request and its JSON response. Raises ServerError."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S) as response:
+            return dict(json.loads(response.read()))
+    except urllib.error.HTTPError as error:
+        raise ServerError(f"{url}: {error.code}: {error.read().decode(errors='replace')[:500]}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        raise ServerError(f"{url}: no answer ({error})") from error
+
+
+def is_healthy(url: str) -> bool:
+    """Whether the server says that it is ready; False while nobody listens, or while it says otherwise."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_WITHIN_S) as response:
+            return bool(response.status == 200)
+    except (OSError, HTTPException):
+        return False

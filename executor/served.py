@@ -1,0 +1,196 @@
+"""What a run made that a server needs: the draft, its target, how images were prepared, and a prompt to try."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import StoreError
+from dsl.graph import Graph, GraphNode
+from executor.record import Record
+from executor.store import Store
+from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
+from ops.sglang_engine.serve_command import DraftOption, Served, checkpoint_dtype
+
+HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first of these that holds one
+
+
+@frozen(kw_only=True)
+class ServedRun:
+    """warnings: why the draft may not be what one wants to serve. tau: what `evaluate` measured, if it did.
+
+    prompt: chat messages as a server takes them, and prompt_id the sample's; None where the store holds no samples.
+    """
+
+    target: Path
+    served: Served
+    draft: DraftOption
+    warnings: tuple[str, ...]
+    tau: float | None
+    prompt_id: str | None
+    prompt: Sequence[Mapping[str, Any]] | None
+
+
+def find_served(store: Store, record: Record, node: str | None) -> ServedRun:
+    """Find the draft that the node, or else the run's only one, made or checked.
+
+    Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target.
+    """
+    made = _Made(store, record, record.graph())
+    export, check = made.choose(node)
+    draft, warnings = made.draft_of(export, check)
+    target = made.path(export.inputs["target"][0])
+    info = _read(target / "target.json")
+    config = _read(draft / "config.json")
+    dtype = checkpoint_dtype(_read(target / "model" / "config.json"))
+    images = made.image_backend(export) if info["vision"] else None
+    prompt_id, prompt = made.prompt(export, info["vision"])
+    return ServedRun(
+        target=target / "model",
+        served=Served.of(info, dtype, images),
+        draft=DraftOption(path=str(draft), block_size=config["block_size"]),
+        warnings=tuple(warnings),
+        tau=made.tau(export),
+        prompt_id=prompt_id,
+        prompt=prompt,
+    )
+
+
+@frozen
+class _Made:
+    store: Store
+    record: Record
+    graph: Graph
+
+    def choose(self, named: str | None) -> tuple[GraphNode, GraphNode | None]:
+        """The node that exported the draft, and the one that checked it, if there is one."""
+        exports = [node for node in self.graph.nodes.values() if node.op.output is Draft]
+        pairs = [(export, next(iter(self._readers(export, CheckedDraft)), None)) for export in exports]
+        wanted = [
+            (export, check)
+            for export, check in pairs
+            if named is None or named in (export.id, check.id if check is not None else export.id)
+        ]
+        if len(wanted) == 1:
+            return wanted[0]
+        found = ", ".join(export.id for export in exports) or "none"
+        if named is not None:
+            raise StoreError(f'run {self.record.run}: "{named}" is no node that exports a draft; those are: {found}')
+        if not exports:
+            raise StoreError(f"run {self.record.run} of {self.graph.name} exports no draft (op export_draft)")
+        raise StoreError(f"run {self.record.run} exports several drafts: {found}; choose one with --node")
+
+    def draft_of(self, export: GraphNode, check: GraphNode | None) -> tuple[Path, list[str]]:
+        """The serving directory: as it was checked where it passed, else as it was exported, with a warning."""
+        if check is None:
+            return self.path(export.id), [
+                f"no node checks the draft of {export.id} (op check_export): SGLang says nothing of a draft that it "
+                "reads wrongly"
+            ]
+        state = self.record.state.nodes[check.id]
+        if state.state == "done" and state.digest is not None and self.store.has(state.digest):
+            return self.path(check.id) / "draft", []
+        why = f"failed: {state.error}" if state.state == "failed" else f"is {state.state}"
+        return self.path(export.id), [f"the draft of {export.id} was not passed by its gate; {check.id} {why}"]
+
+    def image_backend(self, export: GraphNode) -> str | None:
+        """The library that prepared the images the draft was trained on; pillow where nothing says so."""
+        for producer in export.inputs["draft"]:
+            digest = self.record.state.nodes[producer].digest
+            if self.graph.nodes[producer].op.output is DraftCheckpoint and digest and self.store.has(digest):
+                captured = _read(self.store.object_path(digest) / "training.json")["captured"]
+                return str(captured.get("image_backend") or "pillow")
+        return "pillow"
+
+    def tau(self, export: GraphNode) -> float | None:
+        for node in self._readers(export, Report):
+            measured = self.record.state.nodes[node.id].metrics.get("eval/tau")
+            if measured is not None:
+                return measured
+        return None
+
+    def prompt(self, export: GraphNode, vision: bool) -> tuple[str | None, list[dict[str, Any]] | None]:
+        """The first prompt of the held-out samples, one with images for a target that sees them."""
+        for samples in self._samples(export):
+            rows: dict[str, dict[str, Any]] = {}
+            for row in _rows(samples / "samples.jsonl"):
+                fits = bool(row["images"]) == vision and any(turn["role"] == "user" for turn in row["messages"])
+                if fits and row["split"] not in rows:
+                    rows[row["split"]] = row
+                if HELD_OUT[0] in rows:
+                    break
+            for split in HELD_OUT:
+                if split in rows:
+                    return str(rows[split]["id"]), chat_messages(rows[split], samples)
+        return None, None
+
+    def _samples(self, export: GraphNode) -> Iterator[Path]:
+        """Conversations behind the tokens that the draft was evaluated or checked on, where the store has them."""
+        for reader in (*self._readers(export, Report), *self._readers(export, CheckedDraft)):
+            for tokens in reader.inputs.get("tokens", ()):
+                if self.graph.nodes[tokens].op.output is TokenShards:
+                    for producer in self.graph.nodes[tokens].inputs["samples"]:
+                        digest = self.record.state.nodes[producer].digest
+                        is_chat = self.graph.nodes[producer].op.output is ImageSamples
+                        if is_chat and digest is not None and self.store.has(digest):
+                            yield self.store.object_path(digest)
+
+    def path(self, node: str) -> Path:
+        state = self.record.state.nodes[node]
+        if state.state != "done" or state.digest is None:
+            raise StoreError(f"run {self.record.run}: {node} is {state.state}; first: dflow resume {self.record.run}")
+        if not self.store.has(state.digest):
+            raise StoreError(
+                f"{self.store.object_path(state.digest)}: what {node} made is gone or incomplete; make it again: "
+                f"dflow resume {self.record.run}"
+            )
+        return self.store.object_path(state.digest)
+
+    def _of(self, output: type) -> list[GraphNode]:
+        return [node for node in self.graph.nodes.values() if node.op.output is output]
+
+    def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
+        """Nodes of this output that read the exported draft."""
+        return [node for node in self._of(output) if export.id in node.inputs.get("draft", ())]
+
+
+def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """The turns of a sample before its first answer, as chat messages with the images as data URLs."""
+    images = iter(row["images"])
+    messages = []
+    for turn in row["messages"]:
+        if turn["role"] == "assistant":
+            break
+        parts = [
+            {"type": "image_url", "image_url": {"url": _data_url(folder, next(images))}}
+            if part["type"] == "image"
+            else {"type": "text", "text": part["text"]}
+            for part in turn["content"]
+        ]
+        messages.append({"role": turn["role"], "content": parts})
+    return messages
+
+
+def _data_url(folder: Path, image: Mapping[str, Any]) -> str:
+    """An image reference of ops/artifacts.py; SGLang recognises the format by the bytes."""
+    with (folder / image["pack"]).open("rb") as pack:
+        pack.seek(image["offset"])
+        return "data:image/png;base64," + base64.b64encode(pack.read(image["size"])).decode()
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read ({error}); verify the store") from error
