@@ -15,6 +15,7 @@ from dsl.op import ConfigField, OpSpec, Ref, is_builtin
 from dsl.written import WrittenNode
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path) -> list[Mistake]:
@@ -24,6 +25,7 @@ def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path) -> list[Mistak
         if node.op is not None:
             mistakes += _edge_mistakes(node, node.op, nodes)
             mistakes += _external_mistakes(node, node.op, root)
+            mistakes += _pin_mistakes(node, node.op, root)
             mistakes += _launch_mistakes(node, node.op)
     return [*mistakes, *_cycle_mistakes(nodes)]
 
@@ -111,6 +113,22 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
         elif not path.exists() and not _may_be_model_id(str(value), field, path):
             hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
             yield node.mistake(field.name, f"there is no file or folder {path}", hint)
+
+
+def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
+    """A model id enters the key by its name, so what it names must not change: its commit has to be given."""
+    for field in op.fields.values():
+        value = node.values.get(field.name)
+        path = external_path(value, root) if field.pinned_by else None
+        if path is None or path.exists() or not _may_be_model_id(str(value), field, path):
+            continue
+        commit = node.values.get(field.pinned_by)
+        if isinstance(commit, str) and COMMIT.fullmatch(commit):
+            continue
+        given = "none is given" if commit is None else f'"{commit}" may name something else tomorrow, unseen by the key'
+        message = f'the model id "{value}" needs a commit here, 40 hex digits: {given}'
+        hint = "it stands on the model's page under Files and versions; or give the directory of a checkpoint"
+        yield node.mistake(field.pinned_by, message, hint)
 
 
 def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:

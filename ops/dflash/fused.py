@@ -111,12 +111,13 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_NKHD: Tensor) -> tuple[Tensor | None, ...]:
-        q_NKHD, k_NKGD, v_NKGD, k_GTD, *_ = ctx.saved_tensors
+        saved = ctx.saved_tensors  # asked for once: under checkpointing the second time is an error
+        q_NKHD, k_NKGD, v_NKGD, k_GTD, *_ = saved
         G, T, D = k_GTD.shape
         grad_NKHD = grad_NKHD.contiguous()
         gradients = (torch.empty_like(q_NKHD), torch.zeros_like(k_NKGD), torch.zeros_like(v_NKGD))
         context = tuple(k_GTD.new_empty(T, G, D) for _ in range(2))
-        problem = _problem(ctx.saved_tensors, ctx.seen, ctx.window)
+        problem = _problem(saved, ctx.seen, ctx.window)
         for name, x in zip(GRADIENTS, (grad_NKHD, *gradients, *context), strict=True):
             setattr(problem, name, x.data_ptr())
         _run(ctx.library.backward, problem)

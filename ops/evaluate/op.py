@@ -13,6 +13,7 @@ from ops.artifacts import Draft, Report, TargetModel, TokenShards
 @op(
     version=1,
     run="ops.evaluate.run:evaluate",
+    resources="ops.evaluate.resources:evaluate_resources",
     key_libraries=("torch", "transformers", "numpy"),
     single_process=True,
     shows_results=True,

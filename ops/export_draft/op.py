@@ -10,7 +10,13 @@ from dsl.op import field, op
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
 
 
-@op(version=1, run="ops.export_draft.run:export_draft", key_libraries=("safetensors",), single_process=True)
+@op(
+    version=1,
+    run="ops.export_draft.run:export_draft",
+    resources="ops.export_draft.resources:export_draft_resources",
+    key_libraries=("safetensors",),
+    single_process=True,
+)
 @frozen(kw_only=True)
 class ExportDraft:
     """Write the draft as a serving directory, and check it against the serving contract."""

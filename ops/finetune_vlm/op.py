@@ -47,6 +47,7 @@ def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
 @op(
     version=1,
     run="ops.finetune_vlm.run:finetune_vlm",
+    resources="ops.finetune_vlm.resources:finetune_vlm_resources",
     key_libraries=("torch", "transformers"),
     resumable=True,
     sequence_parallel=True,
@@ -60,8 +61,10 @@ class FinetuneVlm:
         default="builtin:tiny-qwen3-vl",
         external=True,
         model_id=True,
+        pinned_by="revision",
         help='"builtin:tiny-qwen3-vl" (random weights) or a checkpoint directory or model id to start from',
     )
+    revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
     trust_remote_code: bool = field(default=False, help="run code that the checkpoint brings along")
     steps: int = field(default=400, validator=validators.ge(1), help="optimizer steps")
     batch_size: int | None = field(

@@ -31,7 +31,7 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
     if is_builtin(config.init):
         return _builtin(config, reader, device), None
     trust = config.trust_remote_code
-    directory = find_checkpoint(config.init, None, trust)
+    directory = find_checkpoint(config.init, config.revision, trust)
     check_target_degree(read_config(directory), world_size=stage.world_size, sp_degree=stage.sp_degree)
     processor = load_processor(str(directory), trust_remote_code=trust)
     info = describe_target(directory, reader.info["mask_token_id"], processor.eos_token_ids, trust_remote_code=trust)

@@ -8,54 +8,14 @@ from typing import Any
 import torch
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-TEXT_HIDDEN = 128
-TEXT_LAYERS = 8
-VISION_HIDDEN = 128
-VISION_DEPTH = 2
+from ops.finetune_vlm.tiny_config import tiny_config
 
 
 def tiny_qwen3_vl(
     tokens: Mapping[str, Any], special_ids: Mapping[str, int], seed: int
 ) -> Qwen3VLForConditionalGeneration:
-    """Random weights from the seed; `tokens` is tokens.json and decides vocabulary, patches and special ids.
-
-    Eight text layers are the fewest that hold five distinct captured layers. Both vision layers feed deepstack, so
-    the features of the first text layers differ from `hidden_states`, as in the real family.
-    """
-    config = Qwen3VLConfig(
-        text_config={
-            "vocab_size": tokens["vocab_size"],
-            "hidden_size": TEXT_HIDDEN,
-            "intermediate_size": 3 * TEXT_HIDDEN,
-            "num_hidden_layers": TEXT_LAYERS,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "max_position_embeddings": 4096,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [6, 5, 5],
-                "mrope_interleaved": True,
-            },
-            "pad_token_id": tokens["pad_token_id"],
-            "eos_token_id": tokens["eos_token_ids"][0],
-        },
-        vision_config={
-            "depth": VISION_DEPTH,
-            "hidden_size": VISION_HIDDEN,
-            "intermediate_size": 2 * VISION_HIDDEN,
-            "num_heads": 4,
-            "patch_size": 4,
-            "spatial_merge_size": tokens["merge_size"],
-            "temporal_patch_size": 2,
-            "out_hidden_size": TEXT_HIDDEN,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": list(range(VISION_DEPTH)),
-        },
-        tie_word_embeddings=True,
-        **special_ids,
-    )
+    """Random weights from the seed; `tokens` is tokens.json and decides vocabulary, patches and special ids."""
+    config = Qwen3VLConfig(**tiny_config(tokens, special_ids))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3VLForConditionalGeneration(config)

@@ -8,13 +8,21 @@ from dsl.op import field, op
 from ops.artifacts import TargetModel
 
 
-@op(version=1, run="ops.load_target.run:load_target", key_libraries=("transformers",), single_process=True)
+@op(
+    version=1,
+    run="ops.load_target.run:load_target",
+    resources="ops.load_target.resources:load_target_resources",
+    key_libraries=("transformers",),
+    single_process=True,
+)
 @frozen(kw_only=True)
 class LoadTarget:
     """Take a Hugging Face checkpoint as the target; its files are copied into the store."""
 
-    checkpoint: str = field(external=True, model_id=True, help="a checkpoint directory, or a model id")
-    revision: str | None = field(default=None, help="branch, tag or commit of a model id")
+    checkpoint: str = field(
+        external=True, model_id=True, pinned_by="revision", help="a checkpoint directory, or a model id"
+    )
+    revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
     mask_token_id: int | None = field(
         default=None, help="id of the mask token; that of the tokenizer or the family unless given"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -12,6 +13,7 @@ from dsl.stage import Stage
 from ops.load_target.model import describe_target, read_config
 from ops.load_target.op import LoadTarget
 from ops.load_target.save import CODE, CONFIGS, PROCESSOR, WEIGHTS, copy_files, write_target_json
+from ops.load_target.served import complete_config
 from ops.vision.processor import load_processor
 
 
@@ -32,6 +34,7 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     if not Path(config.checkpoint).is_dir():  # a path is content, not a name
         info |= {"model_id": config.checkpoint, "revision": config.revision}
     copy_files(directory, stage.out_dir / "model", patterns(trust))
+    complete_config(stage.out_dir / "model")
     write_target_json(stage.out_dir, info, {})
 
 
@@ -49,13 +52,24 @@ def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = F
     if directory.is_file():
         raise DataError(f"{name} is a file; a checkpoint is the directory that holds config.json and *.safetensors")
     if not directory.is_dir():
-        taken = [*patterns(trust_remote_code)]
-        try:
-            directory = Path(snapshot_download(name, revision=revision, allow_patterns=taken))
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-            raise DataError(f'"{name}" is neither a directory here nor a model that can be fetched: {error}') from error
+        directory = fetch(name, revision, patterns(trust_remote_code))
     check_code(directory, trust_remote_code)
     return directory
+
+
+def find_processor(name: str, revision: str | None, trust_remote_code: bool = False) -> str:
+    """The directory of a processor; of a model id its files alone are downloaded. Raises DataError where it has none."""
+    if Path(name).is_dir():
+        return name
+    return str(fetch(name, revision, (*CONFIGS, *PROCESSOR, *(CODE if trust_remote_code else ()))))
+
+
+def fetch(model_id: str, revision: str | None, taken: Sequence[str]) -> Path:
+    """The folder in Hugging Face's cache that holds these files of a model. Raises DataError where it cannot be had."""
+    try:
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*taken]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise DataError(f'"{model_id}" is neither a directory here nor a model that can be fetched: {error}') from error
 
 
 def check_code(directory: Path, trust_remote_code: bool) -> None:

@@ -13,6 +13,7 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
 @op(
     version=2,
     run="ops.tokenize_chat.run:tokenize_chat",
+    resources="ops.tokenize_chat.resources:tokenize_chat_resources",
     key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy", "regex"),
     single_process=True,
 )
@@ -26,9 +27,11 @@ class TokenizeChat:
         default="builtin",
         external=True,
         model_id=True,
+        pinned_by="revision",
         help='"builtin" (a byte-level BPE trained on the samples) or a checkpoint directory or model id; '
         "leave it out where a target is given: its own processor is taken",
     )
+    revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
     trust_remote_code: bool = field(
         default=False, help="run the code that comes with the tokenizer; a target brings its own permission"
     )
@@ -66,6 +69,12 @@ class TokenizeChat:
     )
     max_dropped: int | None = field(
         default=None, validator=validators.optional(validators.ge(0)), help="fail when more samples are dropped"
+    )
+    expected_tokens: int | None = field(
+        default=None,
+        neutral=True,
+        validator=validators.optional(validators.ge(1)),
+        help="how many tokens there will be, as `dflow plan` tells disk by it until they are counted; changes nothing",
     )
     workers: int | None = field(
         default=None,

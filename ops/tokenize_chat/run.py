@@ -12,6 +12,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.files import read_json, read_jsonl, write_json
+from ops.load_target.run import find_processor
 from ops.ordered import available_cores, in_order
 from ops.tally import SPLITS, Tally
 from ops.tokenize_chat.builtin import write_builtin_processor
@@ -134,6 +135,8 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
         source = str(folder)
         conversations = (row["messages"] for row in read_jsonl(file) if row["split"] == "train")
         write_builtin_processor(folder, conversations, config.vocab_size)
+    else:
+        source = find_processor(source, config.revision, trusted)
     processor = load_processor(source, config.min_pixels, config.max_pixels, trusted, config.image_backend)
     processor.save(folder)
     return processor

@@ -8,20 +8,18 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor
 
-from dsl.errors import ConfigError, DataError
+from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.shards import FeatureReader
-from ops.dflash.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
+from ops.dflash.config import POSITIONS, DraftConfig
 from ops.load_target.ends import frozen_ends
 from ops.load_target.model import target_info, text_config
 from ops.tokenize_chat.shards import TokenReader
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.online import OnlineReader, describe_features, token_mistakes
 from ops.train_dflash.op import TrainDflash
-
-_ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
-
+from ops.train_dflash.shape import draft_shape
 
 Reader = FeatureReader | OnlineReader
 _Opened = tuple[dict[str, Any], Reader, Reader, list[str]]
@@ -129,67 +127,4 @@ def _shape_mistakes(info: Mapping[str, Any], target: Mapping[str, Any]) -> list[
 
 def draft_config(config: TrainDflash, target: TargetModel, features: Mapping[str, Any]) -> DraftConfig:
     """The draft's config: what the op leaves open is the target's. `features` is features.json."""
-    text, info = text_config(target), target_info(target)
-    heads = text["num_attention_heads"]
-    return DraftConfig(
-        hidden_size=info["hidden_size"],
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=_first(config.num_heads, heads),
-        num_key_value_heads=_first(config.num_kv_heads, text.get("num_key_value_heads"), heads),
-        head_dim=_first(config.head_dim, text.get("head_dim"), info["hidden_size"] // heads),
-        intermediate_size=_first(config.intermediate_size, text["intermediate_size"]),
-        vocab_size=info["vocab_size"],
-        block_size=config.block_size,
-        mask_token_id=_mask_token_id(features["mask_token_id"], text, info),
-        target_layer_ids=features["target_layer_ids"],
-        num_target_layers=features["num_target_layers"],
-        max_position_embeddings=text["max_position_embeddings"],
-        rms_norm_eps=text["rms_norm_eps"],
-        layer_types=_layer_types(config),
-        sliding_window=config.sliding_window,
-        positions=features["positions"],
-        **_rope(config, text),
-    )
-
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
-
-
-def _layer_types(config: TrainDflash) -> tuple[str, ...]:
-    return tuple(
-        SLIDING_ATTENTION if layer in config.sliding_layers else FULL_ATTENTION for layer in range(config.num_layers)
-    )
-
-
-def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
-    if mask_token_id is None:
-        raise ConfigError("the features name no mask token: give load_target a mask_token_id")
-    if mask_token_id in info["eos_token_ids"] or mask_token_id == text.get("pad_token_id"):
-        raise ConfigError(
-            f"mask_token_id {mask_token_id} is the pad or an EOS id of the target; the mask token must be an id that "
-            "no text produces"
-        )
-    return mask_token_id
-
-
-def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
-    """The target's RoPE without its mRoPE sections, since the draft's positions are 1-D.
-
-    Transformers 5 keeps everything in `rope_parameters`; before, it was spread over rope_theta, rope_scaling and
-    partial_rotary_factor. Raises ConfigError for a target whose layers have different ones.
-    """
-    parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise ConfigError("the target's rope_parameters differ between its layers; such a target is not supported")
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    scaling = None
-    if kind not in ("default", "mrope"):
-        scaling = {"rope_type": kind, **{key: parameters[key] for key in parameters if key not in _ROPE_OTHERS}}
-    return {
-        "rope_theta": float(_first(config.rope_theta, parameters.get("rope_theta"), text.get("rope_theta"), 10000.0)),
-        "rope_scaling": scaling,
-        "partial_rotary_factor": _first(
-            parameters.get("partial_rotary_factor"), text.get("partial_rotary_factor"), 1.0
-        ),
-    }
+    return draft_shape(config, text_config(target), target_info(target), features)

@@ -81,6 +81,7 @@ PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 @op(
     version=1,
     run="ops.train_dflash.run:train_dflash",
+    resources="ops.train_dflash.resources:train_dflash_resources",
     key_libraries=("torch", "transformers"),
     resumable=True,
     sequence_parallel=True,

@@ -179,7 +179,7 @@ def test_external_paths_become_absolute_and_builtin_values_and_model_ids_stay(tm
     pipeline.node("relative", Ingest(source="data/../data/a.jsonl"))
     pipeline.node("absolute", Ingest(source=f"{tmp_path}/data/a.jsonl"))
     pipeline.node("builtin", Ingest(source="builtin:digits"))
-    pipeline.node("model_id", LoadTarget(checkpoint="Qwen/Qwen3-VL-2B"))
+    pipeline.node("model_id", LoadTarget(checkpoint="Qwen/Qwen3-VL-2B", revision="0a" * 20))
     pipeline.node("folder", LoadTarget(checkpoint="local/model"))
     nodes = compile_pipeline(pipeline).nodes
     assert [nodes[node].config.source for node in ("relative", "absolute", "builtin")] == [
@@ -189,6 +189,36 @@ def test_external_paths_become_absolute_and_builtin_values_and_model_ids_stay(tm
     ]
     assert nodes["model_id"].config.checkpoint == "Qwen/Qwen3-VL-2B"
     assert nodes["folder"].config.checkpoint == f"{tmp_path}/local/model"
+
+
+@pytest.mark.parametrize(
+    ("revision", "told"),
+    [
+        (None, "none is given"),
+        ("main", '"main" may name something else tomorrow, unseen by the key'),
+        ("0A" * 20, f'"{"0A" * 20}" may name something else tomorrow, unseen by the key'),
+        ("0a" * 19, f'"{"0a" * 19}" may name something else tomorrow, unseen by the key'),
+    ],
+)
+def test_a_model_id_without_its_commit_is_refused(tmp_path: Path, revision: str | None, told: str) -> None:
+    pipeline = Pipeline("p", root=tmp_path)
+    pipeline.node("target", LoadTarget(checkpoint="owner/name", revision=revision))
+    with pytest.raises(PipelineError) as error:
+        compile_pipeline(pipeline)
+    assert str(error.value) == (
+        f'node.target.revision: the model id "owner/name" needs a commit here, 40 hex digits: {told} '
+        "(it stands on the model's page under Files and versions; or give the directory of a checkpoint)"
+    )
+
+
+def test_a_model_id_enters_the_key_with_its_commit_and_a_folder_needs_none(tmp_path: Path) -> None:
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    folder, model = Pipeline("p", root=tmp_path), Pipeline("p", root=tmp_path / "owner")
+    folder.node("target", LoadTarget(checkpoint="owner/name"))
+    model.node("target", LoadTarget(checkpoint="owner/name", revision="0a" * 20))
+    configs = [key_config(compile_pipeline(pipeline).nodes["target"]) for pipeline in (folder, model)]
+    assert [config.get("checkpoint") for config in configs] == [None, "owner/name"]
+    assert [config["revision"] for config in configs] == [None, "0a" * 20]
 
 
 def test_a_recorded_graph_is_equal_when_it_is_read_again(tmp_path: Path) -> None:

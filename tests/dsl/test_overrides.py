@@ -21,7 +21,7 @@ def example(root: Path) -> Pipeline:
     pipeline = Pipeline("p", seed=5, experiment="e", tracking_uri="u", root=root)
     samples = pipeline.node("ingest", Ingest(source="builtin:digits", max_samples=3))
     tokens = pipeline.node("tokenize", TokenizeChat(samples=pipeline.node("inject", InjectImages(samples=samples))))
-    target = pipeline.node("target", LoadTarget(checkpoint="owner/name", revision="main"))
+    target = pipeline.node("target", LoadTarget(checkpoint="owner/name", revision="0a" * 20, embed_key="e"))
     pipeline.node("capture", CaptureTargets(tokens=tokens, target=target))
     return pipeline
 
@@ -45,10 +45,10 @@ def mistakes(root: Path, *overrides: str) -> list[str]:
         ("ingest.val_fraction=1e-2", 0.01),
         ("ingest.val_fraction=0", 0),
         ("ingest.seed=none", 5),
-        ("target.revision=none", None),
-        ("target.revision='none'", "none"),
-        ("target.revision=v1.2", "v1.2"),
-        ("target.revision=a=b", "a=b"),
+        ("target.embed_key=none", None),
+        ("target.embed_key='none'", "none"),
+        ("target.embed_key=v1.2", "v1.2"),
+        ("target.embed_key=a=b", "a=b"),
         ("target.checkpoint=none/none", "none/none"),
         ("capture.dtype=bfloat16", "bfloat16"),
         ('capture.splits=["val"]', ("val",)),
@@ -89,9 +89,9 @@ def test_all_mistakes_are_reported_together_as_strictly_as_in_a_file(tmp_path: P
         "ingest.sead=1",
         "ingest.val_fraction=2",
         "ingest.max_samples=3.0",
-        "target.revision=1",
+        "target.embed_key=1",
         "target.launch.nprocs=1",
-        "capture.num_layers=none",
+        "capture.shard_tokens=none",
         "capture.dtype=fp32",
         "tokenize.vocab_size=big",
     ]
@@ -103,10 +103,10 @@ def test_all_mistakes_are_reported_together_as_strictly_as_in_a_file(tmp_path: P
         '-s: ingest.sead: unknown key (did you mean "seed"?)',
         "-s: ingest.val_fraction: must be < 1, got 2",
         '-s: tokenize.vocab_size: expected int, got "big"',
-        "-s: target.revision: expected str or none, got 1 (int)",
+        "-s: target.embed_key: expected str or none, got 1 (int)",
         '-s: target.launch.nprocs: unknown key (did you mean "nproc"?)',
-        '-s: capture.num_layers: expected int, got "none"',
         '-s: capture.dtype: expected one of "float32", "bfloat16", "float16", got "fp32"',
+        '-s: capture.shard_tokens: expected int, got "none"',
     ]
 
 

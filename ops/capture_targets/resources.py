@@ -1,0 +1,76 @@
+"""What `capture_targets` needs: the disk for the features, and the memory of the target's forward passes."""
+
+from __future__ import annotations
+
+from dsl.resources import Outlook, Resources, shown_bytes
+from ops.capture_targets.op import CaptureTargets
+from ops.foreseen import FeaturesForeseen, TargetForeseen, TokensForeseen, amount
+from ops.load_target.sizes import ITEM_SIZES, TargetSizes
+from ops.tokenize_chat.resources import TOKEN_BYTES
+
+GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 8192, 1024
+
+
+def capture_targets_resources(outlook: Outlook) -> Resources:
+    """Features of the tokens that are counted or expected, else of a million; memory of one rank."""
+    config = outlook.config
+    target, tokens = outlook.inputs["target"], outlook.inputs["tokens"]
+    layers = config.layer_count
+    foreseen = FeaturesForeseen(num_layers=layers, dtype=config.dtype, tokens=tokens)
+    if target is None:
+        return Resources(foreseen=foreseen)
+    per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)
+    counted = tokens.count(config.splits) if tokens is not None else None
+    count, per = amount(counted)
+    size = count * per_token
+    notes = [f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million"]
+    if not per and size > outlook.free_disk:
+        notes.append(too_large(size, outlook.free_disk))
+    batch = config.batch_tokens or (CPU_BATCH_TOKENS if outlook.launch.device == "cpu" else GPU_BATCH_TOKENS)
+    memory = capture_memory(target, tokens, layers, config.dtype, batch)
+    if config.backend == "sglang":
+        memory = _in_sglang(memory, target, max(batch, tokens.longest if tokens is not None else 0), config)
+    return Resources(
+        memory=memory,
+        disk={"features": size},
+        disk_per=per,
+        notes=tuple(notes),
+        foreseen=foreseen,
+    )
+
+
+def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:
+    """Bytes of the shards for one token: so many hidden states, its id and its place in the loss mask."""
+    return states * int(sizes.text["hidden_size"]) * ITEM_SIZES[dtype] + TOKEN_BYTES
+
+
+def capture_memory(
+    target: TargetForeseen, tokens: TokensForeseen | None, layers: int, dtype: str, batch_tokens: int
+) -> dict[str, int]:
+    """A pass over a batch, or over the longest sample where that is longer; the features live beside it."""
+    item_size, sizes = ITEM_SIZES[dtype], target.sizes
+    largest = max(batch_tokens, tokens.longest if tokens is not None else 0)
+    features = largest * layers * int(sizes.text["hidden_size"]) * item_size
+    return {
+        "target": sizes.parameters * item_size,
+        "forward pass": max(sizes.forward_bytes(largest, item_size), features),
+        "features of a batch": features,
+    }
+
+
+def _in_sglang(memory: dict[str, int], target: TargetForeseen, tokens: int, config: CaptureTargets) -> dict[str, int]:
+    """The same with a pool of keys and values for a pass; both are shared out over ranks that share a model."""
+    pool = tokens * target.sizes.cache_per_token * ITEM_SIZES[config.dtype]
+    return {
+        **memory,
+        "target": memory["target"] // config.tp_degree,
+        "pool of keys and values": pool // config.tp_degree,
+    }
+
+
+def too_large(size: int, free: int) -> str:
+    """What to do about features that the disk does not hold."""
+    return (
+        f"stored features take {shown_bytes(size)}, and {shown_bytes(free)} are free: let train_dflash capture while it "
+        'trains (capture = "online" with tokens in place of features, shard_sequence with tokens too), or capture fewer'
+    )

@@ -1,0 +1,33 @@
+"""What `evaluate` needs: the memory of target, drafts and caches for one prompt at a time."""
+
+from __future__ import annotations
+
+from dsl.resources import Outlook, Resources
+from ops.dflash.footprint import draft_parameters
+from ops.foreseen import DraftForeseen, TargetForeseen
+from ops.load_target.sizes import ITEM_SIZES
+
+LONGEST = 3072  # tokens of a prompt where nothing says how long they get
+
+
+def evaluate_resources(outlook: Outlook) -> Resources:
+    config = outlook.config
+    target: TargetForeseen | None = outlook.inputs["target"]
+    draft: DraftForeseen | None = outlook.inputs["draft"]
+    if target is None or draft is None:
+        return Resources()
+    sizes, shape, item_size = target.sizes, draft.shape, ITEM_SIZES[config.dtype]
+    tokens = outlook.inputs["tokens"]
+    prompt = tokens.longest if tokens is not None else LONGEST
+    drafts = 1 + config.random_draft
+    own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
+    length = prompt + config.max_new_tokens + shape.block_size
+    features = len(shape.target_layer_ids) * shape.hidden_size * prompt
+    return Resources(
+        memory={
+            "target": sizes.parameters * item_size,
+            "drafts": drafts * draft_parameters(shape) * item_size,
+            "caches": (length * (sizes.cache_per_token + own_cache) + 2 * sizes.state_per_sequence) * item_size,
+            "prefill": sizes.forward_bytes(prompt, item_size) + features * item_size,
+        }
+    )

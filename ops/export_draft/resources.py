@@ -1,0 +1,15 @@
+"""What `export_draft` needs: the disk for the serving directory."""
+
+from __future__ import annotations
+
+from dsl.resources import Outlook, Resources
+from ops.dflash.footprint import draft_parameters
+from ops.foreseen import DraftForeseen
+from ops.load_target.sizes import ITEM_SIZES
+
+
+def export_draft_resources(outlook: Outlook) -> Resources:
+    draft: DraftForeseen | None = outlook.inputs["draft"]
+    if draft is None:
+        return Resources()
+    return Resources(disk={"draft": draft_parameters(draft.shape) * ITEM_SIZES[outlook.config.dtype]}, foreseen=draft)

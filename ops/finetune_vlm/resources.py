@@ -1,0 +1,70 @@
+"""What `finetune_vlm` needs: the memory of a rank, and the disk for checkpoints and the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsl.op import is_builtin
+from dsl.resources import Outlook, Resources
+from ops.dflash.footprint import MASTER
+from ops.finetune_vlm.op import FinetuneVlm
+from ops.finetune_vlm.tiny_config import tiny_config
+from ops.foreseen import TargetForeseen, TokensForeseen, read_config
+from ops.load_target.resources import find_config
+from ops.load_target.sizes import ITEM_SIZES, TargetSizes, head_dim
+
+MERGE_SIZE = 2  # of the built-in processor
+
+
+def finetune_vlm_resources(outlook: Outlook) -> Resources:
+    """Masters and moments are sharded over the ranks, gradients whole until a step's end. Raises DataError where no
+    config.json tells the sizes.
+    """
+    if outlook.artifact is not None:
+        return Resources(foreseen=TargetForeseen.of(read_config(outlook.artifact / "model" / "config.json")))
+    config, tokens = outlook.config, outlook.inputs["tokens"]
+    target = TargetForeseen.of(_start(config, tokens, outlook))
+    sizes, ranks, item_size = target.sizes, outlook.launch.nproc, ITEM_SIZES[config.dtype]
+    trained = _trained(config, sizes)
+    longest = tokens.longest if tokens is not None else 0
+    held = -(-max(config.micro_batch_tokens, longest) // outlook.launch.sp_degree)
+    memory = {
+        "weights": sizes.parameters * MASTER // ranks,
+        "weights cast": sizes.parameters * item_size if item_size < MASTER else 0,
+        "gradients": trained * MASTER,
+        "optimizer": trained * 2 * MASTER // ranks,
+        "passes": held * _kept(config, sizes, item_size),
+    }
+    states = sizes.parameters + 2 * trained
+    disk = {
+        "target": sizes.parameters * item_size,
+        "checkpoints": (config.keep_checkpoints + 1) * states * MASTER,
+    }
+    return Resources(memory=memory, disk=disk, foreseen=target)
+
+
+def _start(config: FinetuneVlm, tokens: TokensForeseen | None, outlook: Outlook) -> Mapping[str, Any]:
+    """The config.json that the training starts from."""
+    if not is_builtin(config.init):
+        return find_config(config.init, config.revision, outlook.root)
+    vocab_size = tokens.vocab_size if tokens is not None else None
+    info = {"vocab_size": vocab_size or 0, "merge_size": MERGE_SIZE, "pad_token_id": 0, "eos_token_ids": [0]}
+    return tiny_config(info, {})
+
+
+def _trained(config: FinetuneVlm, sizes: TargetSizes) -> int:
+    """Parameters that get a gradient; the mergers count with the vision tower."""
+    parts = {"vision": sizes.vision, "text": sizes.layers, "embeddings": sizes.embedding + sizes.head}
+    return sum(count for part, count in parts.items() if part not in config.freeze)
+
+
+def _kept(config: FinetuneVlm, sizes: TargetSizes, item_size: int) -> int:
+    """Bytes a token that a pass keeps for its backward, and its logits, as if every token were an answer's."""
+    text = sizes.text
+    M, D = int(text["hidden_size"]), head_dim(text)
+    H, G = text["num_attention_heads"], text.get("num_key_value_heads", text["num_attention_heads"])
+    layer = 4 * M + 3 * H * D + 3 * G * D + 4 * int(text.get("intermediate_size", M))
+    count = int(text["num_hidden_layers"])
+    layers = layer + count * M if config.gradient_checkpointing else layer * count
+    return layers * item_size + int(text["vocab_size"]) * (item_size + 2 * MASTER)

@@ -1,0 +1,61 @@
+"""What `load_target` needs: the disk for the checkpoint. And where the config.json of a target is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DataError
+from dsl.resources import Outlook, Resources, shown_bytes
+from ops.foreseen import TargetForeseen, read_config
+from ops.load_target.save import WEIGHTS
+from ops.load_target.sizes import ITEM_SIZES
+
+TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
+
+
+def load_target_resources(outlook: Outlook) -> Resources:
+    """The weights' files; raises DataError where no config.json tells the sizes."""
+    if outlook.artifact is not None:
+        return Resources(foreseen=TargetForeseen.of(read_config(outlook.artifact / "model" / "config.json")))
+    config = outlook.config
+    target = TargetForeseen.of(find_config(config.checkpoint, config.revision, outlook.root))
+    directory = Path(config.checkpoint)
+    if directory.is_dir():
+        size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
+        return Resources(disk={"checkpoint": size}, foreseen=target)
+    size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
+    note = f"the download takes another {shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
+    return Resources(disk={"checkpoint": size}, notes=(note,), foreseen=target)
+
+
+def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint directory; of a model id the file targets/<owner>/<name>/<commit>.json beside the
+    pipeline file or in pipelines/, or else what Hugging Face's cache holds. Nothing is downloaded.
+
+    Raises DataError where there is none.
+    """
+    directory = Path(checkpoint)
+    if directory.is_dir():
+        return read_config(directory / "config.json")
+    kept = Path(checkpoint) / f"{revision}.json"
+    cached = hub_cache() / f"models--{checkpoint.replace('/', '--')}" / "snapshots" / str(revision) / "config.json"
+    for path in (root / "targets" / kept, TARGETS / kept, cached):
+        if path.is_file():
+            return read_config(path)
+    raise DataError(f"the sizes of {checkpoint} are not known here: put its config.json at {root / 'targets' / kept}")
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps what it downloads."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
+def dtype_of(config: Any) -> str:
+    """The dtype of a checkpoint's weights; bfloat16 where its config does not say."""
+    text = config.get("text_config") or {}
+    places = (config, text)
+    named = next((place[key] for key in ("dtype", "torch_dtype") for place in places if place.get(key)), "bfloat16")
+    return named if named in ITEM_SIZES else "bfloat16"

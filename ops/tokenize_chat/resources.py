@@ -1,0 +1,40 @@
+"""What `tokenize_chat` needs: the disk for tokens and pixels. And how many tokens the nodes behind it have to expect."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dsl.resources import Outlook, Resources, shown_bytes
+from ops.files import read_json
+from ops.foreseen import MILLION, TargetForeseen, TokensForeseen, amount
+
+TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
+
+
+def tokenize_chat_resources(outlook: Outlook) -> Resources:
+    """Counted where the tokens are made, else by expected_tokens, else for a million tokens."""
+    config = outlook.config
+    by_split, vocab_size = None, config.vocab_size if config.processor == "builtin" else None
+    if outlook.artifact is not None:
+        info = read_json(outlook.artifact / "tokens.json")
+        vocab_size, by_split = info["vocab_size"], Counter[str]()
+        for shard in info["shards"]:
+            by_split[shard["split"]] += shard["tokens"]
+    foreseen = TokensForeseen(
+        by_split=by_split, expected=config.expected_tokens, longest=config.max_length, vocab_size=vocab_size
+    )
+    count, per = amount(config.expected_tokens)
+    return Resources(
+        disk={"tokens": count * TOKEN_BYTES},
+        disk_per=per,
+        notes=_pixels(outlook.inputs.get("target")),
+        foreseen=foreseen,
+    )
+
+
+def _pixels(target: TargetForeseen | None) -> tuple[str, ...]:
+    """How many of the tokens are those of images is not known before; what one of them takes is."""
+    if target is None or target.sizes.seeing is None:
+        return ()
+    size = target.sizes.pixel_bytes
+    return (f"pixels take {size:,} bytes for every token of an image, {shown_bytes(size * MILLION)} a million",)

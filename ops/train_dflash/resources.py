@@ -1,0 +1,111 @@
+"""What `train_dflash` needs: the memory of a rank, and the disk for draft and checkpoints."""
+
+from __future__ import annotations
+
+from dsl.resources import Outlook, Resources, shown_bytes
+from ops.capture_targets.resources import capture_memory, feature_bytes
+from ops.dflash.config import DraftConfig
+from ops.dflash.footprint import (
+    MASTER,
+    Pass,
+    block_bytes,
+    cast_bytes,
+    context_bytes,
+    draft_parameters,
+    head_bytes,
+    joined_bytes,
+    waiting_bytes,
+)
+from ops.foreseen import DraftForeseen, TargetForeseen, TokensForeseen
+from ops.load_target.sizes import ITEM_SIZES
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.shape import foreseen_shape
+
+LONGEST = 3072  # tokens of a sample where nothing says how long they get
+
+
+def train_dflash_resources(outlook: Outlook) -> Resources:
+    """The rank that needs most: one that trains, together with the target where it captures for itself."""
+    config, launch, target = outlook.config, outlook.launch, outlook.inputs["target"]
+    if target is None:
+        return Resources()
+    features, tokens = outlook.inputs["features"], outlook.inputs["tokens"]
+    online = config.capture == "online"
+    layers = len(config.target_layer_ids or ()) or config.capture_layers
+    shape = foreseen_shape(config, target.config, layers if online else getattr(features, "num_layers", layers))
+    of_features = tokens if online else getattr(features, "tokens", None) or tokens
+    ranks = max(1, launch.nproc - config.capture_ranks)
+    training = training_memory(config, shape, ranks, launch.sp_degree, of_features, on_cpu=launch.device == "cpu")
+    training["embedding and head"] = 2 * shape.vocab_size * shape.hidden_size * ITEM_SIZES[config.dtype]
+    notes = []
+    if online:
+        capture = capture_memory(target, tokens, layers, config.capture_dtype, config.capture_batch_tokens)
+        notes.append(_instead(config, target, tokens, layers, outlook.free_disk))
+        if config.capture_ranks:
+            need = shown_bytes(sum(capture.values()))
+            notes.append(f"{ranks} ranks train; {config.capture_ranks} capture for them and need {need} each")
+        training = larger(training, capture) if config.capture_ranks else {**training, **capture}
+    return Resources(
+        memory=training, disk=_disk(config, shape), notes=tuple(notes), foreseen=DraftForeseen(shape=shape)
+    )
+
+
+def training_memory(
+    config: TrainDflash, shape: DraftConfig, ranks: int, sp_degree: int, tokens: TokensForeseen | None, *, on_cpu: bool
+) -> dict[str, int]:
+    """One rank's weights and what its passes keep.
+
+    Over several ranks FSDP2 shards masters, moments and average; the weights of a step are gathered whole, and its
+    gradients are kept whole until they are reduced. The widest of a pass and of an update's scratch counts.
+    """
+    parameters, optimizer = draft_parameters(shape), 2 if config.optimizer == "adamw" else 1
+    longest = tokens.longest if tokens is not None else LONGEST
+    most = max(config.micro_batch_tokens, longest)
+    blocks = min(config.anchor_chunk, max(1, most // longest) * config.num_anchors)
+    work = Pass(
+        draft=shape,
+        item_size=ITEM_SIZES[config.dtype],
+        context=-(-most // sp_degree),
+        blocks=-(-blocks // sp_degree),
+        waiting=config.buffer_batches + 1,
+        checkpointed=config.activation_checkpointing,
+        teacher=config.loss == "kl",
+    )
+    passes = {
+        "context of a micro-batch": context_bytes(work),
+        "blocks of a chunk": block_bytes(work) + head_bytes(work) + (0 if on_cpu else joined_bytes(work)),
+        "weights cast": cast_bytes(work),
+    }
+    scratch = parameters * MASTER  # of the update, or of gathering and reducing, when no pass is under way
+    return {
+        "draft": parameters * MASTER // ranks + (parameters * MASTER if ranks > 1 else 0),
+        "gradients": parameters * MASTER,
+        "optimizer": parameters * MASTER * optimizer // ranks,
+        "average": parameters * MASTER // ranks if config.ema_decay is not None else 0,
+        "micro-batches that wait": waiting_bytes(work),
+        **larger(passes, {"scratch of an update": scratch}),
+    }
+
+
+def larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    """The one with the larger sum."""
+    return one if sum(one.values()) >= sum(other.values()) else other
+
+
+def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
+    """Checkpoints hold masters, moments and average; the last so many, the best on val, and the one being written."""
+    parameters = draft_parameters(shape) * MASTER
+    states = 1 + (2 if config.optimizer == "adamw" else 1) + (config.ema_decay is not None)
+    return {"draft": parameters, "checkpoints": (config.keep_checkpoints + 2) * states * parameters}
+
+
+def _instead(config: TrainDflash, target: TargetForeseen, tokens: TokensForeseen | None, layers: int, free: int) -> str:
+    """What features would take that online capture does not store."""
+    per_token = feature_bytes(target.sizes, layers + (config.loss == "kl"), config.capture_dtype)
+    count = tokens.count(("train", "val")) if tokens is not None else None
+    if count is None:
+        return f"online: no features are stored; they would take {shown_bytes(per_token * 1e6)} a million tokens"
+    size = count * per_token
+    told = f"online: no features are stored; they would take {shown_bytes(size)}, and {shown_bytes(free)} are free"
+    fits = "; capture_targets would make them once, and every epoch read them" if size <= free else ""
+    return told + fits

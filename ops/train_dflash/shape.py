@@ -1,0 +1,103 @@
+"""The shape of the draft: what the op leaves open is the target's. Torch-free, since `dflow plan` asks for it too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsl.errors import ConfigError
+from ops.capture_targets.layers import spread_layers
+from ops.dflash.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
+from ops.train_dflash.op import TrainDflash
+
+_ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
+
+
+def draft_shape(
+    config: TrainDflash, text: Mapping[str, Any], info: Mapping[str, Any], features: Mapping[str, Any]
+) -> DraftConfig:
+    """`text`: the language model's part of the target's config.json; `info`: target.json; `features`: features.json.
+
+    Raises ConfigError for values that do not fit.
+    """
+    heads = text["num_attention_heads"]
+    return DraftConfig(
+        hidden_size=info["hidden_size"],
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=_first(config.num_heads, heads),
+        num_key_value_heads=_first(config.num_kv_heads, text.get("num_key_value_heads"), heads),
+        head_dim=_first(config.head_dim, text.get("head_dim"), info["hidden_size"] // heads),
+        intermediate_size=_first(config.intermediate_size, text["intermediate_size"]),
+        vocab_size=info["vocab_size"],
+        block_size=config.block_size,
+        mask_token_id=_mask_token_id(features["mask_token_id"], text, info),
+        target_layer_ids=features["target_layer_ids"],
+        num_target_layers=features["num_target_layers"],
+        max_position_embeddings=text["max_position_embeddings"],
+        rms_norm_eps=text["rms_norm_eps"],
+        layer_types=_layer_types(config),
+        sliding_window=config.sliding_window,
+        positions=features["positions"],
+        **_rope(config, text),
+    )
+
+
+def foreseen_shape(config: TrainDflash, target: Mapping[str, Any], num_layers: int) -> DraftConfig:
+    """The same from the target's config.json alone, with features of so many layers.
+
+    The mask token is not known from it, and decides no size: it is left at 0. Raises ConfigError as `draft_shape`.
+    """
+    text = target.get("text_config") or target
+    layers = config.target_layer_ids or spread_layers(text["num_hidden_layers"], num_layers)
+    info = {"hidden_size": text["hidden_size"], "vocab_size": text["vocab_size"], "eos_token_ids": ()}
+    features = {
+        "mask_token_id": 0,
+        "target_layer_ids": layers,
+        "num_target_layers": text["num_hidden_layers"],
+        "positions": POSITIONS,
+    }
+    open_to_it = {"rms_norm_eps": 1e-6, "max_position_embeddings": 1}  # no sizes; some configs leave them out
+    return draft_shape(config, {**open_to_it, **text, "pad_token_id": None}, info, features)
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _layer_types(config: TrainDflash) -> tuple[str, ...]:
+    return tuple(
+        SLIDING_ATTENTION if layer in config.sliding_layers else FULL_ATTENTION for layer in range(config.num_layers)
+    )
+
+
+def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
+    if mask_token_id is None:
+        raise ConfigError("the features name no mask token: give load_target a mask_token_id")
+    if mask_token_id in info["eos_token_ids"] or mask_token_id == text.get("pad_token_id"):
+        raise ConfigError(
+            f"mask_token_id {mask_token_id} is the pad or an EOS id of the target; the mask token must be an id that "
+            "no text produces"
+        )
+    return mask_token_id
+
+
+def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
+    """The target's RoPE without its mRoPE sections, since the draft's positions are 1-D.
+
+    Transformers 5 keeps everything in `rope_parameters`; before, it was spread over rope_theta, rope_scaling and
+    partial_rotary_factor. Raises ConfigError for a target whose layers have different ones.
+    """
+    parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise ConfigError("the target's rope_parameters differ between its layers; such a target is not supported")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    scaling = None
+    if kind not in ("default", "mrope"):
+        scaling = {"rope_type": kind, **{key: parameters[key] for key in parameters if key not in _ROPE_OTHERS}}
+    return {
+        "rope_theta": float(_first(config.rope_theta, parameters.get("rope_theta"), text.get("rope_theta"), 10000.0)),
+        "rope_scaling": scaling,
+        "partial_rotary_factor": _first(
+            parameters.get("partial_rotary_factor"), text.get("partial_rotary_factor"), 1.0
+        ),
+    }
