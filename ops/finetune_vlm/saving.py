@@ -14,12 +14,15 @@ from ops.dtensors import gathered, reshard
 from ops.files import read_json, write_json
 from ops.load_target.model import Target
 from ops.load_target.save import CODE, copy_files
+from ops.load_target.served import complete_config
 from ops.sequence_parallel.target import ParallelTarget
 from ops.training.ranks import is_first
 
 
 def save_target(parallel: ParallelTarget, directory: Path, source: Path | None = None) -> None:
     """Write weights and config, in the dtype of the computation, with the names that the checkpoint came with.
+
+    The directory is one that SGLang serves, which what transformers writes is not for every family.
 
     source: the checkpoint whose own code comes along, where it is trusted. Every rank calls it, and the first one
     writes; afterwards all may read.
@@ -35,8 +38,10 @@ def save_target(parallel: ParallelTarget, directory: Path, source: Path | None =
             if is_first():
                 weights[name] = whole.to("cpu", parallel.dtype if whole.is_floating_point() else whole.dtype)
     if is_first():
-        model.save_pretrained(directory, state_dict=weights)
+        stored, convert = parallel.target.family.for_saving(weights)
+        model.save_pretrained(directory, state_dict=stored, save_original_format=convert)
         _write_dtype(directory / "config.json", parallel.dtype)
+        complete_config(directory)
         if source is not None:
             copy_files(source, directory, CODE)
     if dist.is_initialized():

@@ -94,6 +94,17 @@ class Family:
         """Which part of the model a parameter, by its name in `model.named_parameters()`, belongs to."""
         return "text"
 
+    def for_serving(self) -> dict[str, Any]:
+        """The config with what serving engines read and transformers leaves out when it writes one."""
+        return dict(self.config)
+
+    def check_serving(self) -> None:
+        """Raises DataError for a config of which SGLang makes another model than transformers does, or none."""
+
+    def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+        """Weights by their names in the model -> those to save, and whether `save_pretrained` is to convert them."""
+        return dict(weights), True
+
 
 @frozen
 class VisionFamily(Family):
@@ -173,9 +184,9 @@ class VisionFamily(Family):
 
 @frozen
 class Qwen3(Family):
-    """Qwen3, dense and text-only."""
+    """Qwen3, text-only: dense, or with a mixture of experts in its layers."""
 
-    model_types = ("qwen3",)
+    model_types = ("qwen3", "qwen3_moe")
     mask_token_id = 151669
 
 
@@ -195,7 +206,7 @@ class Qwen3Vl(VisionFamily):
     has it.
     """
 
-    model_types = ("qwen3_vl",)
+    model_types = ("qwen3_vl", "qwen3_vl_moe")
     mask_token_id = 151669
 
     def check(self) -> None:
@@ -208,6 +219,37 @@ class Qwen3Vl(VisionFamily):
                 f"config.json: vision_config.deepstack_visual_indexes names the layers {beyond}, but the vision tower "
                 f"has only {depth}"
             )
+        expert = self.text_config.get("moe_intermediate_size")
+        if self.has_experts and self.text_config["hidden_size"] in (expert, 2 * expert):
+            raise DataError(
+                f"config.json: text_config.moe_intermediate_size {expert} makes square matrices with a hidden_size of "
+                f"{self.text_config['hidden_size']}, and transformers cannot tell which way round they are stored"
+            )
+
+    @property
+    def has_experts(self) -> bool:
+        return "moe_intermediate_size" in self.text_config
+
+    def check_serving(self) -> None:
+        """With experts SGLang adds visual features to the first three layers, however many there are."""
+        indexes = self.vision_config.get("deepstack_visual_indexes", (8, 16, 24))
+        if self.has_experts and len(indexes) != 3:
+            raise DataError(
+                f"config.json: vision_config.deepstack_visual_indexes {list(indexes)}: SGLang knows no other number "
+                "than three in a Qwen3-VL with experts"
+            )
+
+    def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+        """The experts lie as [experts, in, out] in this family's checkpoints, and as [experts, out, in] in the model.
+
+        transformers 5.12 turns them when it loads, and leaves them turned when it saves; SGLang expects the former.
+        """
+        if not self.has_experts:
+            return super().for_saving(weights)
+        turned = {
+            name: tensor.transpose(1, 2).contiguous() if is_expert(name) else tensor for name, tensor in weights.items()
+        }
+        return turned, False
 
     def image_features(self, seen: Any) -> list[Tensor]:
         return [*super().image_features(seen), *seen.deepstack_features]
@@ -230,10 +272,10 @@ class Qwen3Vl(VisionFamily):
 class Qwen35(VisionFamily):
     """Qwen3.5: three of four text layers are linear attention (gated delta rule), and there is no deepstack.
 
-    A text-only checkpoint, `qwen3_5_text` or without vision_config, is a target as well.
+    A text-only checkpoint, with `_text` or without vision_config, is a target as well.
     """
 
-    model_types = ("qwen3_5", "qwen3_5_text")
+    model_types = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
     mask_token_id = 248070
     other_parts = (*VisionFamily.other_parts, "mtp.")  # layers for predicting several tokens
 
@@ -257,6 +299,48 @@ class Qwen35(VisionFamily):
     def position_offsets(self, model: Any) -> Tensor | int:
         return super().position_offsets(model) if self.has_vision else 0
 
+    def for_serving(self) -> dict[str, Any]:
+        """SGLang takes the kinds of layers from an interval, and the rotary share from the field outside of the rope's.
+
+        transformers writes layer_types without the interval where it made the list itself, and always a share of 0.25.
+        Without deepstack_visual_indexes SGLang would take those of Qwen3-VL.
+        """
+        text = dict(self.text_config)
+        interval = full_attention_interval(text)
+        if interval is not None:
+            text["full_attention_interval"] = interval
+        share = (text.get("rope_parameters") or {}).get("partial_rotary_factor")
+        if share is not None:
+            text["partial_rotary_factor"] = share
+        whole = {**self.config, "text_config": text} if self.config.get("text_config") else text
+        if self.has_vision:
+            whole["vision_config"] = {"deepstack_visual_indexes": [], **self.vision_config}
+        return whole
+
+    def check_serving(self) -> None:
+        if not self.has_vision:
+            raise DataError(
+                "SGLang has no class for a Qwen3.5 without a vision tower: use the checkpoint that has one, which "
+                "takes text as well"
+            )
+        if full_attention_interval(self.text_config) is None:
+            raise DataError(
+                "config.json: text_config.layer_types does not repeat at an interval, and SGLang knows nothing else: "
+                f"{self.text_config['layer_types']}"
+            )
+        complete = self.for_serving()
+        wrong = [
+            f"{part}.{name}"
+            for part in ("text_config", "vision_config")
+            for name, value in complete[part].items()
+            if self.config[part].get(name) != value
+        ]
+        if wrong:
+            raise DataError(
+                f"config.json: SGLang would misread it, because of {', '.join(wrong)}: missing, or not what "
+                "transformers goes by; load_target and finetune_vlm write a config with them"
+            )
+
 
 FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
 OTHER_PARTS = tuple(sorted({part for family in FAMILIES for part in family.other_parts}))
@@ -270,6 +354,21 @@ def has_vision(config: Mapping[str, Any]) -> bool:
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """text_config where there is one, else the whole config."""
     return config.get("text_config") or config
+
+
+def full_attention_interval(text: Mapping[str, Any]) -> int | None:
+    """Every how many layers of a Qwen3.5 one has full attention, the last of each group; None where that varies."""
+    kinds = text.get("layer_types")
+    if kinds is None:
+        return int(text.get("full_attention_interval", 4))
+    interval = [*kinds, "full_attention"].index("full_attention") + 1
+    regular = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(len(kinds))]
+    return interval if regular == list(kinds) else None
+
+
+def is_expert(name: str) -> bool:
+    """Whether a tensor holds one matrix for each expert of a layer."""
+    return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
 
 
 def find_family(config: Mapping[str, Any]) -> Family | None:

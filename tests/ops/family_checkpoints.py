@@ -19,15 +19,22 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from ops.tokenize_chat.builtin import SPECIAL_TOKENS, write_builtin_processor
 from ops.tokenize_chat.shards import TokenSample
 from ops.vision.chunks import ImageChunk, TextChunk, concatenate
+from ops.vision.families import family_of
 from ops.vision.processor import Processor
 
 HIDDEN, LAYERS, VOCABULARY = 32, 8, 400
@@ -58,6 +65,8 @@ TEXT = {
     "pad_token_id": SPECIAL_TOKENS.index("<|endoftext|>"),
     "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
 }
+# No size of an expert's matrices equals another, or transformers could not tell which way round they are stored.
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 IDS = {
     "image_token_id": SPECIAL_TOKENS.index("<|image_pad|>"),
     "video_token_id": SPECIAL_TOKENS.index("<|video_pad|>"),
@@ -78,6 +87,11 @@ def _qwen3(text: dict[str, Any], _vision: dict[str, Any], tied: bool) -> PreTrai
     return Qwen3ForCausalLM(Qwen3Config(**{**TEXT, "head_dim": 16, **text}, tie_word_embeddings=tied))
 
 
+def _qwen3_moe(text: dict[str, Any], _vision: dict[str, Any], tied: bool) -> PreTrainedModel:
+    sizes = {**TEXT, **EXPERTS, "norm_topk_prob": True, "head_dim": 16, **text}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, tie_word_embeddings=tied))
+
+
 def _qwen2_5_vl(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> PreTrainedModel:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
     windows = {"window_size": 16, "fullatt_block_indexes": [1]}
@@ -91,6 +105,15 @@ def _qwen2_5_vl(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> Pre
 
 
 def _qwen3_vl(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> PreTrainedModel:
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(**_qwen3_vl_sizes(text, vision, tied)))
+
+
+def _qwen3_vl_moe(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> PreTrainedModel:
+    tower = {"depth": 3, "deepstack_visual_indexes": [0, 1, 2], **vision}  # SGLang counts on three
+    return Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**_qwen3_vl_sizes({**EXPERTS, **text}, tower, tied)))
+
+
+def _qwen3_vl_sizes(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> dict[str, Any]:
     rope = {
         "rope_type": "default",
         "rope_theta": 10000.0,
@@ -98,16 +121,24 @@ def _qwen3_vl(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> PreTr
         "mrope_interleaved": True,
     }
     tower = {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
-    config = Qwen3VLConfig(
-        text_config={**TEXT, "head_dim": 16, "rope_parameters": rope, **text},
-        vision_config={**VISION, **tower, **vision},
-        tie_word_embeddings=tied,
+    return {
+        "text_config": {**TEXT, "head_dim": 16, "rope_parameters": rope, **text},
+        "vision_config": {**VISION, **tower, **vision},
+        "tie_word_embeddings": tied,
         **IDS,
-    )
-    return Qwen3VLForConditionalGeneration(config)
+    }
 
 
 def _qwen3_5(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> PreTrainedModel:
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(**_qwen3_5_sizes(text, vision, tied)))
+
+
+def _qwen3_5_moe(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> PreTrainedModel:
+    experts = {**EXPERTS, "shared_expert_intermediate_size": 40}
+    return Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(**_qwen3_5_sizes({**experts, **text}, vision, tied)))
+
+
+def _qwen3_5_sizes(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> dict[str, Any]:
     rope = {
         "rope_type": "default",
         "rope_theta": 10000.0,
@@ -120,21 +151,27 @@ def _qwen3_5(text: dict[str, Any], vision: dict[str, Any], tied: bool) -> PreTra
         "linear_num_value_heads": 4,
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 8,
+        "full_attention_interval": 4,
     }
-    config = Qwen3_5Config(
-        text_config={**TEXT, **linear, "head_dim": 32, "rope_parameters": rope, **text},
-        vision_config={**VISION, "num_position_embeddings": 16, **vision},
-        tie_word_embeddings=tied,
+    layers = text.get("num_hidden_layers", LAYERS)
+    kinds = ["full_attention" if (layer + 1) % 4 == 0 else "linear_attention" for layer in range(layers)]
+    tower = {"num_position_embeddings": 16, "deepstack_visual_indexes": []}
+    return {
+        "text_config": {**TEXT, **linear, "layer_types": kinds, "head_dim": 32, "rope_parameters": rope, **text},
+        "vision_config": {**VISION, **tower, **vision},
+        "tie_word_embeddings": tied,
         **IDS,
-    )
-    return Qwen3_5ForConditionalGeneration(config)
+    }
 
 
 FAMILIES: dict[str, FamilyRow] = {
     "qwen3": FamilyRow(_qwen3, vision=False),
+    "qwen3_moe": FamilyRow(_qwen3_moe, vision=False),
     "qwen2_5_vl": FamilyRow(_qwen2_5_vl, vision=True),
     "qwen3_vl": FamilyRow(_qwen3_vl, vision=True),
+    "qwen3_vl_moe": FamilyRow(_qwen3_vl_moe, vision=True),
     "qwen3_5": FamilyRow(_qwen3_5, vision=True),
+    "qwen3_5_moe": FamilyRow(_qwen3_5_moe, vision=True),
 }
 
 
@@ -164,7 +201,8 @@ def make_checkpoint(
         model = row.make(text, tower, tie_word_embeddings)
         if lively:
             _make_lively(model)
-    model.save_pretrained(folder)
+    weights, convert = family_of(model.config.to_dict()).for_saving(model.state_dict())
+    model.save_pretrained(folder, state_dict=weights, save_original_format=convert)
     return folder
 
 
@@ -207,5 +245,7 @@ def _make_lively(model: PreTrainedModel) -> None:
         if weight.ndim == 2:
             embedding = "embed_tokens" in name
             weight.normal_(std=0.3 if embedding else 2 * weight.shape[1] ** -0.5)
+        if ".experts." in name:  # a matrix for each
+            weight.normal_(std=2 * weight.shape[2] ** -0.5)
         if "embed_tokens" in name or "lm_head" in name:
             weight[list(IDS.values())] *= 0.01  # no answer holds the placeholder of an image

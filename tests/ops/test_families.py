@@ -1,6 +1,6 @@
 """Every family, from a saved checkpoint to captured features, against transformers' own processor and a hook.
 
-The table: 4 families x {text, image, two images, mixed batch}; a text family refuses images.
+The table: every family, dense and with experts, x {text, image, two images, mixed batch}; a text family refuses images.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetFeatures, TargetModel, TokenShards
+from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.run import capture_targets, forward_batch
+from ops.capture_targets.run import capture_targets
 from ops.capture_targets.shards import FeatureReader
 from ops.files import write_jsonl
 from ops.load_target.model import Target, read_config
@@ -43,9 +44,12 @@ LAYER_IDS = (0, 1, 3, 6)
 # The class that AutoProcessor takes for a family, and the class of its model.
 REAL = {
     "qwen3": (None, AutoModelForCausalLM),
+    "qwen3_moe": (None, AutoModelForCausalLM),
     "qwen2_5_vl": (Qwen2_5_VLProcessor, AutoModelForImageTextToText),
     "qwen3_vl": (Qwen3VLProcessor, AutoModelForImageTextToText),
+    "qwen3_vl_moe": (Qwen3VLProcessor, AutoModelForImageTextToText),
     "qwen3_5": (Qwen3VLProcessor, AutoModelForImageTextToText),
+    "qwen3_5_moe": (Qwen3VLProcessor, AutoModelForImageTextToText),
 }
 IMAGES = {"wide": picture(40, 16), "tall": picture(16, 32, seed=1), "large": picture(60, 44, seed=2)}
 # Turns of a user and an assistant by turns; a word in <> is an image.
@@ -265,7 +269,7 @@ def test_a_text_family_refuses_images_when_they_are_tokenised_and_when_they_reac
         tokenized(loaded.checkpoint, tmp_path, ["image"])
     sample = token_sample(load_processor(str(loaded.checkpoint)), "Hm?")
     shown = evolve(sample, pixel_values=torch.zeros(4, 96), image_grid_thw=torch.tensor([[1, 2, 2]]))
-    with pytest.raises(DataError, match="the batch holds images, but a qwen3 target is a text model"):
+    with pytest.raises(DataError, match=f"the batch holds images, but a {loaded.name} target is a text model"):
         loaded.states([shown])
 
 
@@ -281,12 +285,15 @@ def test_a_vision_family_knows_its_patches_and_parts(loaded):
     assert ("linear" in " ".join(name for name in parts if ".linear_attn" in name)) == family.has_linear_attention
 
 
-def test_every_class_has_a_row_in_the_table():
-    assert {kind for family in CLASSES for kind in family.model_types[:1]} == set(FAMILIES)
+def test_every_model_type_has_a_row_in_the_table():
+    types = {kind for family in CLASSES for kind in family.model_types}
+    assert types - {"qwen3_5_text", "qwen3_5_moe_text"} == set(FAMILIES)  # those two are cut out of the others
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones():
-    with pytest.raises(DataError, match="model_type 'llama' is not supported; known are qwen3, qwen2_5_vl, qwen3_vl"):
+    with pytest.raises(
+        DataError, match="model_type 'llama' is not supported; known are qwen3, qwen3_moe, qwen2_5_vl, qw"
+    ):
         family_of({"model_type": "llama"})
 
 

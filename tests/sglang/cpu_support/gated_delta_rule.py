@@ -237,7 +237,7 @@ def _unit(x: Tensor) -> Tensor:
 def _convolve(
     x_CT: Tensor, history: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    """The causal convolution of each channel after a history [C, W - 1], and the history after each token [T, C, W-1]."""
+    """The causal convolution of each channel after a history [C, W - 1], and the histories after each token."""
     _refuse(activation not in ("silu", "swish"), f"the activation {activation}")
     width = weight.shape[1]
     inputs = torch.cat([history, x_CT], dim=1)

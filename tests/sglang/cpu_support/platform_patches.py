@@ -37,7 +37,7 @@ def stand_in_for_vllm() -> None:
 
 @after_import("sglang.srt.configs.update_config")
 def keep_sizes(module: ModuleType) -> None:
-    """On a CPU sizes are padded to what the kernels of the CPU engine want; the loaders in use here do not know that."""
+    """On a CPU sizes are padded to what the kernels of the CPU engine want; the loaders in use here know none of it."""
     module.adjust_config_with_unaligned_cpu_tp = lambda model_config, load_config, tp_size: model_config
 
 

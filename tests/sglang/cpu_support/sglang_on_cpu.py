@@ -11,11 +11,12 @@ from pathlib import Path
 
 import dflash_patches
 import import_hooks
+import moe_patches
 import platform_patches
 import qwen35_patches
 
 FOLDER = Path(__file__).resolve().parent
-PATCHES = (platform_patches, dflash_patches, qwen35_patches)
+PATCHES = (platform_patches, dflash_patches, qwen35_patches, moe_patches)
 
 
 def install(environment: MutableMapping[str, str]) -> None:
