@@ -131,6 +131,11 @@ class DflashEngine:
         leave()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the forward passes of target and draft."""
+        return self.model_config.dtype
+
+    @property
     def block_size(self) -> int:
         """The block that the worker drafts and verifies, the anchor included."""
         return int(self.worker.block_size)
@@ -175,7 +180,7 @@ class DflashEngine:
             self.worker.forward_batch_generation(self._prefill([sample], max_new_tokens=1))
         finally:
             del self.worker._append_target_hidden_to_draft_kv_by_loc
-            self._clear_pools()
+            self.clear_pools()
         return seen[0]
 
     @torch.inference_mode()
@@ -207,7 +212,7 @@ class DflashEngine:
                     accepted[at].append(yielded - 1)
                     tokens[at] = until_eos([*tokens[at], *blocks[row][:yielded]], eos)
         finally:
-            self._clear_pools()
+            self.clear_pools()
 
     def _prefill(self, samples: Sequence[TokenSample], max_new_tokens: int) -> ScheduleBatch:
         """A batch of the prompts, ready for its first forward pass."""
@@ -250,7 +255,8 @@ class DflashEngine:
         if group:
             yield group
 
-    def _clear_pools(self) -> None:
+    def clear_pools(self) -> None:
+        """Forget every request."""
         self.target.model_runner.req_to_token_pool.clear()
         self.target.model_runner.token_to_kv_pool_allocator.clear()
 

@@ -5,6 +5,7 @@ A good draft alone would hide much: where it knows the answer from the anchor's 
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,9 @@ def changed(draft: Draft, folder: Path, without: str | None = None, **fields: An
 
 
 def _written(draft: Draft, weights: dict[str, torch.Tensor], folder: Path) -> Draft:
-    folder.mkdir()
+    """A copy of the serving directory with other weights."""
+    shutil.copytree(draft.path, folder)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    write_json(folder / "config.json", read_json(draft.path / "config.json"))
     return Draft(folder, folder.name)
 
 

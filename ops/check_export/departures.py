@@ -1,0 +1,124 @@
+"""Where SGLang's answers and accepted lengths leave those of `evaluate`, and how the gate says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attrs import frozen
+
+from ops.check_export.live_result import Prompt
+from ops.check_export.mistake import Mistake
+from ops.dflash.decode import Decoded
+from ops.evaluate.statistics import Tau, acceptance_length
+
+SHOWN = 5
+RESAMPLINGS = 2000
+SLACK = 0.05  # of tau, below the interval: with few prompts it is narrow
+
+
+@frozen
+class Departure:
+    """A prompt that SGLang decoded otherwise.
+
+    position: the first token that differs. step: the first verification step whose accepted length does. None where
+    none does.
+    """
+
+    prompt: Prompt
+    served: Decoded
+    position: int | None
+    step: int | None
+
+    def __str__(self) -> str:
+        name = f"sample {self.prompt.sample.id}"
+        if self.position is not None:
+            ours, theirs = _at(self.prompt.tokens, self.position), _at(self.served.tokens, self.position)
+            return f"{name}: token {self.position} of the answer is {theirs} in SGLang, and {ours} by the target itself"
+        assert self.step is not None
+        ours, theirs = _at(self.prompt.accepted, self.step), _at(self.served.accepted, self.step)
+        return (
+            f"{name}: step {self.step} accepts {theirs} draft tokens in SGLang, {ours} in evaluate; in all "
+            f"{len(self.served.accepted)} steps instead of {len(self.prompt.accepted)}"
+        )
+
+
+def departures(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> list[Departure]:
+    """The prompts whose answer or accepted lengths are not equal."""
+    found = []
+    for prompt, answer in zip(prompts, served, strict=True):
+        position = _first_difference(prompt.tokens, answer.tokens)
+        step = _first_difference(prompt.accepted, answer.accepted)
+        if position is not None or step is not None:
+            found.append(Departure(prompt, answer, position, step))
+    return found
+
+
+def departure_mistakes(found: Sequence[Departure], prompts: int, cause: str, remedy: str) -> Iterator[Mistake]:
+    """One mistake for answers that differ, and one for accepted lengths.
+
+    found: those that are no ties, of how many `prompts`. cause: what was found out about one of them.
+    """
+    answers = [departure for departure in found if departure.position is not None]
+    if answers:
+        yield Mistake(
+            what=f"{len(answers)} of {prompts} answers are not the target's own:\n{_listed(answers)}",
+            sglang=f"verifies every token, so its target or its prompt is another one than evaluate's; {cause}",
+            remedy=remedy,
+        )
+    lengths = [departure for departure in found if departure.position is None]
+    if lengths:
+        yield Mistake(
+            what=f"{len(lengths)} of {prompts} prompts are accepted otherwise than in evaluate:\n{_listed(lengths)}",
+            sglang=f"verifies every token, so that the answers are right all the same; {cause}",
+            remedy=remedy,
+        )
+
+
+def tau_of(prompts: Sequence[Prompt]) -> Tau:
+    """tau of these prompts in `evaluate`, with its interval."""
+    return acceptance_length([Decoded(prompt.tokens, prompt.accepted) for prompt in prompts], RESAMPLINGS, seed=0)
+
+
+def served_tau(served: Sequence[Decoded]) -> float:
+    """tau of the answers by the contract: what was accepted behind EOS does not count."""
+    return acceptance_length(served, 1, seed=0).tau
+
+
+def is_below(served: float, measured: Tau) -> bool:
+    """Whether a tau lies clearly below the interval."""
+    return served < measured.low * (1 - SLACK)
+
+
+def tau_mistake(served: float, measured: Tau, cause: str, remedy: str) -> Mistake:
+    return Mistake(
+        what=f"tau is {served:.2f} in SGLang, and {measured.tau:.2f} in evaluate on the same {measured.prompts} "
+        f"prompts, with a 95 % interval of {measured.low:.2f} to {measured.high:.2f}",
+        sglang=f"verifies every token, so that the answers are right all the same; {cause}",
+        remedy=remedy,
+    )
+
+
+def equal_steps(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> float:
+    """Share of verification steps that accept as many draft tokens in SGLang as in `evaluate`."""
+    pairs = [(prompt.accepted, answer.accepted) for prompt, answer in zip(prompts, served, strict=True)]
+    steps = sum(max(len(ours), len(theirs)) for ours, theirs in pairs)
+    equal = sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=False))
+    return equal / steps if steps else 1.0
+
+
+def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    if tuple(ours) == tuple(theirs):
+        return None
+    pairs = zip(ours, theirs, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+
+
+def _at(values: Sequence[int], place: int) -> int | str:
+    return values[place] if place < len(values) else "none"
+
+
+def _listed(found: Sequence[Departure]) -> str:
+    lines = [f"    {departure}" for departure in found[:SHOWN]]
+    if len(found) > SHOWN:
+        lines.append(f"    and {len(found) - SHOWN} more")
+    return "\n".join(lines)

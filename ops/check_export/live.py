@@ -1,0 +1,273 @@
+"""The gate's live stage: SGLang's own draft class and DFLASH worker, in this process, beside what `evaluate` did.
+
+Identical output does not prove a good draft, since the target verifies every token: the accepted lengths of every step
+decide. In float32 they must be equal, ties of two logits apart; in bfloat16 and float16 rounding makes ties common,
+and there tau must not lie below the evaluation's interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import frozen
+
+from dsl.errors import DataError
+from dsl.stage import Stage
+from ops.check_export.departures import (
+    Departure,
+    departure_mistakes,
+    departures,
+    equal_steps,
+    is_below,
+    served_tau,
+    tau_mistake,
+    tau_of,
+)
+from ops.check_export.live_cause import Cause, find_cause, is_tie
+from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
+from ops.check_export.mistake import REWRITE, Mistake
+from ops.check_export.op import CheckExport
+from ops.dflash.config import DraftConfig
+from ops.dflash.decode import Decoded
+from ops.dflash.load import load_draft
+from ops.dflash.model import DraftModel
+from ops.files import read_json
+from ops.load_target.model import Target, target_info
+from ops.on_demand import OnDemand
+from ops.sglang_engine.version import SGLANG_VERSION
+
+if TYPE_CHECKING:
+    from ops.sglang_engine import dflash_worker, draft_forward
+else:
+    dflash_worker = OnDemand("ops.sglang_engine.dflash_worker")  # they import SGLang
+    draft_forward = OnDemand("ops.sglang_engine.draft_forward")
+
+ENOUGH = 4  # departures that are looked at closely, once so many are no ties
+TOGETHER = 16  # requests of a batch
+LONGEST_CONTEXT = 512  # of a forward pass that is compared
+SMALLEST_POOL = 1024
+ROUNDINGS = 4  # how many times dflow's own rounding a forward pass below float32 may differ
+
+
+@frozen(kw_only=True)
+class Setting:
+    """What is served, and how it is compared. exact: every step must be equal."""
+
+    draft_dir: Path
+    target_dir: Path
+    info: Mapping[str, Any]
+    device: str
+    dtype: str
+    exact: bool
+    tie_margin: float
+    forward_tolerance: float
+
+
+def check_live(
+    draft_dir: Path, target_dir: Path, prompts: Sequence[Prompt], config: CheckExport, stage: Stage
+) -> LiveResult:
+    """Serve the prompts with SGLang's own code and compare; see ops/check_export/live_result.py.
+
+    Raises LiveUnavailable where SGLang cannot serve a draft on this machine.
+    """
+    report = read_json(stage.inputs["report"].path / "report.json")
+    dtype = choose_dtype(config, report, stage.device)
+    setting = Setting(
+        draft_dir=draft_dir,
+        target_dir=target_dir,
+        info=target_info(stage.inputs["target"]),
+        device=stage.device,
+        dtype=dtype,
+        exact=dtype == report["dtype"] == "float32",
+        tie_margin=report["tie_margin"],
+        forward_tolerance=config.forward_tolerance,
+    )
+    draft, mistakes = own_draft(draft_dir)
+    try:
+        engine = start_engine(setting, prompts)
+    except ValueError as error:
+        return LiveResult(SGLANG_VERSION, (), {}, mistakes=(*mistakes, refusal(draft_dir, error)))
+    with engine:
+        forward: dict[str, float] = {}
+        if draft is not None:
+            mistakes += setting_mistakes(engine, draft.config)
+            forward, found = compare_forward(engine, draft, setting)
+            mistakes += found
+        served = serve(engine, prompts, setting.info["eos_token_ids"])
+        left = departures(prompts, served)
+        seen = [engine.context_of(departure.prompt.sample) for departure in left[:ENOUGH]]
+    judged = judge(setting, draft, prompts, served, left, seen)
+    return LiveResult(
+        version=SGLANG_VERSION,
+        prompts=tuple(
+            ServedPrompt(prompt.sample.id, prompt.sample.category, answer.tokens, answer.accepted)
+            for prompt, answer in zip(prompts, served, strict=True)
+        ),
+        forward=forward,
+        ties=judged.ties,
+        mistakes=(*mistakes, *judged.mistakes),
+        details={
+            "dtype": dtype,
+            "equal_steps": equal_steps(prompts, served),
+            "equal_answers": sum(departure.position is None for departure in left) + len(prompts) - len(left),
+        },
+    )
+
+
+def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) -> str:
+    """As asked, else the evaluation's; on a GPU bfloat16, to which SGLang casts what goes into a draft."""
+    if device == "cpu":
+        return config.dtype or str(report["dtype"])
+    if config.dtype not in (None, "bfloat16"):
+        raise LiveUnavailable(
+            f"SGLang {SGLANG_VERSION} casts what goes into a draft to bfloat16 on a GPU, so it cannot be checked in "
+            f'{config.dtype} there: give check_export dtype = "bfloat16", or none'
+        )
+    return "bfloat16"
+
+
+def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
+    """dflow's own draft from the directory, or the mistake that it cannot be loaded."""
+    try:
+        return load_draft(draft_dir), []
+    except DataError as error:
+        mistake = Mistake(
+            what=str(error),
+            sglang="says nothing of a missing tensor, leaves what it has in memory in its place, and accepts next to "
+            "nothing of what the draft proposes",
+            remedy=REWRITE,
+        )
+        return None, [mistake]
+
+
+def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.DflashEngine:
+    """SGLang with this target and draft, and room for a batch of prompts.
+
+    Raises LiveUnavailable where SGLang cannot be imported or refuses the device, and passes SGLang's ValueError on
+    where it refuses the draft.
+    """
+    block_size = read_json(setting.draft_dir / "config.json").get("block_size", 16)
+    try:
+        sizes = [dflash_worker.tokens_of(prompt.sample, prompt.max_new_tokens, block_size) for prompt in prompts]
+    except (ImportError, RuntimeError, OSError) as error:
+        raise LiveUnavailable(f"SGLang {SGLANG_VERSION} is installed, but cannot be imported here: {error}") from error
+    room = max(SMALLEST_POOL, sum(sorted(sizes)[-TOGETHER:]))
+    try:
+        return dflash_worker.DflashEngine.start(
+            setting.target_dir,
+            setting.draft_dir,
+            device=setting.device,
+            dtype=setting.dtype,
+            pool_tokens=room,
+            max_requests=TOGETHER,
+        )
+    except dflash_worker.DflashRefused as error:
+        raise LiveUnavailable(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise LiveUnavailable(f"SGLang has no room for the target and the draft on this device: {error}") from error
+
+
+def refusal(draft_dir: Path, error: ValueError) -> Mistake:
+    return Mistake(what=f"{draft_dir}: SGLang does not take it", sglang=f"refuses to start: {error}", remedy=REWRITE)
+
+
+def setting_mistakes(engine: dflash_worker.DflashEngine, config: DraftConfig) -> list[Mistake]:
+    """What SGLang took from the draft's config.json otherwise than it is meant."""
+    return [
+        Mistake(
+            what=f"config.json: {name} is {meant}",
+            sglang=f"reads {taken}",
+            remedy=f"{REWRITE}; where config.json is right, serve with SGLang {SGLANG_VERSION}",
+        )
+        for name, meant, taken in (
+            ("block_size", config.block_size, engine.block_size),
+            ("dflash_config.mask_token_id", config.mask_token_id, engine.mask_token_id),
+            ("dflash_config.target_layer_ids", list(config.target_layer_ids), engine.layer_ids),
+        )
+        if meant != taken
+    ]
+
+
+def compare_forward(
+    engine: dflash_worker.DflashEngine, draft: DraftModel, setting: Setting
+) -> tuple[dict[str, float], list[Mistake]]:
+    """The largest difference between SGLang's draft class and dflow's for several contexts, and what is too large."""
+    if engine.block_size != draft.config.block_size:
+        return {}, []
+    lengths = draft_forward.context_lengths(draft.config, LONGEST_CONTEXT)
+    found = draft_forward.compare_forward(engine, draft, lengths)
+    wrong = [one for one in found if one.difference > setting.forward_tolerance + ROUNDINGS * one.rounding]
+    mistakes = [
+        Mistake(
+            what=f"the draft's forward pass in {setting.dtype} ({one.name}) differs by {one.difference:.2g} from "
+            f"dflow's, and {setting.forward_tolerance + ROUNDINGS * one.rounding:.2g} is rounding",
+            sglang="computes something else from config.json or the weights than the training did: RoPE, windows and "
+            "norms are the usual places",
+            remedy="compare config.json with the training's; a kind of layer or RoPE that SGLang computes otherwise "
+            "cannot be served, so train without it",
+        )
+        for one in sorted(wrong, key=lambda one: -one.difference)[:1]
+    ]
+    return {one.name: one.difference for one in found}, mistakes
+
+
+def serve(engine: dflash_worker.DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Decoded]:
+    """SGLang's answers, in the order of the prompts."""
+    limits = sorted({prompt.max_new_tokens for prompt in prompts})
+    answers: dict[int, Decoded] = {}
+    for limit in limits:
+        places = [place for place, prompt in enumerate(prompts) if prompt.max_new_tokens == limit]
+        decoded = engine.decode([prompts[place].sample for place in places], limit, eos_token_ids)
+        answers |= dict(zip(places, decoded, strict=True))
+    return [answers[place] for place in range(len(prompts))]
+
+
+@frozen
+class Judgement:
+    mistakes: tuple[Mistake, ...] = ()
+    ties: int = 0
+
+
+def judge(
+    setting: Setting,
+    draft: DraftModel | None,
+    prompts: Sequence[Prompt],
+    served: Sequence[Decoded],
+    left: Sequence[Departure],
+    seen: Sequence[dflash_worker.SeenContext],
+) -> Judgement:
+    """Which of the departures are mistakes, and why they came about; SGLang is closed by now.
+
+    seen: what the draft was given of the prompts of the first departures.
+    """
+    tau = served_tau(served)
+    if not left or not (setting.exact or is_below(tau, tau_of(prompts))):
+        return Judgement()
+    if draft is None:
+        return Judgement(
+            _mistakes(setting, prompts, left, tau, Cause("the draft itself is damaged, see above", REWRITE))
+        )
+    dtype = getattr(torch, setting.dtype)
+    target = Target.from_directory(setting.target_dir, setting.info, setting.device, dtype)
+    draft = draft.to(setting.device, dtype)
+    real: list[Departure] = []
+    for departure in left:
+        if len(real) >= ENOUGH or not (setting.exact and is_tie(target, draft, departure, setting.tie_margin)):
+            real.append(departure)
+    if not real:
+        return Judgement(ties=len(left))
+    pairs = list(zip(left, seen, strict=False))
+    departure, given = next((pair for pair in pairs if pair[0] in real), pairs[0])
+    cause = find_cause(target, draft, departure, given.features_SF, given.positions_S)
+    return Judgement(_mistakes(setting, prompts, real, tau, cause), len(left) - len(real))
+
+
+def _mistakes(
+    setting: Setting, prompts: Sequence[Prompt], real: Sequence[Departure], tau: float, cause: Cause
+) -> tuple[Mistake, ...]:
+    if setting.exact:
+        return tuple(departure_mistakes(real, len(prompts), cause.text, cause.remedy))
+    return (tau_mistake(tau, tau_of(prompts), cause.text, cause.remedy),)
