@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "pipelines" / "tiny.toml"
-NODES = ["ingest", "inject", "tokenize", "target", "capture", "shard", "train", "export", "eval"]
+NODES = ["ingest", "inject", "tokenize", "target", "capture", "shard", "train", "export", "eval", "check"]
 TWO_RANKS = ["-s", "train.launch.kind=torchrun", "-s", "train.launch.nproc=2", "-s", "train.launch.sp_degree=2"]
 
 
@@ -62,9 +62,21 @@ def test_the_chain_runs_to_the_end_and_measures_tau(store, undisturbed):
     assert ["all", "image", "text"] == sorted(report["tau"])
     assert 1.0 <= report["tau"]["all"]["tau"] <= report["block_size"]
     assert NODES == list(undisturbed)
-    assert ["config.json", "manifest.json", "model.safetensors"] == sorted(
+    assert ["README.md", "config.json", "manifest.json", "model.safetensors"] == sorted(
         file.name for file in (store / "objects" / undisturbed["export"]).iterdir()
     )
+
+
+def test_the_chain_ends_with_a_checked_draft_whose_card_holds_tau(store, undisturbed):
+    tau = json.loads((store / "objects" / undisturbed["eval"] / "report.json").read_text())["tau"]["all"]
+    checked = store / "objects" / undisturbed["check"]
+    assert ["README.md", "config.json", "model.safetensors"] == sorted(
+        file.name for file in (checked / "draft").iterdir()
+    )
+    assert f"| all | {tau['prompts']} | {tau['tau']:.2f} |" in (checked / "draft" / "README.md").read_text()
+    assert "passed" == json.loads((checked / "check.json").read_text())["static"]
+    shown = dflow(store, "status")
+    assert "results of eval" in shown and "results of check" in shown
 
 
 def test_a_second_run_executes_nothing(store, undisturbed):
@@ -74,14 +86,14 @@ def test_a_second_run_executes_nothing(store, undisturbed):
     assert "results in MLflow run" in out
 
 
-def test_another_learning_rate_runs_exactly_train_export_and_eval(store, undisturbed):
+def test_another_learning_rate_runs_exactly_train_export_eval_and_check(store, undisturbed):
     planned = json.loads(dflow(store, "plan", str(TINY), "-s", "train.lr=1e-3", "--json"))["nodes"]
-    assert {"train": "miss", "export": "maybe", "eval": "maybe"} == {
+    assert {"train": "miss", "export": "maybe", "eval": "maybe", "check": "maybe"} == {
         row["id"]: row["cache"] for row in planned if row["cache"] != "hit"
     }
     assert "train.lr from 0.0006 to 0.001" in next(row["reason"] for row in planned if row["id"] == "train")
     dflow(store, "run", str(TINY), "-s", "train.lr=1e-3", *TWO_RANKS)
-    assert ["train", "export", "eval"] == executed(store)
+    assert ["train", "export", "eval", "check"] == executed(store)
 
 
 def test_the_launch_of_a_training_is_outside_its_key(store, undisturbed):
@@ -110,7 +122,7 @@ def test_two_ranks_that_share_every_sequence_have_the_losses_of_one_process(stor
 def test_resume_from_capture_runs_exactly_capture_and_all_below_it(store, undisturbed):
     dflow(store, "run", str(TINY))
     dflow(store, "resume", "--from", "capture")
-    assert ["capture", "shard", "train", "export", "eval"] == executed(store)
+    assert ["capture", "shard", "train", "export", "eval", "check"] == executed(store)
     assert undisturbed == digests(store)
 
 

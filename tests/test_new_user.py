@@ -95,8 +95,8 @@ def artifact(folder: Path, node: str) -> Path:
 
 def test_it_ends_with_a_draft_and_an_answer_that_is_the_targets_own(folder, finished):
     assert 0 == finished.returncode, finished.stdout + finished.stderr
-    names = {file.name for file in artifact(folder, "export").iterdir()}
-    assert {"config.json", "model.safetensors"} <= names
+    names = {file.name for file in (artifact(folder, "check") / "draft").iterdir()}
+    assert {"README.md", "config.json", "model.safetensors"} == names
     assert {"errors": 0} == {
         "errors": json.loads((artifact(folder, "eval") / "report.json").read_text())["lossless"]["errors"]
     }

@@ -27,6 +27,7 @@ NEEDED = {
     WEIGHTS: "finds no weights and refuses to start",
     CARD: "does not need it, but nobody learns how to serve the draft, and for which target",
 }
+OF_THE_STORE = "manifest.json"  # beside the files of every committed artifact; it is not shipped
 MASK_EMBEDDING = "mask_embedding.pt"
 
 
@@ -57,7 +58,7 @@ def check_serving(directory: Path, target: TargetModel, tokens: TokenShards | No
 
 def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
     """What is wrong with a serving directory: its files, then config.json, then the tensors."""
-    names = {path.name for path in directory.iterdir()}
+    names = {path.name for path in directory.iterdir()} - {OF_THE_STORE}
     mistakes = [Mistake(f"{name}: is missing", NEEDED[name], REWRITE) for name in sorted(NEEDED.keys() - names)]
     mistakes += [_stray(name) for name in sorted(names - NEEDED.keys())]
     config: dict[str, Any] = {}

@@ -36,6 +36,15 @@ def test_a_real_export_passes_and_is_shipped_with_its_card(tmp_path, gate_inputs
     assert stage.artifact(CheckedDraft).digest == again.artifact(CheckedDraft).digest
 
 
+def test_what_the_store_puts_beside_an_artifact_is_neither_a_mistake_nor_shipped(tmp_path, gate_inputs):
+    folder = shutil.copytree(gate_inputs["draft"].path, tmp_path / "committed")
+    (folder / "manifest.json").write_text("{}")
+    stage = check(tmp_path, gate_inputs | {"draft": attrs.evolve(gate_inputs["draft"], path=folder)})
+    assert ["README.md", "config.json", "model.safetensors"] == sorted(
+        file.name for file in (stage.out_dir / "draft").iterdir()
+    )
+
+
 def test_the_shipped_card_has_the_measured_lengths_where_the_exports_card_has_a_place_for_them(tmp_path, gate_inputs):
     before = (gate_inputs["draft"].path / "README.md").read_text()
     after = (check(tmp_path, gate_inputs).out_dir / "draft" / "README.md").read_text()
