@@ -216,7 +216,7 @@ class ChatClient:
             403: "the API key may not use this model",
             404: 'the model or the address is unknown there; endpoint is the base URL, which mostly ends in "/v1"',
         }.get(fault.status, "no conversation would fare better: see to the parameters, extra_body among them")
-        served = f"; it serves {self._names()}" if self.models else ""
+        served = f"; it serves {self._names()}" if self.models and fault.status == 404 else ""
         return f"{self.config.endpoint} refuses: {fault.status}: {fault.message}\n{advice}{served}"
 
     def _gone(self, why: str) -> str:

@@ -99,15 +99,17 @@ def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[
 
 def data_url(encoded: bytes) -> str:
     """An image as it was ingested. Where engines would decode it to other pixels than dflow does (turned by EXIF data,
-    16-bit grey, which Pillow clips), it is sent as a PNG of dflow's pixels. Raises one of DECODE_ERRORS.
+    16-bit grey, which Pillow clips), or not know its format, it is sent as a PNG of dflow's pixels. Raises one of
+    DECODE_ERRORS.
     """
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        mime = Image.MIME.get(image.format or "", "")
-        as_it_is = image.getexif().get(ExifTags.Base.Orientation, 1) == 1 and not image.mode.startswith("I")
-    if not as_it_is or not mime.startswith("image/"):
+        upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+        as_it_is = upright and not image.mode.startswith("I") and image.format in FORMATS
+        mime = Image.MIME[image.format] if as_it_is else "image/png"
+    if not as_it_is:
         buffer = io.BytesIO()
         decode(encoded).save(buffer, "PNG")
-        encoded, mime = buffer.getvalue(), "image/png"
+        encoded = buffer.getvalue()
     return f"data:{mime};base64,{base64.b64encode(encoded).decode('ascii')}"
 
 
