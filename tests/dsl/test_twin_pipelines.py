@@ -17,6 +17,7 @@ def test_the_toml_pipeline_and_its_python_twin_compile_to_the_same_graph_and_key
     assert python == toml
     assert list(python.nodes) == list(toml.nodes)
     assert graph_to_json(python) == graph_to_json(toml)
+    assert ("eval", "check") == toml.result_nodes
     externals = ExternalDigests(tmp_path / "external.jsonl")
     assert graph_parts(python, externals) == graph_parts(toml, externals)
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import attrs
 import pytest
 from gate_cases import check
 
 from dsl.errors import ConfigError, DataError
-from dsl.op import Ref
+from dsl.fingerprint import code_fingerprints
+from dsl.op import Ref, op_of
 from ops.artifacts import CheckedDraft
 from ops.check_export import run as gate
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt
 from ops.check_export.mistake import Mistake
 from ops.check_export.op import CheckExport
 from ops.files import read_json, read_jsonl, write_json
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_real_export_passes_and_is_shipped_with_its_card(tmp_path, gate_inputs, capsys):
@@ -124,6 +128,12 @@ def test_the_version_of_sglang_is_in_the_key_where_it_is_asked():
     assert () == CheckExport(**edges, live="off").chosen_libraries()
     with pytest.raises(ConfigError, match='expected one of "auto", "required", "off"'):
         CheckExport(**edges, live="maybe")
+
+
+def test_the_code_that_asks_sglang_is_in_the_key_though_it_is_imported_by_name():
+    reached = code_fingerprints(op_of(CheckExport).run, [ROOT])
+    assert {"ops.check_export.live:check_live", "ops.check_export.contract:check_serving"} <= reached.keys()
+    assert [] != [place for place in reached if place.startswith("ops.sglang_engine.dflash_worker:")]
 
 
 class Serving:
