@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from dsl.read_toml import read_graph
 from executor.begin import Session, make_planner, new_run, resumed_run, run_from
 from executor.follow import send_in_foreground
 from executor.keys import PROJECT
+from executor.port import require_free_port
 from executor.record import find_record, mlflow_ids
 from executor.run import run_session
 from executor.store import Store, store_path
@@ -32,7 +32,10 @@ OK, FAILED, USAGE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point. Exit code 0 where all is well, 1 after a failure, 2 for a mistake in usage or in a pipeline."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    own, extra = _for_sglang(given)
+    options = _parser().parse_args(own)
+    options.extra = extra
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         _check_not_shadowed()
@@ -164,17 +167,22 @@ def ui(options: argparse.Namespace) -> NoReturn:
     store = Store.open(store_path(options.store, None), write=False).path
     if not (store / "mlflow.db").exists():
         raise StoreError(f"{store} holds no mlflow.db: nothing was tracked there yet")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((options.host, options.port))
-        except OSError as error:
-            raise StoreError(f"{options.host}:{options.port}: {error.strerror}; choose another --port") from error
+    require_free_port(options.host, options.port)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store / 'mlflow.db'}"]
     command += ["--artifacts-destination", (store / "mlartifacts").as_uri()]
     command += ["--host", options.host, "--port", str(options.port), "--workers", "1"]
     print_lines(f"http://{options.host}:{options.port}")
     os.execve(sys.executable, command, {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"})
+
+
+def serve(options: argparse.Namespace) -> NoReturn:
+    """Becomes executor.serve, which needs ops; this command loads them only after it checked whose they are."""
+    names = ("run", "node", "host", "port", "check", "extra")
+    store = str(store_path(options.store, None))
+    asked = json.dumps({"store": store, **{name: getattr(options, name) for name in names}})
+    path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # no `ops` of the working directory's
+    os.execve(sys.executable, [sys.executable, "-m", "executor.serve", asked], environment)
 
 
 def _run(session: Session, *, adopt: bool = False) -> int:
@@ -269,6 +277,12 @@ def _launches(spec: OpSpec) -> str:
     return "one process, or torchrun with nproc ranks"
 
 
+def _for_sglang(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """dflow's own arguments, and those behind "--" of `dflow serve`, which are SGLang's."""
+    end = arguments.index("--") if arguments[:1] == ["serve"] and "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end + 1 :]
+
+
 def _check_not_shadowed() -> None:
     """Raises DflowError where another package called `ops` comes before dflow's own."""
     found = importlib.util.find_spec("ops")
@@ -313,17 +327,22 @@ def _parser() -> argparse.ArgumentParser:
     with_set[3].add_argument("--adopt", action="store_true", help="take over unfinished work that older code began")
     shown = command(status, "show a run")
     synced = command(sync, "send to MLflow what it lacks of a run")
-    for added in (with_set[3], shown, synced):
+    served = command(serve, "serve a run's target with its draft in SGLang, and ask it one prompt")
+    for added in (with_set[3], shown, synced, served):
         added.add_argument("run", nargs="?", metavar="RUN", help="a run's id or a part of it; the latest unless given")
     listed = command(ops, "list the ops, or describe one")
     listed.add_argument("name", nargs="?", metavar="NAME")
     listed.add_argument("--ops", action="append", default=[], metavar="FILE", help="a file with ops of your own")
-    served = command(ui, "serve the MLflow UI on the store")
-    served.add_argument("--host", default="127.0.0.1")
-    served.add_argument("--port", type=int, default=5000)
+    shown_ui = command(ui, "serve the MLflow UI on the store")
+    served.usage = "dflow serve [RUN] [--check] [--node NODE] [--host HOST] [--port PORT] [-- ARGUMENTS OF SGLANG]"
+    served.add_argument("--check", action="store_true", help="stop when the prompt is answered; exit code 1 otherwise")
+    served.add_argument("--node", metavar="NODE", help="the node that exports the draft, where a run exports several")
+    for added, port in ((shown_ui, 5000), (served, 30000)):
+        added.add_argument("--host", default="127.0.0.1")
+        added.add_argument("--port", type=int, default=port)
     for added in (with_set[1], shown, listed):
         added.add_argument("--json", action="store_true", help="machine-readable output")
-    for added in (*with_set, shown, synced, served):
+    for added in (*with_set, shown, synced, shown_ui, served):
         added.add_argument("--store", metavar="DIR", help="the store; DFLOW_STORE or runs/ in the project unless given")
     return parser
 
