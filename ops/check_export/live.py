@@ -88,7 +88,7 @@ def check_live(
     draft, mistakes = own_draft(draft_dir)
     try:
         engine = start_engine(setting, prompts)
-    except ValueError as error:
+    except dflash_worker.DraftRefused as error:
         return LiveResult(SGLANG_VERSION, (), {}, mistakes=(*mistakes, refusal(draft_dir, error)))
     with engine:
         forward: dict[str, float] = {}
@@ -146,8 +146,8 @@ def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
 def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.DflashEngine:
     """SGLang with this target and draft, and room for a batch of prompts.
 
-    Raises LiveUnavailable where SGLang cannot be imported or refuses the device, and passes SGLang's ValueError on
-    where it refuses the draft.
+    Raises LiveUnavailable where SGLang cannot be imported, refuses the device or finds no room, and DraftRefused where
+    it refuses the draft.
     """
     block_size = read_json(setting.draft_dir / "config.json").get("block_size", 16)
     try:
@@ -170,8 +170,8 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.D
         raise LiveUnavailable(f"SGLang has no room for the target and the draft on this device: {error}") from error
 
 
-def refusal(draft_dir: Path, error: ValueError) -> Mistake:
-    return Mistake(what=f"{draft_dir}: SGLang does not take it", sglang=f"refuses to start: {error}", remedy=REWRITE)
+def refusal(draft_dir: Path, error: DataError) -> Mistake:
+    return Mistake(what=f"{draft_dir}: SGLang does not take it", sglang=str(error), remedy=REWRITE)
 
 
 def setting_mistakes(engine: dflash_worker.DflashEngine, config: DraftConfig) -> list[Mistake]:

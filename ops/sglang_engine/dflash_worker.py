@@ -26,11 +26,12 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from ops.dflash.decode import Decoded, until_eos
 from ops.sglang_engine.dflash_setter import mend_setter
+from ops.sglang_engine.process import enter, leave, make_server_args
 from ops.sglang_engine.requests import VisionTokens, make_request
-from ops.sglang_engine.runtime import NoPrefixes, enter, leave, make_server_args
+from ops.sglang_engine.runtime import NoPrefixes
 from ops.sglang_engine.version import require_sglang
 from ops.tokenize_chat.shards import TokenSample
 
@@ -42,6 +43,10 @@ RESERVED_BLOCKS = 3
 
 class DflashRefused(DataError):
     """SGLang does not offer DFLASH on this device."""
+
+
+class DraftRefused(DataError):
+    """SGLang does not start with this target and this draft."""
 
 
 @frozen(eq=False)
@@ -90,8 +95,9 @@ class DflashEngine:
 
         dtype: "float32", "bfloat16" or "float16", of both. pool_tokens: what all requests of a batch take together, see
         `tokens_of`. context_length: as a server would have it unless given, the target's own. server_args: further
-        arguments of SGLang's ServerArgs. Raises DflashRefused where SGLang has no DFLASH on this device, and DataError
-        where SGLang is missing or another version, or this process holds an open runtime.
+        arguments of SGLang's ServerArgs. Raises DflashRefused where SGLang has no DFLASH on this device, DraftRefused
+        where it does not take the draft or the target, and DataError where SGLang is missing or another version, or
+        this process holds an open runtime.
         """
         require_sglang("serving a draft")
         arguments = _arguments(
@@ -111,6 +117,9 @@ class DflashEngine:
                 target = TpModelWorker(**common)
                 worker = SpeculativeAlgorithm.DFLASH.create_worker(arguments)(**common, target_worker=target)
                 _allocate(target, worker)
+        except ValueError as error:
+            leave()
+            raise DraftRefused(f"SGLang refuses to start with {draft_dir}: {error}") from error
         except BaseException:
             leave()
             raise
@@ -277,9 +286,9 @@ def _arguments(target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
         return make_server_args(
             target_dir, speculative_algorithm="DFLASH", speculative_draft_model_path=str(draft_dir), **further
         )
-    except ValueError as error:
+    except ConfigError as error:
         if REFUSAL not in str(error):
-            raise
+            raise DraftRefused(str(error)) from error
         raise DflashRefused(f"SGLang refuses DFLASH on a {further['device'].upper()}: {error}") from error
 
 

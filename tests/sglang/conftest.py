@@ -10,6 +10,7 @@ import sglang_on_cpu
 sglang_on_cpu.install(os.environ)
 
 import torch  # noqa: E402 (after the patches)
+from dflash_cases import make_case  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,3 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def text_case(tmp_path_factory):
+    """A tiny Qwen3 with drafts of three qualities."""
+    return make_case("qwen3", tmp_path_factory.mktemp("text"), images=False)
+
+
+@pytest.fixture(scope="session")
+def vision_case(tmp_path_factory):
+    """The same of a tiny dense Qwen3-VL, most of whose prompts hold images."""
+    return make_case("qwen3_vl", tmp_path_factory.mktemp("vision"), images=True)
