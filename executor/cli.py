@@ -19,6 +19,7 @@ from dsl.op import OpSpec, type_name
 from dsl.op_table import all_ops, load_op
 from dsl.read_toml import read_graph
 from executor.begin import Session, make_planner, new_run, resumed_run, run_from
+from executor.compare import compare
 from executor.follow import send_in_foreground
 from executor.keys import PROJECT
 from executor.port import require_free_port
@@ -95,6 +96,19 @@ def explain(options: argparse.Namespace) -> int:
     for reason in row["reason"].split("; "):
         print_lines(f"  {reason}")
     return OK
+
+
+def compare_backends(options: argparse.Namespace) -> int:
+    """Exit code 1 where the backends disagree."""
+    graph = read_graph(options.file, options.set)
+    store = Store.open(store_path(options.store, options.file), write=False)
+    compared = compare(store, graph, options.node, options.samples)
+    if options.json:
+        print_lines(json.dumps({"nodes": [each.result for each in compared]}, indent=1))
+    else:
+        for each in compared:
+            print_lines(each.lines())
+    return OK if all(each.agree for each in compared) else FAILED
 
 
 def status(options: argparse.Namespace) -> int:
@@ -301,7 +315,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(function.__name__, help=help, description=help)
+        added = commands.add_parser(function.__name__.replace("_", "-"), help=help, description=help)
         added.set_defaults(command=function)
         return added
 
@@ -315,6 +329,7 @@ def _parser() -> argparse.ArgumentParser:
         pipeline_command(plan, "show what would run, and why"),
         pipeline_command(explain, "say why a node would run"),
         command(resume, "go on with a run, or run a part of it anew"),
+        pipeline_command(compare_backends, "capture a few samples with transformers and with SGLang, and compare"),
     ]
     for added in with_set:
         added.add_argument(
@@ -325,6 +340,8 @@ def _parser() -> argparse.ArgumentParser:
         "--from", dest="start", metavar="NODE", help="run it and all below anew, take the rest as it is"
     )
     with_set[3].add_argument("--adopt", action="store_true", help="take over unfinished work that older code began")
+    with_set[4].add_argument("--node", metavar="NODE", help="the capture node; all of them unless given")
+    with_set[4].add_argument("--samples", type=int, default=8, metavar="N", help="how many; 8 unless given")
     shown = command(status, "show a run")
     synced = command(sync, "send to MLflow what it lacks of a run")
     served = command(serve, "serve a run's target with its draft in SGLang, and ask it one prompt")
@@ -340,7 +357,7 @@ def _parser() -> argparse.ArgumentParser:
     for added, port in ((shown_ui, 5000), (served, 30000)):
         added.add_argument("--host", default="127.0.0.1")
         added.add_argument("--port", type=int, default=port)
-    for added in (with_set[1], shown, listed):
+    for added in (with_set[1], with_set[4], shown, listed):
         added.add_argument("--json", action="store_true", help="machine-readable output")
     for added in (*with_set, shown, synced, shown_ui, served):
         added.add_argument("--store", metavar="DIR", help="the store; DFLOW_STORE or runs/ in the project unless given")

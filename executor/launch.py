@@ -76,7 +76,7 @@ class StageProcess:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 _command(launch, job_path, self._results),
-                env=_environment(threads_of(launch)),
+                env=stage_environment(threads_of(launch)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -154,7 +154,7 @@ def _command(launch: Launch, job: Path, results: Path) -> list[str]:
     return [sys.executable, *torchrun, *worker]
 
 
-def _environment(threads: int) -> dict[str, str]:
+def stage_environment(threads: int) -> dict[str, str]:
     """This process's environment with the threads pinned; no `ops` in the working directory can shadow the real one."""
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

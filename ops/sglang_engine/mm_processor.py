@@ -32,10 +32,9 @@ from sglang.srt.utils.hf_transformers_utils import get_tokenizer_from_processor
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.sglang_engine.serve_command import IMAGE_BACKENDS
 from ops.sglang_engine.version import require_sglang
 from ops.vision.processor import ImageBackend
-
-BACKENDS: Mapping[ImageBackend, str] = {"pillow": "pil", "torchvision": "torchvision"}  # SGLang's names
 
 
 @frozen(eq=False)
@@ -74,7 +73,7 @@ class ServedPrompts:
         arguments = ServerArgs(
             model_path=str(model_dir),
             device=device,
-            image_processor_backend=BACKENDS[image_backend],
+            image_processor_backend=IMAGE_BACKENDS[image_backend],
             mm_feature_transport="cpu",
             disable_radix_cache=True,  # what it needs of the device is checked, though it is not used here
             **({"attention_backend": "torch_native", "mm_attention_backend": "sdpa"} if device == "cpu" else {}),

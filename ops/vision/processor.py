@@ -7,11 +7,10 @@ torchvision are asked for.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 from PIL import Image
@@ -20,7 +19,13 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import ConfigError, DataError
+from ops.on_demand import OnDemand
 from ops.vision.families import FAMILIES, find_family, image_processor_class, text_part
+
+if TYPE_CHECKING:
+    from ops.vision import torchvision_processors
+else:
+    torchvision_processors = OnDemand("ops.vision.torchvision_processors")
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -217,13 +222,12 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
 def _torchvision_twin(pillow_class: type) -> type:
     """The class that does with torchvision what this one does with pillow. Raises ConfigError without torchvision."""
     try:
-        twins = importlib.import_module("ops.vision.torchvision_processors").TWINS
+        return torchvision_processors.TWINS[pillow_class]
     except (ImportError, RuntimeError) as error:  # not there; or built for another torch, whose operators it misses
         raise ConfigError(
             f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build of it '
             'that fits the installed torch, or take image_backend = "pillow"'
         ) from error
-    return twins[pillow_class]
 
 
 def _size_setting(settings: dict[str, Any], pixels: str, edge: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 from dsl.pipeline import Launch
 from executor import worker
 from executor.jsonlines import read_lines
-from executor.launch import _environment, threads_of
+from executor.launch import stage_environment, threads_of
 from executor.worker import Job, WorkerStage
 
 
@@ -82,6 +82,6 @@ def test_threads_are_the_cores_divided_by_the_ranks_unless_given():
 def test_the_environment_of_a_stage_is_pinned(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    environment = _environment(2)
+    environment = stage_environment(2)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
     assert [environment[name] for name in names] == ["2", "2", "0", "false", "1"]

@@ -1,0 +1,116 @@
+"""How far the states of two capture backends lie apart, and whether rounding explains it.
+
+S tokens of a sample, L captured layers, M hidden size, F = L * M
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import asdict, frozen
+from torch import Tensor
+
+from ops.tokenize_chat.shards import TokenSample
+
+# Of a token's state, relative to its length. Rounding in float32 is below 1e-4 in every family but Qwen3.5's (5e-4);
+# the layer before or after, positions in one dimension and another image are above 1e-2.
+FLOAT32_TOLERANCE = 2e-3
+# Below float32 two right backends differ by about as much as each of them from float32.
+TIMES_OWN_ROUNDING = 3.0
+# Where float32 cannot be run beside it.
+ALONE_TOLERANCE = {"bfloat16": 0.1, "float16": 0.02}
+LOG_PROB_TOLERANCE = {"float32": 0.02, "bfloat16": 0.5, "float16": 0.1}
+KINDS = ("text", "image")
+
+
+@frozen
+class Furthest:
+    """Among the tokens of one kind: the largest difference of a number, the largest distance of a state in lengths of
+    the first backend's state, and where that is.
+    """
+
+    absolute: float
+    relative: float
+    sample: str
+    position: int
+
+
+@frozen
+class Compared:
+    """One layer and kind of token. allowed: the largest relative distance that rounding explains."""
+
+    layer: int
+    kind: str
+    furthest: Furthest
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.furthest.relative <= self.allowed  # NaN does not
+
+    def row(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"layer": self.layer, "kind": self.kind, "allowed": self.allowed, **asdict(self.furthest)} | {
+            "agrees": self.agrees
+        }
+
+
+def compare_states(
+    samples: Sequence[TokenSample],
+    ours: Sequence[Tensor],
+    theirs: Sequence[Tensor],
+    layer_ids: Sequence[int],
+    image_token_id: int | None,
+    dtype: str,
+    float32: Sequence[Tensor] | None = None,
+) -> list[Compared]:
+    """Layer by layer, image tokens and others apart; ours, theirs and float32 hold [S, F] of each sample.
+
+    float32: what the first backend gives in float32, by which the rounding of a smaller dtype is known.
+    """
+    compared = []
+    for place, layer in enumerate(layer_ids):
+        for kind in KINDS:
+            furthest = _furthest(samples, ours, theirs, place, len(layer_ids), kind, image_token_id)
+            if furthest is None:
+                continue
+            if dtype == "float32":
+                allowed = FLOAT32_TOLERANCE
+            elif float32 is None:
+                allowed = ALONE_TOLERANCE[dtype]
+            else:
+                own = _furthest(samples, float32, ours, place, len(layer_ids), kind, image_token_id)
+                least = 4 * torch.finfo(getattr(torch, dtype)).eps
+                allowed = max(TIMES_OWN_ROUNDING * own.relative, least) if own else least
+            compared.append(Compared(layer, kind, furthest, allowed))
+    return compared
+
+
+def _furthest(
+    samples: Sequence[TokenSample],
+    ours: Sequence[Tensor],
+    theirs: Sequence[Tensor],
+    place: int,
+    layers: int,
+    kind: str,
+    image_token_id: int | None,
+) -> Furthest | None:
+    """None where there is no token of the kind."""
+    found = None
+    absolute = 0.0
+    for sample, ours_SF, theirs_SF in zip(samples, ours, theirs, strict=True):
+        is_image_S = sample.input_ids == image_token_id if image_token_id is not None else torch.zeros(len(ours_SF))
+        chosen = is_image_S.bool() if kind == "image" else ~is_image_S.bool()
+        if not chosen.any():
+            continue
+        ours_SM, theirs_SM = ours_SF.float().chunk(layers, dim=1)[place], theirs_SF.float().chunk(layers, dim=1)[place]
+        difference_SM = (ours_SM - theirs_SM).nan_to_num(torch.inf)
+        relative_S = difference_SM.norm(dim=1) / ours_SM.norm(dim=1).clamp(min=1e-12)
+        relative_S = relative_S.masked_fill(~chosen, -1.0)
+        position = int(relative_S.argmax())
+        absolute = max(absolute, float(difference_SM[chosen].abs().max()))
+        if found is None or float(relative_S[position]) > found.relative:
+            found = Furthest(absolute, float(relative_S[position]), sample.id, position)
+    return found and Furthest(absolute, found.relative, found.sample, found.position)

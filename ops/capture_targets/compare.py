@@ -1,0 +1,266 @@
+"""Capture a few samples with both backends and say how far they lie apart: a process of its own, as
+
+    python -m ops.capture_targets.compare REQUEST RESULT
+
+REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "samples"}; RESULT gets what `main` describes.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from dsl.errors import DataError, DflowError
+from dsl.graph import Graph, GraphNode, graph_from_json
+from ops.artifacts import ImageSamples, TargetModel, TokenShards
+from ops.capture_targets.agreement import LOG_PROB_TOLERANCE, TIMES_OWN_ROUNDING, compare_states
+from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.run import check_fits, layers_of
+from ops.capture_targets.sglang import SglangBackend
+from ops.files import read_json, read_jsonl, write_json
+from ops.load_target.log_probs import token_log_probs
+from ops.load_target.model import read_config, target_info
+from ops.sglang_engine.answers import token_log_probs as served_log_probs
+from ops.sglang_engine.mm_processor import ServedPrompts
+from ops.sglang_engine.version import SGLANG_VERSION
+from ops.tokenize_chat.samples import up_to_last_answer
+from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.vision.batch import collate
+from ops.vision.families import family_of
+from ops.vision.packs import read_packed
+
+MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
+
+
+@frozen
+class Request:
+    """What is compared: a capture node, what its inputs are, and how many samples."""
+
+    graph: Graph
+    node: GraphNode
+    artifacts: dict[str, tuple[Path, str]]
+    samples: int
+
+    @classmethod
+    def read(cls, path: Path) -> Request:
+        told = read_json(path)
+        graph = graph_from_json(told["graph"])
+        artifacts = {name: (Path(place), digest) for name, (place, digest) in told["artifacts"].items()}
+        return cls(graph, graph.nodes[told["node"]], artifacts, told["samples"])
+
+    @property
+    def tokenize(self) -> GraphNode:
+        """The node that made the tokens."""
+        return self.graph.nodes[self.node.inputs["tokens"][0]]
+
+    @property
+    def tokens(self) -> TokenShards:
+        return TokenShards(*self.artifacts[self.tokenize.id])
+
+    @property
+    def target(self) -> TargetModel:
+        return TargetModel(*self.artifacts[self.node.inputs["target"][0]])
+
+    @property
+    def readers(self) -> dict[str, TokenReader]:
+        """By split, of those that are captured."""
+        return {split: TokenReader(self.tokens, split) for split in self.node.config.splits}
+
+    @property
+    def images(self) -> ImageSamples | None:
+        """The messages and images that the tokens come from, where the store still has them."""
+        source = self.tokenize.inputs.get("samples", ())
+        return ImageSamples(*self.artifacts[source[0]]) if source and source[0] in self.artifacts else None
+
+
+@frozen(eq=False)
+class Given:
+    """One backend in one dtype: states [S, F] and log-probabilities [S - 1] of each sample."""
+
+    states: list[Tensor]
+    log_probs: list[Tensor]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write {"node", "layers", "device", "backends", "samples", "dtypes": [...], "preprocessing", "agree"}, or
+    {"error"} where the comparison is refused.
+    """
+    request_file, result_file = map(Path, arguments)
+    try:
+        result = compare(Request.read(request_file))
+    except DflowError as error:
+        result = {"error": str(error)}
+    write_json(result_file, result)
+    return 0
+
+
+def compare(request: Request) -> dict[str, Any]:
+    """Both backends in float32 and in the capture's dtype, and SGLang's preprocessing of the same messages.
+
+    Raises DataError for tokens that do not fit the target, and ConfigError for layers that it does not have.
+    """
+    config, info = request.node.config, target_info(request.target)
+    layer_ids = layers_of(config, info["num_layers"])
+    check_fits(info, family_of(read_config(request.target.path / "model")), request.readers)
+    samples = choose(request.readers, request.samples)
+    device = device_of(request.node)
+    dtypes = [*(["float32"] if float32_fits(request.target, device) else []), config.dtype]
+    ours = {dtype: with_transformers(request, samples, layer_ids, dtype, device) for dtype in dict.fromkeys(dtypes)}
+    free_memory()
+    image_token_id = TokenReader(request.tokens).info["image_token_id"]
+    compared = []
+    for dtype, given in ours.items():
+        theirs = with_sglang(request, samples, layer_ids, dtype, device)
+        exact = ours.get("float32")
+        states = compare_states(
+            samples, given.states, theirs.states, layer_ids, image_token_id, dtype, exact and exact.states
+        )
+        log_probs = compare_log_probs(samples, given, theirs, dtype, exact)
+        compared.append({"dtype": dtype, "states": [each.row() for each in states], "log_probs": log_probs})
+    preprocessing = compare_preprocessing(request, samples, device) if info["vision"] else []
+    agree = all(row["agrees"] for part in compared for row in [*part["states"], part["log_probs"]])
+    return {
+        "node": request.node.id,
+        "layers": list(layer_ids),
+        "device": device,
+        "backends": {"huggingface": importlib.metadata.version("transformers"), "sglang": SGLANG_VERSION},
+        "samples": [
+            {"id": sample.id, "tokens": len(sample.input_ids), "images": len(sample.image_grid_thw)}
+            for sample in samples
+        ],
+        "dtypes": compared,
+        "preprocessing": preprocessing,
+        "agree": agree and not any(row["differences"] for row in preprocessing or ()),
+    }
+
+
+def choose(readers: Mapping[str, TokenReader], count: int) -> list[TokenSample]:
+    """Samples spread over the splits, half of them with images where there are as many. Raises DataError for none."""
+    places = [(reader, row) for reader in readers.values() for row in range(len(reader))]
+    seen = [(reader, row) for reader, row in places if reader.records[row]["category"] == "image"]
+    read = [(reader, row) for reader, row in places if reader.records[row]["category"] != "image"]
+    with_images = min(len(seen), max(count - len(read), (count + 1) // 2))
+    chosen = [*_spread(seen, with_images), *_spread(read, min(len(read), count - with_images))]
+    if not chosen:
+        raise DataError(f"no samples in the splits {', '.join(readers)}: nothing to compare")
+    return [reader.sample(row) for reader, row in chosen]
+
+
+def _spread(places: list[Any], count: int) -> list[Any]:
+    return [places[number * len(places) // count] for number in range(count)]
+
+
+def device_of(node: GraphNode) -> str:
+    return "cuda" if torch.cuda.is_available() and node.launch.device != "cpu" else "cpu"
+
+
+def float32_fits(target: TargetModel, device: str) -> bool:
+    """Whether the GPU holds the weights in float32; a CPU is not asked."""
+    if device == "cpu":
+        return True
+    stored = sum(file.stat().st_size for file in (target.path / "model").glob("*.safetensors"))
+    as_stored = read_json(target.path / "model" / "config.json")
+    dtype = as_stored.get("dtype") or as_stored.get("torch_dtype") or "float32"
+    weights = stored * 4 / getattr(torch, dtype).itemsize
+    return weights < MEMORY_PART * torch.cuda.mem_get_info()[0]
+
+
+def free_memory() -> None:
+    """SGLang takes what is free when it starts."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@frozen
+class OneProcess:
+    """What a backend asks of a stage."""
+
+    inputs: Mapping[str, Any]
+    device: str
+    rank: int = 0
+    world_size: int = 1
+
+
+def with_transformers(
+    request: Request, samples: Sequence[TokenSample], layer_ids: Sequence[int], dtype: str, device: str
+) -> Given:
+    """Sample by sample, so that nothing is padded."""
+    backend = HuggingFaceBackend.load(evolve(request.node.config, dtype=dtype), request.target, device)
+    states = [backend.forward([sample], layer_ids)[0].features for sample in samples]
+    log_probs = [token_log_probs(backend.target, collate([sample], device))[0].cpu() for sample in samples]
+    return Given(states, log_probs)
+
+
+def with_sglang(
+    request: Request, samples: Sequence[TokenSample], layer_ids: Sequence[int], dtype: str, device: str
+) -> Given:
+    """Together, as a capture does, with the node's own server arguments, but on one device."""
+    config = evolve(request.node.config, backend="sglang", dtype=dtype, tp_degree=1)
+    stage = OneProcess({"target": request.target, "tokens": request.tokens}, device)
+    with closing(SglangBackend.start(config, stage, request.readers)) as backend:
+        states = [states.features for states in backend.forward(samples, layer_ids)]
+        return Given(states, [served_log_probs(backend.runtime, sample) for sample in samples])
+
+
+def compare_log_probs(
+    samples: Sequence[TokenSample], ours: Given, theirs: Given, dtype: str, exact: Given | None
+) -> dict[str, Any]:
+    """Of the tokens of the answers: the largest difference, and whether rounding explains it."""
+    largest = _largest(samples, ours.log_probs, theirs.log_probs)
+    own = _largest(samples, ours.log_probs, exact.log_probs) if exact is not None else 0.0
+    allowed = max(LOG_PROB_TOLERANCE[dtype], TIMES_OWN_ROUNDING * own)
+    return {"largest": largest, "allowed": allowed, "agrees": largest <= allowed}
+
+
+def _largest(samples: Sequence[TokenSample], a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    learnt = [sample.loss_mask[1:] for sample in samples]
+    pairs = zip(a, b, learnt, strict=True)
+    return max(float((x - y)[mask].nan_to_num(torch.inf).abs().max()) for x, y, mask in pairs if mask.any())
+
+
+def compare_preprocessing(request: Request, samples: Sequence[TokenSample], device: str) -> list[dict[str, Any]] | None:
+    """What SGLang makes of the messages and images of each sample, against its tokens; None where they are gone."""
+    if request.images is None:
+        return None
+    wanted = {sample.id for sample in samples}
+    rows = {row["id"]: row for row in read_jsonl(request.images.path / "samples.jsonl") if row["id"] in wanted}
+    thinking = getattr(request.tokenize.config, "enable_thinking", None)
+    options = {} if thinking is None else {"enable_thinking": thinking}
+    backend = TokenReader(request.tokens).info["image_backend"]
+    compared = []
+    with ServedPrompts.open(request.target.path / "model", backend, device) as served:
+        for sample in samples:
+            messages = up_to_last_answer(rows[sample.id]["messages"])[:-1]
+            references = rows[sample.id]["images"][: len(sample.image_grid_thw)]
+            images = [read_packed(request.images.path, reference) for reference in references]
+            prompt = served.prompt(messages, images, options)
+            ids = sample.input_ids[: sample.prompt_tokens]
+            differences = [] if torch.equal(prompt.input_ids, ids) else [_first_difference(ids, prompt.input_ids)]
+            if images and not torch.equal(prompt.image_grid_thw, sample.image_grid_thw):
+                differences.append(f"grids {sample.image_grid_thw.tolist()}, SGLang's {prompt.image_grid_thw.tolist()}")
+            elif images and not torch.equal(prompt.pixel_values, sample.pixel_values):
+                largest = float((prompt.pixel_values - sample.pixel_values).abs().max())
+                differences.append(f"pixel values differ by up to {largest:.1e}")
+            compared.append({"id": sample.id, "differences": differences})
+    return compared
+
+
+def _first_difference(ours: Tensor, theirs: Tensor) -> str:
+    shared = min(len(ours), len(theirs))
+    other = (ours[:shared] != theirs[:shared]).nonzero().flatten().tolist()
+    where = f"from token {other[0]} on" if other else "at their end"
+    return f"the prompt's {len(ours)} tokens and SGLang's {len(theirs)} differ {where}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,180 @@
+"""`dflow compare-backends` over a real store: agreement, and disagreements made on purpose."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+from capture_cases import FAMILIES, calm
+from fake_stage import FakeStage
+from family_checkpoints import make_checkpoint
+from sglang_on_cpu import FOLDER
+from test_vision_target import write_data
+
+from dsl.read_toml import read_graph
+from executor.begin import make_planner
+from executor.cli import FAILED, OK, main
+from executor.store import Store
+
+PIPELINE = """
+[pipeline]
+name = "compared"
+
+[node.ingest]
+op = "ingest"
+source = "data.jsonl"
+
+[node.inject]
+op = "inject_images"
+samples = "@ingest"
+
+[node.target]
+op = "load_target"
+checkpoint = "checkpoint"
+
+[node.tokenize]
+op = "tokenize_chat"
+samples = "@inject"
+target = "@target"
+min_loss_tokens = 1
+preview_samples = 0
+
+[node.capture]
+op = "capture_targets"
+tokens = "@tokenize"
+target = "@target"
+
+[node.small]
+op = "tokenize_chat"
+samples = "@inject"
+target = "@target"
+min_loss_tokens = 1
+preview_samples = 0
+max_pixels = 512
+
+[node.small_capture]
+op = "capture_targets"
+tokens = "@small"
+target = "@target"
+splits = ["test"]
+"""
+
+# What a broken engine might do; put in place in the process of the comparison alone.
+BROKEN = f"""
+import os, sys
+sys.path.insert(0, {str(FOLDER)!r})
+import sglang_on_cpu
+sglang_on_cpu.install(os.environ)
+from import_hooks import after_import
+
+@after_import("ops.sglang_engine.requests")
+def flat_positions(module):
+    import torch
+    def positions(self, input_ids, image_grid_thw):
+        return torch.arange(len(input_ids)).expand(3, -1).contiguous(), torch.zeros(1, 1, dtype=torch.int64)
+    module.VisionTokens.positions = positions
+"""
+
+
+@frozen
+class Project:
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "pipeline.toml"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def compare_backends(self, *arguments: str) -> int:
+        return main(["compare-backends", str(self.file), "--store", str(self.store), *arguments])
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Project:
+    """Pictures of colours and texts, tokens of them, and a Qwen3-VL, all of it in the store but the features."""
+    folder = tmp_path_factory.mktemp("project")
+    write_data(folder)
+    calm(make_checkpoint("qwen3_vl", folder / "checkpoint", vision=dict(FAMILIES["qwen3_vl"].vision)))
+    (folder / "pipeline.toml").write_text(PIPELINE)
+    made = Project(folder)
+    make_artifacts(made.file, made.store, ["ingest", "inject", "target", "tokenize", "small"])
+    return made
+
+
+def make_artifacts(file: Path, store_folder: Path, names: list[str]) -> None:
+    """What `dflow run` would make of these nodes, in this process."""
+    store = Store.open(store_folder, write=True)
+    graph = read_graph(file, [])
+    for name in names:
+        decisions = make_planner(store, graph).plan()
+        node, key = graph.nodes[name], decisions[name].key
+        made = {edge: decisions[parents[0]].digest for edge, parents in node.inputs.items() if parents}
+        inputs = {edge: node.op.edges[edge].type(store.object_path(digest), digest) for edge, digest in made.items()}
+        module, _, function = node.op.run.partition(":")
+        with store.lease(key, "test") as lease:
+            assert lease.acquire(print, lambda: False)
+            lease.empty(keep_state=False)
+            stage = FakeStage(store_folder / "stages" / name, dict.fromkeys(node.op.edges) | inputs)
+            stage.out_dir, stage.work_dir = lease.out_dir, lease.work_dir
+            getattr(importlib.import_module(module), function)(node.config, stage)
+            line = {"run": "test", "neutral": {}, "acceptance": "computed"}
+            store.commit(lease, key, {"format": 1, "op": node.op.name}, line)
+            lease.remove()
+
+
+def compared(project: Project, capsys, *arguments: str) -> tuple[int, dict]:
+    capsys.readouterr()
+    code = project.compare_backends("--json", *arguments)
+    (node,) = json.loads(capsys.readouterr().out)["nodes"]
+    return code, node
+
+
+def test_two_right_backends_agree_in_float32_and_in_the_dtype_of_the_capture(project, capsys):
+    code, node = compared(project, capsys, "--samples", "5", "--node", "capture", "-s", "capture.dtype=bfloat16")
+    for part in node["dtypes"]:
+        for row in part["states"]:
+            print(part["dtype"], row["layer"], row["kind"], f"{row['relative']:.1e} of {row['allowed']:.1e}")
+        print(part["dtype"], "log-probabilities", f"{part['log_probs']['largest']:.1e}")
+    assert code == OK
+    assert node["agree"] is True
+    assert [part["dtype"] for part in node["dtypes"]] == ["float32", "bfloat16"]
+    for part in node["dtypes"]:
+        assert [(row["layer"], row["kind"]) for row in part["states"]] == [
+            (layer, kind) for layer in node["layers"] for kind in ("text", "image")
+        ]
+    assert max(row["relative"] for row in node["dtypes"][0]["states"]) < 1e-4
+    assert max(row["absolute"] for row in node["dtypes"][0]["states"]) < 5e-5
+    assert sorted(sample["images"] for sample in node["samples"]) == [0, 0, 1, 1, 1]
+    assert node["preprocessing"] == [{"id": sample["id"], "differences": []} for sample in node["samples"]]
+
+
+def test_an_engine_that_counts_positions_in_one_dimension_is_found_out(project, capsys, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+    capsys.readouterr()
+    code = project.compare_backends("--samples", "4", "--node", "capture")
+    shown = capsys.readouterr().out
+    print(shown)
+    assert code == FAILED
+    assert "THE BACKENDS DISAGREE" in shown.splitlines()[-1]
+    rows = [line.split() for line in shown.splitlines() if "TOO FAR" in line and ", token " in line]
+    assert {row[1] for row in rows} == {"text", "image"}
+
+
+def test_other_pixels_than_the_servers_are_told_apart_from_other_states(project, capsys):
+    """The target resizes at most to 4096 pixels, and so does its server; these tokens were made with 512."""
+    code, node = compared(project, capsys, "--samples", "4", "--node", "small_capture")
+    assert code == FAILED
+    assert node["agree"] is False
+    assert all(row["agrees"] for part in node["dtypes"] for row in part["states"])
+    different = [row for row in node["preprocessing"] if row["differences"]]
+    print(different)
+    assert different
+    assert all("grids" in " ".join(row["differences"]) for row in different)
