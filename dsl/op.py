@@ -72,6 +72,8 @@ def field(
     called when the key is made, with all paths absolute: name -> file, None for a name without a file. The names and
     the contents of those files enter the key as well. An op with a field that chooses the library which does the work
     may have a method `chosen_libraries(self) -> tuple[str, ...]`: they enter the key beside the op's key_libraries.
+    Where its run function imports the code for it by name, which nobody can follow, a method
+    `chosen_code(self) -> tuple[str, ...]` names it as "module:symbol".
     """
     metadata = {"help": help, "neutral": neutral, "external": external, "model_id": model_id, "pinned_by": pinned_by}
     return attrs.field(default=default, validator=validator, metadata=metadata)

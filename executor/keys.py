@@ -87,7 +87,7 @@ def node_parts(graph: Graph, node_id: str, externals: ExternalDigests) -> KeyPar
     return KeyParts(
         op=node.op.name,
         version=node.op.version,
-        code=code_fingerprints(node.op.run, roots),
+        code=_code(node, roots),
         config=key_config(node),
         external=_external(node, externals),
         libraries={name: _library_version(name) for name in (*node.op.key_libraries, *_chosen_libraries(node))},
@@ -137,6 +137,15 @@ def _external(node: GraphNode, externals: ExternalDigests) -> dict[str, str]:
     if hasattr(node.config, "external_files"):
         found["external_files"] = externals.of_all(node.config.external_files())
     return found
+
+
+def _code(node: GraphNode, roots: Sequence[Path]) -> dict[str, str]:
+    """Of the run function, and of what the config chooses."""
+    chosen: tuple[str, ...] = node.config.chosen_code() if hasattr(node.config, "chosen_code") else ()
+    code: dict[str, str] = {}
+    for symbol in (node.op.run, *chosen):
+        code |= code_fingerprints(symbol, roots)
+    return dict(sorted(code.items()))
 
 
 def _chosen_libraries(node: GraphNode) -> tuple[str, ...]:

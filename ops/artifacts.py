@@ -38,6 +38,7 @@ class ImageSamples(Artifact):
                         "answer_tokens": [...]}, one of each per answer
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
+    measurements.json   where a server answered: {"requests", "retries", "seconds", "server", ...} (outside the digest)
     """
 
 
@@ -81,7 +82,8 @@ class TargetFeatures(Artifact):
     """Hidden states of the chosen target layers, for the samples of each captured split in the order of the tokens.
 
     features.json               {"format": 1, "target": digest, "tokens": digest, "target_layer_ids", "dtype",
-                                "hidden_size", "num_target_layers", "positions": "sequential", "backend",
+                                "hidden_size", "num_target_layers", "positions": "sequential", "backend":
+                                "huggingface" or "sglang", then with "backend_version",
                                 "final_hidden": bool, "mask_token_id", "image_backend": as in tokens.json,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;

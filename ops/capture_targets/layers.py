@@ -29,6 +29,24 @@ def spread_layers(num_target_layers: int, num_layers: int, field: str = "num_lay
     return ids
 
 
+def eagle3_layers(num_target_layers: int) -> tuple[int, ...]:
+    """The three layers whose features an EAGLE-3 draft takes: near the start, in the middle, and near the end.
+
+    1, n // 2 - 1 and n - 4 for n layers: the inputs of layers 2, n // 2 and n - 3, which serving engines keep for such
+    a draft unless its config names others. Source: EAGLE-3, arXiv 2503.01840, takes low, middle and high features;
+    SGLang 0.5.21 has the numbers (set_eagle3_layers_to_capture), and SpecForge trains with the same.
+    Raises ConfigError for a target that has no three such layers.
+    """
+    n = num_target_layers
+    ids = (1, n // 2 - 1, n - 4)
+    if not 1 < ids[1] < ids[2]:
+        raise ConfigError(
+            f'recipe = "eagle3": a target of {n} layers has no three distinct layers 1, n / 2 - 1 and n - 4 (they '
+            f"would be {list(ids)}); name them in target_layer_ids"
+        )
+    return ids
+
+
 def check_layers(layer_ids: Sequence[int], num_target_layers: int) -> None:
     """Raises ConfigError for an id that is out of range or the last layer's.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from attrs import frozen, validators
+from attrs import Attribute, frozen, validators
 
 from dsl.op import field, op
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
+from ops.capture_targets.server_args import refused_args
+
+DFLASH_LAYERS, EAGLE3_LAYERS = 5, 3
 
 
 def ascending_layers(_instance: object, _attribute: object, layer_ids: tuple[int, ...]) -> None:
@@ -22,21 +25,69 @@ def ascending_layers(_instance: object, _attribute: object, layer_ids: tuple[int
         raise ValueError(f"'target_layer_ids' must be >= 0: {list(layer_ids)}")
 
 
+def number_of_layers(instance: CaptureTargets, _attribute: object, count: int | None) -> None:
+    """Refuse a number where the recipe has its own."""
+    if count is None:
+        return
+    if count < 1:
+        raise ValueError(f"'num_layers' must be >= 1: {count}")
+    if instance.recipe == "eagle3":
+        raise ValueError(
+            "'num_layers' is for recipe = \"dflash\"; eagle3 takes three layers, others by target_layer_ids"
+        )
+
+
+def for_sglang_alone(instance: CaptureTargets, attribute: Attribute[Any]) -> None:
+    """Refuse a field of the SGLang backend where another one captures."""
+    if instance.backend != "sglang":
+        raise ValueError(f"'{attribute.name}' needs backend = \"sglang\"")
+
+
+def sglang_args(instance: CaptureTargets, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
+    """Refuse arguments that would cut, skip or move captured states, all of them at once."""
+    if given is None:
+        return
+    for_sglang_alone(instance, attribute)
+    refused = refused_args(given)
+    if refused:
+        raise ValueError(f"'server_args': {'; '.join(refused)}")
+
+
+def degree(instance: CaptureTargets, attribute: Attribute[Any], value: int) -> None:
+    """Refuse less than one rank, and ranks that share a model where the backend knows no such thing."""
+    if value < 1:
+        raise ValueError(f"'tp_degree' must be >= 1: {value}")
+    if value > 1:
+        for_sglang_alone(instance, attribute)
+
+
 @op(
     version=1,
     run="ops.capture_targets.run:capture_targets",
+    resources="ops.capture_targets.resources:capture_targets_resources",
     key_libraries=("torch", "transformers"),
     resumable=True,
-    single_process=True,
 )
 @frozen(kw_only=True)
 class CaptureTargets:
-    """Hidden states of chosen target layers for every token."""
+    """Hidden states of chosen target layers for every token.
+
+    Under torchrun the shards are dealt over the ranks, or over groups of tp_degree of them that share a model.
+    """
 
     tokens: TokenShards
     target: TargetModel
-    num_layers: int = field(
-        default=5, validator=validators.ge(1), help="layers, spread from the 2nd to the 3rd-last of the target"
+    backend: Literal["huggingface", "sglang"] = field(
+        default="huggingface", help="what runs the target; sglang is the engine that serves, see docs/sglang.md"
+    )
+    recipe: Literal["dflash", "eagle3"] = field(
+        default="dflash",
+        help="the kind of draft that the features are for: it chooses the layers unless they are given",
+    )
+    num_layers: int | None = field(
+        default=None,
+        validator=number_of_layers,
+        help="layers, spread from the 2nd to the 3rd-last of the target; 5 unless given. eagle3 has three of its own",
     )
     target_layer_ids: tuple[int, ...] | None = field(
         default=None,
@@ -50,6 +101,11 @@ class CaptureTargets:
         default=False, help='also keep the states behind the final norm, which loss = "kl" of train_dflash needs'
     )
     splits: tuple[Literal["train", "val", "test"], ...] = field(default=("train", "val"), help="the splits to capture")
+    server_args: dict[str, bool | int | float | str] | None = field(
+        default=None,
+        validator=sglang_args,
+        help="sglang: further arguments of SGLang's ServerArgs, in the key because some change what the model computes",
+    )
     shard_tokens: int = field(
         default=16384, validator=validators.ge(1), help="tokens in one shard of features, the unit of resuming"
     )
@@ -59,4 +115,22 @@ class CaptureTargets:
         neutral=True,
         help="padded tokens in one forward pass; unless given 8192 on a GPU, and 1024 on a CPU for its caches' sake",
     )
+    tp_degree: int = field(
+        default=1, validator=degree, neutral=True, help="sglang: ranks of launch that share one model (tensor parallel)"
+    )
     output = TargetFeatures
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers are captured."""
+        if self.target_layer_ids is not None:
+            return len(self.target_layer_ids)
+        return EAGLE3_LAYERS if self.recipe == "eagle3" else self.num_layers or DFLASH_LAYERS
+
+    def chosen_libraries(self) -> tuple[str, ...]:
+        """What enters the key beside key_libraries: SGLang's version, but only where SGLang captures."""
+        return ("sglang",) if self.backend == "sglang" else ()
+
+    def chosen_code(self) -> tuple[str, ...]:
+        """And the code of its backend, which run.py imports by name."""
+        return ("ops.capture_targets.sglang:SglangBackend",) if self.backend == "sglang" else ()

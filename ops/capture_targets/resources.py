@@ -71,6 +71,6 @@ def _in_sglang(memory: dict[str, int], target: TargetForeseen, tokens: int, conf
 def too_large(size: int, free: int) -> str:
     """What to do about features that the disk does not hold."""
     return (
-        f"stored features take {shown_bytes(size)}, and {shown_bytes(free)} are free: let train_dflash capture while it "
-        'trains (capture = "online" with tokens in place of features, shard_sequence with tokens too), or capture fewer'
+        f"the features take {shown_bytes(size)}, and {shown_bytes(free)} are free: capture fewer, or let train_dflash "
+        'capture while it trains (capture = "online", and tokens in place of features there and in shard_sequence)'
     )

@@ -1,31 +1,41 @@
-"""Capture hidden states of the target, shard by shard, with the Hugging Face backend.
+"""Capture hidden states of the target, shard by shard, with the backend that the config names.
 
 A shard is a run of consecutive samples of one split. Each finished shard is renamed into the work folder, so a killed
 capture goes on with the next one. Inside a shard samples are batched by length; the features do not depend on it but
-for rounding.
+for rounding. Several ranks share the shards out, and rank 0 writes the artifact once all of them are there; the shards
+are the same bytes whoever made them.
 
-    B batch, S padded length, T tokens of a shard, F = layers * hidden size
+    T tokens of a shard, F = layers * hidden size, M hidden size
 """
 
 from __future__ import annotations
 
+import importlib
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor
 
-from dsl.errors import DataError, StopRequested
+from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.stage import Stage
-from ops.capture_targets.layers import check_layers, spread_layers
+from ops.capture_targets.backend import Backend, Halving, default_batch_tokens
+from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.shards import feature_info, write_feature_shard
 from ops.files import finish_file, link_or_copy, write_json
-from ops.load_target.model import Target, check_images_fit, check_tokens_fit
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.load_target.model import check_images_fit, check_tokens_fit, read_config, target_info
+from ops.sglang_engine.version import require_sglang
+from ops.tokenize_chat.shards import TokenReader
+from ops.vision.families import Family, family_of
+
+LOOK_EVERY_S = 0.2
 
 
 @frozen
@@ -41,29 +51,28 @@ class ShardPlan:
 
 def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     """Write the TargetFeatures artifact; see ops/artifacts.py for its layout."""
-    target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
-    layer_ids = config.target_layer_ids or spread_layers(target.num_layers, config.num_layers)
-    check_layers(layer_ids, target.num_layers)
+    info = target_info(stage.inputs["target"])
+    layer_ids = layers_of(config, info["num_layers"])
     readers = {split: TokenReader(stage.inputs["tokens"], split) for split in config.splits}
-    check_fits(target, readers)
+    check_fits(info, family_of(read_config(stage.inputs["target"].path / "model")), readers)
     plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
     if not plans:
         raise DataError(f"no samples in the splits {', '.join(config.splits)}: nothing to capture")
-    kept_states = len(layer_ids) + config.final_hidden
-    bytes_per_token = kept_states * target.hidden_size * getattr(torch, config.dtype).itemsize
+    bytes_per_token = (
+        (len(layer_ids) + config.final_hidden) * info["hidden_size"] * getattr(torch, config.dtype).itemsize
+    )
     check_disk(plans, bytes_per_token, stage)
-    done_tokens = 0
-    total_tokens = sum(plan.tokens for plan in plans)
-    for plan in plans:
-        path = stage.work_dir / plan.file
-        if not path.exists():
-            if stage.stop_requested():
-                raise StopRequested(f"capture stopped before {plan.file}; finished shards are kept")
-            capture_shard(path, plan, target, readers[plan.split], layer_ids, config)
-        done_tokens += plan.tokens
-        stage.progress(done_tokens, total_tokens)
+    group, groups = group_of(config, stage)
+    mine = [plan for plan in plans[group::groups] if not (stage.work_dir / plan.file).exists()]
+    if mine:
+        with closing(open_backend(config, stage, readers)) as backend:
+            capture_shards(mine, plans, backend, readers, layer_ids, config, stage)
+    if stage.rank != 0:
+        return
+    wait_for_shards(plans, stage)
     for plan in plans:
         link_or_copy(stage.work_dir / plan.file, stage.out_dir / plan.file)
+    total_tokens = sum(plan.tokens for plan in plans)
     stage.log(
         {
             "capture/tokens": total_tokens,
@@ -75,53 +84,119 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     write_features_json(config, stage, layer_ids, plans)
 
 
+def layers_of(config: CaptureTargets, num_target_layers: int) -> tuple[int, ...]:
+    """The layers that the config names, or those of its recipe. Raises ConfigError where the target lacks one."""
+    if config.target_layer_ids is not None:
+        layer_ids = config.target_layer_ids
+    elif config.recipe == "eagle3":
+        layer_ids = eagle3_layers(num_target_layers)
+    else:
+        layer_ids = spread_layers(num_target_layers, config.layer_count)
+    check_layers(layer_ids, num_target_layers)
+    return layer_ids
+
+
+def group_of(config: CaptureTargets, stage: Stage) -> tuple[int, int]:
+    """Which group of ranks that share a model this rank is in, and how many there are. Raises ConfigError."""
+    if stage.world_size % config.tp_degree:
+        raise ConfigError(
+            f"tp_degree = {config.tp_degree} does not divide the {stage.world_size} ranks of launch: give launch = "
+            f'{{ kind = "torchrun", nproc = {config.tp_degree} }}, or a multiple of it'
+        )
+    return stage.rank // config.tp_degree, stage.world_size // config.tp_degree
+
+
+def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> Backend:
+    """The backend of the config with its target loaded; SGLang's module is imported by name where it is asked for."""
+    if config.backend == "sglang":
+        require_sglang('backend = "sglang" of capture_targets')
+        sglang = importlib.import_module("ops.capture_targets.sglang")
+        backend: Backend = sglang.SglangBackend.start(config, stage, readers)
+        return backend
+    return HuggingFaceBackend.load(config, stage.inputs["target"], stage.device)
+
+
+def capture_shards(
+    mine: Sequence[ShardPlan],
+    plans: Sequence[ShardPlan],
+    backend: Backend,
+    readers: Mapping[str, TokenReader],
+    layer_ids: Sequence[int],
+    config: CaptureTargets,
+    stage: Stage,
+) -> None:
+    """Capture this rank's shards, and write them where it is the first of its group. Raises StopRequested."""
+    halving = Halving(backend, shares_model=config.tp_degree > 1)
+    budget = config.batch_tokens or default_batch_tokens(stage.device)
+    writes = stage.rank % config.tp_degree == 0
+    show_progress(plans, stage)
+    for plan in mine:
+        if backend.any_rank(stage.stop_requested()):
+            raise StopRequested(f"capture stopped before {plan.file}; finished shards are kept")
+        path = stage.work_dir / plan.file if writes else None
+        capture_shard(path, plan, halving, readers[plan.split], layer_ids, config, budget)
+        show_progress(plans, stage)
+
+
 def capture_shard(
-    path: Path,
+    path: Path | None,
     plan: ShardPlan,
-    target: Target,
+    backend: Backend | Halving,
     reader: TokenReader,
     layer_ids: Sequence[int],
     config: CaptureTargets,
+    batch_tokens: int,
 ) -> None:
-    """Write one shard; the file appears whole or not at all. In memory are its states, and the samples of one batch."""
+    """Write one shard; the file appears whole or not at all. In memory are its states, and the samples of one batch.
+
+    With a path of None the passes are run for the other ranks' sake, and their states dropped.
+    """
     dtype = getattr(torch, config.dtype)
     lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
     offsets = [0, *accumulate(lengths)]
     input_ids_T = torch.empty(offsets[-1], dtype=torch.int64)
     loss_mask_T = torch.empty(offsets[-1], dtype=torch.bool)
-    features_TF = torch.empty(offsets[-1], len(layer_ids) * target.hidden_size, dtype=dtype)
-    final_TM = torch.empty(offsets[-1], target.hidden_size, dtype=dtype) if config.final_hidden else None
-    for batch in batches_by_length(lengths, config.batch_tokens or default_batch_tokens(target.device.type)):
+    features_TF = final_TM = None
+    for batch in batches_by_length(lengths, batch_tokens):
         samples = [reader.sample(plan.start + row) for row in batch]
-        features_BSF, final_BSM = forward_batch(target, samples, layer_ids, final_hidden=config.final_hidden)
-        for place, row in enumerate(batch):
-            here, length = slice(offsets[row], offsets[row + 1]), lengths[row]
-            input_ids_T[here], loss_mask_T[here] = samples[place].input_ids, samples[place].loss_mask
-            features_TF[here] = features_BSF[place, :length]
-            if final_TM is not None and final_BSM is not None:
-                final_TM[here] = final_BSM[place, :length]
-    partial = path.with_suffix(".partial")
-    write_feature_shard(partial, features_TF, input_ids_T, loss_mask_T, torch.tensor(offsets), final_TM)
-    finish_file(partial, path)
+        captured = backend.forward(samples, layer_ids, final_hidden=config.final_hidden)
+        if path is None:
+            continue
+        for row, sample, states in zip(batch, samples, captured, strict=True):
+            if features_TF is None:
+                features_TF = torch.empty(offsets[-1], states.features.shape[1], dtype=dtype)
+            if final_TM is None and states.final_hidden is not None:
+                final_TM = torch.empty(offsets[-1], states.final_hidden.shape[1], dtype=dtype)
+            here = slice(offsets[row], offsets[row + 1])
+            input_ids_T[here], loss_mask_T[here] = sample.input_ids, sample.loss_mask
+            features_TF[here] = states.features
+            if final_TM is not None and states.final_hidden is not None:
+                final_TM[here] = states.final_hidden
+    if path is not None and features_TF is not None:
+        partial = path.with_suffix(".partial")
+        write_feature_shard(partial, features_TF, input_ids_T, loss_mask_T, torch.tensor(offsets), final_TM)
+        finish_file(partial, path)
 
 
-@torch.inference_mode()
-def forward_batch(
-    target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Features [B, S, F] and, where asked for, final hidden states [B, S, M] of one forward pass, padded, on the CPU.
+def show_progress(plans: Sequence[ShardPlan], stage: Stage) -> int:
+    """Report the tokens of all finished shards, whoever made them; returns how many shards are missing."""
+    if stage.rank != 0:
+        return 0
+    found = {file.name for file in stage.work_dir.iterdir()}
+    done = [plan.tokens for plan in plans if plan.file in found]
+    stage.progress(sum(done), sum(plan.tokens for plan in plans))
+    return len(plans) - len(done)
 
-    Samples with and without images go together. Pixel rows need no budget of their own: merge_size^2 of them make an
-    image token, and vision attention stays within an image.
+
+def wait_for_shards(plans: Sequence[ShardPlan], stage: Stage) -> None:
+    """Until the other ranks' shards are there too; when one of those ranks fails, this one is ended with it.
+
+    No process group is needed for that, and SGLang could not share one. Raises StopRequested.
     """
-    with target.capture_inputs(layer_ids) as captured:
-        final_BSM = target.hidden(target.inputs(samples))
-    return captured.features().cpu(), final_BSM.cpu() if final_hidden else None
-
-
-def default_batch_tokens(device_type: str) -> int:
-    """What a forward pass takes at its fastest: a GPU has much to fill, and a CPU little cache."""
-    return 1024 if device_type == "cpu" else 8192
+    while show_progress(plans, stage):
+        if stage.stop_requested():
+            raise StopRequested("capture stopped while other ranks had shards to make; finished shards are kept")
+        time.sleep(LOOK_EVERY_S)
 
 
 def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[ShardPlan]:
@@ -148,11 +223,11 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[in
     return batches
 
 
-def check_fits(target: Target, readers: dict[str, TokenReader]) -> None:
-    """Refuse tokens that this target cannot read. Raises DataError."""
+def check_fits(info: Mapping[str, Any], family: Family, readers: Mapping[str, TokenReader]) -> None:
+    """Refuse tokens that this target, whose target.json is `info`, cannot read. Raises DataError."""
     for reader in readers.values():
-        check_tokens_fit(reader.info, target.info)
-        check_images_fit(reader, target.family)
+        check_tokens_fit(reader.info, info)
+        check_images_fit(reader, family)
 
 
 def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -> None:
@@ -160,11 +235,12 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
     tokens = sum(plan.tokens for plan in plans)
     missing = sum(plan.tokens for plan in plans if not (stage.work_dir / plan.file).exists())
     free = shutil.disk_usage(stage.work_dir).free
-    print(
-        f"dflow: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
-        f"{tokens * bytes_per_token / 1e9:.2f} GB in all, {free / 1e9:.1f} GB free",
-        flush=True,
-    )
+    if stage.rank == 0:
+        print(
+            f"dflow: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
+            f"{tokens * bytes_per_token / 1e9:.2f} GB in all, {free / 1e9:.1f} GB free",
+            flush=True,
+        )
     if missing * bytes_per_token > free:
         raise DataError(
             f"capture needs {missing * bytes_per_token / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are free at "
@@ -177,7 +253,12 @@ def write_features_json(
 ) -> None:
     """Write features.json, which says what the shards hold and where they come from."""
     info = feature_info(
-        stage.inputs["target"], stage.inputs["tokens"], layer_ids, config.dtype, final_hidden=config.final_hidden
+        stage.inputs["target"],
+        stage.inputs["tokens"],
+        layer_ids,
+        config.dtype,
+        final_hidden=config.final_hidden,
+        backend=config.backend,
     )
     shards = [
         {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from attrs import frozen
@@ -20,6 +20,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.files import read_json
 from ops.load_target.model import target_info
+from ops.sglang_engine.version import SGLANG_VERSION
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 
@@ -34,10 +35,17 @@ class FeatureSample:
 
 
 def feature_info(
-    target: TargetModel, tokens: TokenShards, layer_ids: Sequence[int], dtype: str, *, final_hidden: bool
+    target: TargetModel,
+    tokens: TokenShards,
+    layer_ids: Sequence[int],
+    dtype: str,
+    *,
+    final_hidden: bool,
+    backend: Literal["huggingface", "sglang"] = "huggingface",
 ) -> dict[str, Any]:
     """What features.json says of features, stored or captured on the fly, but for its shards."""
     info = target_info(target)
+    version = {"backend_version": SGLANG_VERSION} if backend == "sglang" else {}
     return {
         "format": 1,
         "target": target.digest,
@@ -47,7 +55,8 @@ def feature_info(
         "hidden_size": info["hidden_size"],
         "num_target_layers": info["num_layers"],
         "positions": "sequential",
-        "backend": "huggingface",
+        "backend": backend,
+        **version,
         "final_hidden": final_hidden,
         "mask_token_id": info["mask_token_id"],
         "image_backend": read_json(tokens.path / "tokens.json")["image_backend"],

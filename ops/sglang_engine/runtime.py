@@ -8,9 +8,7 @@ sglang/benchmark/one_batch.py.
 
 from __future__ import annotations
 
-import gc
 import inspect
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,26 +17,25 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from attrs import define, field, frozen
+from attrs import define, field
+from sglang.kernels.ops.mamba.triton_ops import initialize_mamba_selective_state_update_backend
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.distributed import bootstrap, destroy_distributed_environment, destroy_model_parallel
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.managers import mm_schedule
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
-from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
-from sglang.srt.server_args import PortArgs, ServerArgs
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import DataError
 from ops.sglang_engine.layers import Recipe, set_layers_to_capture
+from ops.sglang_engine.process import MAX_REQUESTS, enter, leave, make_server_args
 from ops.sglang_engine.requests import VisionTokens, make_request
 from ops.sglang_engine.version import require_sglang
 from ops.tokenize_chat.shards import TokenSample
-
-IMAGE_CACHE_BYTES = 2**30
-MAX_REQUESTS = 256
 
 
 @define(eq=False)
@@ -99,19 +96,23 @@ class SglangRuntime:
         try:
             runner = ModelRunner(
                 model_config=place.model_config,
-                mem_fraction_static=arguments.mem_fraction_static,
+                mem_fraction_static=place.mem_fraction_static,
                 gpu_id=place.gpu_id,
                 nccl_port=place.port,
                 server_args=arguments,
             )
             runner.alloc_memory_pool()
             runner.init_attention_backends()
+            if mambaish_config(place.model_config) is not None:
+                initialize_mamba_selective_state_update_backend(arguments)
             runner.init_cuda_graphs()
         except BaseException:
             leave()
             raise
         vision = VisionTokens.of(place.model_config.hf_config)
-        return cls(arguments, place.model_config, runner, vision, pool_tokens, context_length, max_requests)
+        held = min(pool_tokens, runner.max_total_num_tokens)  # memory may not take more
+        requests = min(max_requests, runner.max_running_requests)
+        return cls(arguments, place.model_config, runner, vision, held, context_length, requests)
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +169,14 @@ class SglangRuntime:
             final = final_TM.cpu().split(lengths) if final_hidden else [None] * len(group)
             states += zip(features, final, strict=True)
         return states
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on one of the ranks that share this model; all of them have to ask."""
+        if self.server_args.tp_size == 1:
+            return flag
+        flags = torch.tensor(int(flag))
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=get_tp_group().cpu_group)
+        return bool(flags.item())
 
     def check_length(self, name: str, tokens: int) -> None:
         """Raises DataError for a sample that no pass can hold."""
@@ -267,94 +276,3 @@ class NoPrefixes(SimpleNamespace):
 
     def evict(self, _params: Any) -> None:
         """There is nothing to evict."""
-
-
-def make_server_args(
-    model_dir: Path,
-    *,
-    device: str,
-    dtype: str,
-    pool_tokens: int,
-    context_length: int,
-    max_requests: int = MAX_REQUESTS,
-    tp_size: int = 1,
-    **further: Any,
-) -> ServerArgs:
-    """The arguments of a runtime that captures; `further` are added as they are.
-
-    On a CPU: attention and sampling in plain torch, the only kinds that run there.
-    """
-    on_cpu = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "mm_attention_backend": "sdpa"}
-    arguments: dict[str, Any] = {
-        "model_path": str(model_dir),
-        "device": device,
-        "dtype": dtype,
-        "skip_tokenizer_init": True,
-        "disable_radix_cache": True,
-        "chunked_prefill_size": -1,
-        "max_prefill_tokens": pool_tokens,
-        "max_total_tokens": pool_tokens,
-        "max_running_requests": max_requests,
-        "context_length": context_length,
-        "disable_cuda_graph": True,
-        "disable_overlap_schedule": True,
-        "random_seed": 0,
-        "tp_size": tp_size,
-        **({"mem_fraction_static": 0.5, **on_cpu} if device == "cpu" else {}),
-        **further,
-    }
-    return ServerArgs(**arguments)
-
-
-@frozen
-class Place:
-    """Where the models of this process run."""
-
-    model_config: ModelConfig
-    gpu_id: int
-    port: int
-
-
-def enter(arguments: ServerArgs, tp_rank: int = 0, dist_port: int | None = None) -> Place:
-    """Make this process one of SGLang's, before any model is loaded; `leave` undoes it.
-
-    Raises DataError where the process holds an open runtime or a process group.
-    """
-    if dist.is_initialized():
-        raise DataError("SGLang makes its own process group, but this process is in one already: leave it first")
-    gpu_id = torch.cuda.current_device() if arguments.device == "cuda" else 0
-    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=tp_rank, gpu_id=gpu_id))
-    try:
-        model_config = ModelConfig.from_server_args(arguments)
-        port = dist_port or PortArgs.init_new(arguments).nccl_port
-        with _own_store():
-            bootstrap.init_parallel_runtime(server_args=arguments, device=arguments.device, dist_port=port)
-        bootstrap.init_layer_runtime(model_config=model_config)
-    except BaseException:
-        leave()
-        raise
-    mm_schedule.init_mm_embedding_cache(IMAGE_CACHE_BYTES)
-    return Place(model_config, gpu_id, port)
-
-
-def leave() -> None:
-    """Undo what a runtime leaves in SGLang's modules, so that another one can be started in this process."""
-    mm_schedule.embedding_cache = None
-    destroy_model_parallel()
-    destroy_distributed_environment()
-    reset_context()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-@contextmanager
-def _own_store() -> Iterator[None]:
-    """Under torchrun a rank would look for torchrun's store at SGLang's port, where nobody listens."""
-    name = "TORCHELASTIC_USE_AGENT_STORE"
-    kept = os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        if kept is not None:
-            os.environ[name] = kept

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
+from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.layers import check_layers, spread_layers
-from ops.capture_targets.run import batches_by_length, forward_batch
+from ops.capture_targets.run import batches_by_length
 from ops.capture_targets.shards import feature_info
 from ops.load_target.model import Target, check_images_fit, check_tokens_fit, read_config, target_info
 from ops.tokenize_chat.shards import TokenReader

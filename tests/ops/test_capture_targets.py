@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
+from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import batches_by_length, capture_shard, capture_targets, plan_shards
@@ -261,7 +262,7 @@ def test_a_shard_in_the_making_holds_the_samples_of_two_batches_at_most(tokens, 
     lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
     largest = max(len(batch) for batch in batches_by_length(lengths, 400))
     assert largest < len(lengths) / 4
-    capture_shard(tmp_path / "shard.safetensors", plan, loaded, reader, (1, 2), config(batch_tokens=400))
+    capture_shard(tmp_path / "shard.safetensors", plan, HuggingFaceBackend(loaded), reader, (1, 2), config(), 400)
     assert largest <= reader.most_held <= 2 * largest
     assert 0 == reader.held
 

@@ -1,0 +1,91 @@
+"""What the loop over shards needs of an engine that captures, whichever it is.
+
+S tokens of a sample, F = layers * hidden size, M hidden size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from dsl.errors import DataError
+from ops.tokenize_chat.shards import TokenSample
+
+
+@frozen(eq=False)
+class States:
+    """What is kept of one sample, on the CPU: features [S, F], and the states behind the final norm [S, M] or None."""
+
+    features: Tensor
+    final_hidden: Tensor | None
+
+
+class Backend(Protocol):
+    """A target that is loaded and captures; features are the inputs of layers k+1."""
+
+    def forward(
+        self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
+    ) -> list[States]:
+        """The states of each sample, from one forward pass over all of them."""
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on one of the ranks that share this model; all of them have to ask."""
+
+    def close(self) -> None:
+        """Free what the target holds."""
+
+
+@define(eq=False)
+class Halving:
+    """A backend that halves a batch which does not fit into memory, and every later one of its size.
+
+    shares_model: other ranks run the same passes. They are in the middle of one when memory ends here, so nothing can
+    be tried again, and the error goes up.
+    """
+
+    backend: Backend
+    shares_model: bool = False
+    _fits: int | None = None  # padded tokens; None until memory was too small once
+
+    def forward(
+        self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
+    ) -> list[States]:
+        """The states of each sample. Raises DataError for a sample that does not fit alone."""
+        padded = len(samples) * max(len(sample.input_ids) for sample in samples)
+        if len(samples) > 1 and self._fits is not None and padded > self._fits:
+            return self._in_halves(samples, layer_ids, final_hidden)
+        try:
+            return self.backend.forward(samples, layer_ids, final_hidden=final_hidden)
+        except torch.OutOfMemoryError as error:
+            if self.shares_model:
+                raise DataError(
+                    f"out of memory in a batch of {padded:,} tokens on a rank that shares the model with others: give "
+                    "a smaller batch_tokens, or a larger tp_degree"
+                ) from error
+            if len(samples) == 1:
+                raise DataError(
+                    f"sample {samples[0].id}: its {padded:,} tokens alone do not fit into the device's memory: leave "
+                    "it out with max_length of tokenize_chat, or capture fewer layers"
+                ) from error
+        # Behind the except clause, whose traceback holds the tensors of the pass that failed.
+        self._fits = padded // 2
+        print(f"dflow: out of memory with {padded:,} tokens; batches are {self._fits:,} from here on", flush=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return self._in_halves(samples, layer_ids, final_hidden)
+
+    def _in_halves(self, samples: Sequence[TokenSample], layer_ids: Sequence[int], final_hidden: bool) -> list[States]:
+        half = len(samples) // 2
+        return [
+            *self.forward(samples[:half], layer_ids, final_hidden=final_hidden),
+            *self.forward(samples[half:], layer_ids, final_hidden=final_hidden),
+        ]
+
+
+def default_batch_tokens(device_type: str) -> int:
+    """What a forward pass takes at its fastest: a GPU has much to fill, and a CPU little cache."""
+    return 1024 if device_type == "cpu" else 8192

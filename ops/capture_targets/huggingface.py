@@ -1,0 +1,61 @@
+"""Capture with transformers: hooks on the decoder layers of a target in this process.
+
+B batch, S padded length, F = layers * hidden size, M hidden size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import define
+from torch import Tensor
+
+from ops.artifacts import TargetModel
+from ops.capture_targets.backend import States
+from ops.capture_targets.op import CaptureTargets
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenSample
+
+
+@define(eq=False)
+class HuggingFaceBackend:
+    """A target of transformers."""
+
+    target: Target
+
+    @classmethod
+    def load(cls, config: CaptureTargets, target: TargetModel, device: str) -> HuggingFaceBackend:
+        return cls(Target.load(target, device, getattr(torch, config.dtype)))
+
+    def forward(
+        self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
+    ) -> list[States]:
+        """One pass, padded on the right; what is padding is cut off."""
+        features_BSF, final_BSM = forward_batch(self.target, samples, layer_ids, final_hidden=final_hidden)
+        lengths = [len(sample.input_ids) for sample in samples]
+        return [
+            States(features_BSF[place, :length], None if final_BSM is None else final_BSM[place, :length])
+            for place, length in enumerate(lengths)
+        ]
+
+    def any_rank(self, flag: bool) -> bool:
+        """Each rank has a model of its own."""
+        return flag
+
+    def close(self) -> None:
+        """Nothing but memory, which goes with the object."""
+
+
+@torch.inference_mode()
+def forward_batch(
+    target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Features [B, S, F] and, where asked for, final hidden states [B, S, M] of one forward pass, padded, on the CPU.
+
+    Samples with and without images go together. Pixel rows need no budget of their own: merge_size^2 of them make an
+    image token, and vision attention stays within an image.
+    """
+    with target.capture_inputs(layer_ids) as captured:
+        final_BSM = target.hidden(target.inputs(samples))
+    return captured.features().cpu(), final_BSM.cpu() if final_hidden else None

@@ -1,0 +1,141 @@
+"""Capture with SGLang: the code that will serve the target computes what the draft learns from.
+
+Imported by name, by run.py, because SGLang is not always installed. What is called of SGLang stands in
+ops/sglang_engine; here is what a capture needs around it: which targets it takes, how long samples may be, and which
+ranks share a model.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from attrs import define, frozen
+
+from dsl.errors import ConfigError, DataError, did_you_mean
+from dsl.stage import Stage
+from ops.artifacts import TargetModel
+from ops.capture_targets.backend import States, default_batch_tokens
+from ops.capture_targets.op import CaptureTargets
+from ops.load_target.model import read_config, target_info
+from ops.sglang_engine.layers import Recipe
+from ops.sglang_engine.process import context_length, server_arg_names
+from ops.sglang_engine.runtime import SglangRuntime
+from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.vision.families import VisionFamily, family_of
+
+# What was compared with transformers' states, see docs/sglang.md.
+MODEL_TYPES = ("qwen3", "qwen2_5_vl", "qwen3_vl")
+PATCH_DIM_OF_QWEN25 = 1176  # the one width of pixel rows that SGLang's Qwen2.5-VL takes for pixels
+
+
+@define(eq=False)
+class SglangBackend:
+    """A target of SGLang's in this process, or this rank's share of one."""
+
+    runtime: SglangRuntime
+    recipe: Recipe
+
+    @classmethod
+    def start(cls, config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> SglangBackend:
+        """Load the target, after everything that can be refused has been.
+
+        Raises DataError for a target that SGLang cannot capture, and for samples longer than the target's context or
+        than what memory holds; ConfigError for server arguments that SGLang does not know or take.
+        """
+        target: TargetModel = stage.inputs["target"]
+        check_target(target)
+        check_arg_names(config.server_args or {})
+        longest = longest_sample(readers)
+        trust = bool(target_info(target).get("trust_remote_code", False))
+        check_length(longest, context_length(target.path / "model", trust), "the target's context")
+        runtime = SglangRuntime.start(
+            target.path / "model",
+            device=stage.device,
+            dtype=config.dtype,
+            pool_tokens=max(config.batch_tokens or default_batch_tokens(stage.device), longest.tokens),
+            context_length=longest.tokens,
+            server_args={"trust_remote_code": trust, **(config.server_args or {})},
+            tp_rank=stage.rank % config.tp_degree,
+            tp_size=config.tp_degree,
+            dist_port=agreed_port(stage, config.tp_degree) if config.tp_degree > 1 else None,
+        )
+        check_length(longest, runtime.pool_tokens, "what memory holds,")
+        return cls(runtime, config.recipe)
+
+    def forward(
+        self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
+    ) -> list[States]:
+        """The samples one after the other, without padding."""
+        captured = self.runtime.states(samples, layer_ids, final_hidden=final_hidden, recipe=self.recipe)
+        return [States(features_SF, final_SM) for features_SF, final_SM in captured]
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether it is set on a rank of this model."""
+        return self.runtime.any_rank(flag)
+
+    def close(self) -> None:
+        self.runtime.close()
+
+
+@frozen
+class Longest:
+    """The sample with the most tokens."""
+
+    id: str
+    tokens: int
+
+
+def longest_sample(readers: Mapping[str, TokenReader]) -> Longest:
+    """Over all splits that are captured."""
+    record = max((row for reader in readers.values() for row in reader.records), key=lambda row: row["tokens"])
+    return Longest(record["id"], record["tokens"])
+
+
+def check_length(longest: Longest, limit: int, what: str) -> None:
+    """Refuse a sample that no pass can hold, before anything is captured.
+
+    It is not dropped, because features stand for the samples of the tokens one by one. Raises DataError.
+    """
+    if longest.tokens > limit:
+        raise DataError(
+            f"sample {longest.id}: {longest.tokens:,} tokens, more than {what} of {limit:,}: leave out such samples "
+            f"with max_length = {limit} of tokenize_chat"
+        )
+
+
+def check_target(target: TargetModel) -> None:
+    """Refuse a target whose states SGLang was not seen to give. Raises DataError."""
+    config = read_config(target.path / "model")
+    model_type, remedy = config.get("model_type"), 'use backend = "huggingface"'
+    if model_type not in MODEL_TYPES:
+        raise DataError(
+            f"the sglang backend captures {', '.join(MODEL_TYPES)}, and the target is a {model_type}: {remedy}"
+        )
+    family = family_of(config)
+    if model_type == "qwen2_5_vl" and isinstance(family, VisionFamily) and family.patch_dim != PATCH_DIM_OF_QWEN25:
+        raise DataError(
+            f"SGLang's Qwen2.5-VL takes pixel rows of {PATCH_DIM_OF_QWEN25} numbers for pixels and others for finished "
+            f"embeddings, and the target's have {family.patch_dim}: {remedy}"
+        )
+
+
+def check_arg_names(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError with all names that SGLang's ServerArgs does not have."""
+    known = server_arg_names()
+    unknown = [f"{name} ({did_you_mean(name, known) or 'see ServerArgs'})" for name in given if name not in known]
+    if unknown:
+        raise ConfigError(f"server_args: SGLang has no {', '.join(unknown)}")
+
+
+def agreed_port(stage: Stage, tp_degree: int) -> int:
+    """A free port that the ranks of one group share, told through torchrun's store."""
+    store, _rank, _world_size = next(dist.rendezvous("env://", rank=stage.rank, world_size=stage.world_size))
+    key = f"capture_targets/port of group {stage.rank // tp_degree}"
+    if stage.rank % tp_degree == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            store.set(key, str(free.getsockname()[1]))
+    return int(store.get(key))

@@ -1,0 +1,156 @@
+"""This process as one of SGLang's: its arguments, its process group, and how both are given back.
+
+Written for SGLang 0.5.21 (version.py refuses others).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from sglang.srt.arg_groups.model_override_base import resolving_view
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed import bootstrap, destroy_distributed_environment, destroy_model_parallel
+from sglang.srt.managers import mm_schedule
+from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
+from sglang.srt.server_args import PortArgs, ServerArgs
+from sglang.srt.utils.hf_transformers.common import get_context_length
+from transformers import AutoConfig
+
+from dsl.errors import ConfigError, DataError
+from ops.load_target.model import read_config
+from ops.load_target.served import check_served
+from ops.load_target.sizes import TargetSizes
+
+IMAGE_CACHE_BYTES = 2**30
+MAX_REQUESTS = 256
+STATE_BYTES = 8 * 2**30  # SGLang would keep the recurrent state of every request that might run, 150 MB each at 27 B
+
+
+def make_server_args(
+    model_dir: Path,
+    *,
+    device: str,
+    dtype: str,
+    pool_tokens: int,
+    context_length: int,
+    max_requests: int = MAX_REQUESTS,
+    tp_size: int = 1,
+    **further: Any,
+) -> ServerArgs:
+    """The arguments of a runtime that captures; `further` are added as they are.
+
+    On a CPU: attention and sampling in plain torch, the only kinds that run there. Raises ConfigError where SGLang
+    refuses them.
+    """
+    speculative = "speculative_algorithm" in further
+    on_cpu = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "mm_attention_backend": "sdpa"}
+    arguments: dict[str, Any] = {
+        "model_path": str(model_dir),
+        "device": device,
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "disable_radix_cache": True,
+        "chunked_prefill_size": -1,
+        "max_prefill_tokens": pool_tokens,
+        "max_total_tokens": pool_tokens,
+        "max_running_requests": _requests_with_states(model_dir, max_requests, speculative),
+        "context_length": context_length,
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "random_seed": 0,
+        "tp_size": tp_size,
+        **({"mem_fraction_static": 0.5, **on_cpu} if device == "cpu" else {}),
+        **further,
+    }
+    try:
+        made = ServerArgs(**arguments)
+        made.resolve_once()
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ConfigError(f"SGLang refuses its server arguments: {error}") from error
+    return made
+
+
+def _requests_with_states(model_dir: Path, max_requests: int, speculative: bool) -> int:
+    """How many requests can run at once, less where their recurrent states would take more than STATE_BYTES.
+
+    A verification keeps a state for every token of the block as well, of which there are commonly 16.
+    """
+    bytes_each = 4 * TargetSizes.of(read_config(model_dir)).state_per_sequence * (17 if speculative else 1)
+    return max_requests if bytes_each == 0 else max(1, min(max_requests, STATE_BYTES // bytes_each))
+
+
+def server_arg_names() -> list[str]:
+    """What ServerArgs may be given."""
+    return [field.name for field in msgspec.structs.fields(ServerArgs) if not field.name.startswith("_")]
+
+
+def context_length(model_dir: Path, trust_remote_code: bool = False) -> int:
+    """The tokens that SGLang lets a sequence of this checkpoint have."""
+    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+    return int(get_context_length(config.get_text_config()))
+
+
+@frozen
+class Place:
+    """Where the models of this process run."""
+
+    model_config: ModelConfig
+    mem_fraction_static: float
+    gpu_id: int
+    port: int
+
+
+def enter(arguments: ServerArgs, tp_rank: int = 0, dist_port: int | None = None) -> Place:
+    """Make this process one of SGLang's, before any model is loaded; `leave` undoes it.
+
+    Raises DataError where the process holds an open runtime or a process group, and for a checkpoint that SGLang would
+    read as another model.
+    """
+    check_served(Path(arguments.model_path))
+    if dist.is_initialized():
+        raise DataError("SGLang makes its own process group, but this process is in one already: leave it first")
+    gpu_id = torch.cuda.current_device() if arguments.device == "cuda" else 0
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=tp_rank, gpu_id=gpu_id))
+    try:
+        model_config = ModelConfig.from_server_args(arguments)
+        port = dist_port or PortArgs.init_new(arguments).nccl_port
+        with _own_store():
+            bootstrap.init_parallel_runtime(server_args=arguments, device=arguments.device, dist_port=port)
+        bootstrap.init_layer_runtime(model_config=model_config)
+    except BaseException:
+        leave()
+        raise
+    mm_schedule.init_mm_embedding_cache(IMAGE_CACHE_BYTES)
+    return Place(model_config, resolving_view(arguments).mem_fraction_static, gpu_id, port)
+
+
+def leave() -> None:
+    """Undo what a runtime leaves in SGLang's modules, so that another one can be started in this process."""
+    mm_schedule.embedding_cache = None
+    destroy_model_parallel()
+    destroy_distributed_environment()
+    reset_context()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _own_store() -> Iterator[None]:
+    """Under torchrun a rank would look for torchrun's store at SGLang's port, where nobody listens."""
+    name = "TORCHELASTIC_USE_AGENT_STORE"
+    kept = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            os.environ[name] = kept
