@@ -74,6 +74,15 @@ def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
         raise ServerError(f"{url}: no answer ({error})") from error
 
 
+def flush_cache(url: str) -> None:
+    """Have SGLang forget the prefixes of earlier prompts, once it is idle. Raises ServerError."""
+    try:
+        with urllib.request.urlopen(f"{url}/flush_cache?timeout=30", data=b"", timeout=60):
+            pass
+    except (OSError, HTTPException) as error:
+        raise ServerError(f"{url}/flush_cache: {error}") from error
+
+
 def is_healthy(url: str) -> bool:
     """Whether the server says that it is ready; False while nobody listens, or while it says otherwise."""
     try:

@@ -27,7 +27,7 @@ from executor.keys import PROJECT
 from executor.launch import LOG_LINES
 from executor.port import require_free_port
 from executor.record import find_record
-from executor.served import ServedRun, find_served
+from executor.served import ChatPrompt, ServedRun, find_served
 from executor.store import Store
 from executor.table import print_lines
 from ops.sglang_engine.serve_command import Address, launch_command, shell_line
@@ -37,7 +37,9 @@ OK, FAILED = 0, 1
 MAX_TOKENS = 128
 POLL_S = 0.5
 TELL_EVERY_S = 5.0
-HELLO = [{"role": "user", "content": "Hello! Who are you?"}]
+HELLO = ChatPrompt(
+    "no held-out sample", [{"role": "user", "content": [{"type": "text", "text": "Hello! Who are you?"}]}]
+)
 # What SGLang says where there is no GPU: before it loads a model it picks a device, and then checks the algorithm.
 REFUSALS = re.compile(r"^.*(speculative decoding is not supported by|No accelerator \(CUDA).*$", re.MULTILINE)
 
@@ -188,8 +190,9 @@ def wait_until_ready(server: Server, url: str) -> None:
 
 def try_prompt(url: str, run: ServedRun) -> None:
     """Ask one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
-    answer = ask(url, run.prompt or HELLO, MAX_TOKENS)
-    print_lines(f"prompt: {prompt_text(run)}\nanswer: {answer.text}")
+    prompt = run.prompts[0] if run.prompts else HELLO
+    answer = ask(url, prompt.messages, MAX_TOKENS)
+    print_lines(f"prompt: {prompt_text(prompt)}\nanswer: {answer.text}")
     if answer.tau is None:
         if answer.tokens > 1:
             raise ServerError(
@@ -212,13 +215,11 @@ def accepted_lengths(answer: Answer) -> str:
     )
 
 
-def prompt_text(run: ServedRun) -> str:
-    if run.prompt is None:
-        return str(HELLO[0]["content"])
-    parts: list[Any] = [part for message in run.prompt for part in message["content"]]
+def prompt_text(prompt: ChatPrompt) -> str:
+    parts: list[Any] = [part for message in prompt.messages for part in message["content"]]
     images = sum(part["type"] == "image_url" for part in parts)
     text = " ".join(part["text"].strip() for part in parts if part["type"] == "text")
-    return f"{text} (sample {run.prompt_id}{f', {images} image(s)' if images else ''})"
+    return f"{text} ({prompt.id}{f', {images} image(s)' if images else ''})"
 
 
 if __name__ == "__main__":

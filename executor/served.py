@@ -24,7 +24,7 @@ HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first
 class ServedRun:
     """warnings: why the draft may not be what one wants to serve. tau: what `evaluate` measured, if it did.
 
-    prompt: chat messages as a server takes them, and prompt_id the sample's; None where the store holds no samples.
+    prompts: held-out ones; none where the store holds no samples.
     """
 
     target: Path
@@ -32,12 +32,19 @@ class ServedRun:
     draft: DraftOption
     warnings: tuple[str, ...]
     tau: float | None
-    prompt_id: str | None
-    prompt: Sequence[Mapping[str, Any]] | None
+    prompts: tuple[ChatPrompt, ...]
 
 
-def find_served(store: Store, record: Record, node: str | None) -> ServedRun:
-    """Find the draft that the node, or else the run's only one, made or checked.
+@frozen
+class ChatPrompt:
+    """A sample's id, and its turns before the first answer as chat messages that a server takes."""
+
+    id: str
+    messages: Sequence[Mapping[str, Any]]
+
+
+def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
+    """Find the draft that the node, or else the run's only one, made or checked, and so many prompts at most.
 
     Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target.
     """
@@ -49,15 +56,13 @@ def find_served(store: Store, record: Record, node: str | None) -> ServedRun:
     config = _read(draft / "config.json")
     dtype = checkpoint_dtype(_read(target / "model" / "config.json"))
     images = made.image_backend(export) if info["vision"] else None
-    prompt_id, prompt = made.prompt(export, info["vision"])
     return ServedRun(
         target=target / "model",
         served=Served.of(info, dtype, images),
         draft=DraftOption(path=str(draft), block_size=config["block_size"]),
         warnings=tuple(warnings),
         tau=made.tau(export),
-        prompt_id=prompt_id,
-        prompt=prompt,
+        prompts=made.prompts(export, info["vision"], prompts),
     )
 
 
@@ -114,20 +119,20 @@ class _Made:
                 return measured
         return None
 
-    def prompt(self, export: GraphNode, vision: bool) -> tuple[str | None, list[dict[str, Any]] | None]:
-        """The first prompt of the held-out samples, one with images for a target that sees them."""
+    def prompts(self, export: GraphNode, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
+        """The first held-out samples, for a target that sees images only those with images."""
         for samples in self._samples(export):
-            rows: dict[str, dict[str, Any]] = {}
+            rows: dict[str, list[dict[str, Any]]] = {split: [] for split in HELD_OUT}
             for row in _rows(samples / "samples.jsonl"):
                 fits = bool(row["images"]) == vision and any(turn["role"] == "user" for turn in row["messages"])
-                if fits and row["split"] not in rows:
-                    rows[row["split"]] = row
-                if HELD_OUT[0] in rows:
+                if fits and len(rows[row["split"]]) < count:
+                    rows[row["split"]].append(row)
+                if len(rows[HELD_OUT[0]]) == count:
                     break
             for split in HELD_OUT:
-                if split in rows:
-                    return str(rows[split]["id"]), chat_messages(rows[split], samples)
-        return None, None
+                if rows[split]:
+                    return tuple(ChatPrompt(str(row["id"]), chat_messages(row, samples)) for row in rows[split])
+        return ()
 
     def _samples(self, export: GraphNode) -> Iterator[Path]:
         """Conversations behind the tokens that the draft was evaluated or checked on, where the store has them."""

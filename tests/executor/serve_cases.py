@@ -188,8 +188,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self):
+        if self.path.startswith("/flush_cache"):
+            return self.do_GET()
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        meta = {} if "--no-draft" in others else {"spec_verify_ct": 2, "spec_accept_length": 4.5}
+        drafted = "--no-draft" not in others and "--speculative-algorithm" in others
+        meta = {"spec_verify_ct": 2, "spec_accept_length": 4.5} if drafted else {}
         answer = {"message": {"content": "It is blue."}, "meta_info": meta, "finish_reason": "stop"}
         body = json.dumps({"choices": [answer], "usage": {"completion_tokens": 9}}).encode()
         print("asked", json.dumps(asked), flush=True)

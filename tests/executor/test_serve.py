@@ -23,7 +23,7 @@ from dsl.errors import StoreError
 from executor.chat_request import Answer, read_answer
 from executor.record import find_record
 from executor.serve import accepted_lengths
-from executor.served import find_served
+from executor.served import ChatPrompt, find_served
 from ops.sglang_engine.version import SGLANG_VERSION
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def test_the_prompt_is_a_held_out_one_with_its_image(tmp_path):
 
     image = "data:image/png;base64," + base64.b64encode(b"PNG").decode()
     parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "What is it?"}]
-    assert ("b", [{"role": "user", "content": parts}]) == (run.prompt_id, run.prompt)
+    assert (ChatPrompt("b", [{"role": "user", "content": parts}]),) == run.prompts
 
 
 def test_of_several_drafts_one_has_to_be_chosen(tmp_path):
@@ -171,7 +171,7 @@ def test_check_shows_the_command_the_answer_and_the_accepted_length_and_stops_th
     assert lines[0].startswith(f"{sys.executable} -m sglang.launch_server --model-path ")
     assert lines[0].endswith(f"--host 127.0.0.1 --port {case.port} --mem-fraction-static 0.5")
     assert [
-        "prompt: What is it? (sample b)",
+        "prompt: What is it? (b)",
         "answer: It is blue.",
         "tau: 4 (8 tokens behind the first in 2 verification steps); SGLang's spec_accept_length, which counts the "
         "first token too: 4.5",
@@ -261,3 +261,20 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def test_the_benchmark_asks_both_sides_the_same_at_every_concurrency_and_starts_the_other_side_first_in_turn(tmp_path):
+    case = Served(tmp_path)
+    own = ["", "--store", str(case.store.path), "--port", str(case.port), "--rounds", "2", "--concurrency", "1", "2"]
+    command = [sys.executable, "benchmarks/serve.py", *own, "--json", str(tmp_path / "figures.json")]
+    result = subprocess.run(command, **case.options, capture_output=True, timeout=120)
+
+    assert (0, "") == (result.returncode, result.stderr)
+    started = [line for line in result.stdout.splitlines() if line.startswith("python -m sglang.launch_server")]
+    assert [True, False, False, True] == ["--speculative-algorithm" in line for line in started]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {"1": 2, "2": 2} == {name: len(rounds) for name, rounds in figures["concurrency"].items()}
+    for outcome in (outcome for rounds in figures["concurrency"].values() for outcome in rounds):
+        assert outcome["with_draft"] / outcome["alone"] == outcome["speed_up"]
+        assert (8 / 2, 9 / 2, 1) == (outcome["tau"], outcome["spec_accept_length"], outcome["same_answers"])
+    assert 2 == len(re.findall(r"^\| [12] +\|.*\| 4\.00 \| 4\.50 +\| 1 of 1", result.stdout, re.MULTILINE))

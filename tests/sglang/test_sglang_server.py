@@ -222,7 +222,7 @@ def test_dflow_shows_a_held_out_prompt_with_its_answer_and_tau(vision, server):
     found = re.fullmatch(r"tau: (\S+) \((\d+) tokens behind the first in (\d+) verification steps\); .*: (\S+)", shown)
     tau, accept = decoded.generated / decoded.steps, len(decoded.tokens) / decoded.steps
     assert (f"{tau:.3g}", str(decoded.generated), str(decoded.steps), f"{accept:.3g}") == found.groups()
-    assert f"sample {sample.id}, 1 image(s)" in "\n".join(printed)
+    assert f"({sample.id}, 1 image(s))" in "\n".join(printed)
     assert "tau of the evaluation, over all its prompts: 2.5" in printed
 
 

@@ -1,0 +1,241 @@
+"""A run's target served by SGLang with its draft and without: accepted length and speed-up at several concurrencies.
+
+    python benchmarks/serve.py RUN                                   # a run's id, or "" for the latest
+    python benchmarks/serve.py RUN --prompts 64 --max-tokens 512 --concurrency 1 8 32 --rounds 3 --json figures.json
+    python benchmarks/serve.py RUN -- --mem-fraction-static 0.8 --tp-size 2          # further arguments for SGLang
+    python benchmarks/serve.py RUN --cpu                             # in an environment that lets SGLang run on a CPU
+
+A round starts a server for each side in turn, the other side first in the next round, and sends the same held-out
+prompts of the run at every concurrency, greedily, SGLang's prefix cache emptied before. Tokens per second are those of
+all answers over the wall-clock seconds of the whole batch, prefill included. The speed-up is the median of the rounds'
+ratios. Needs a GPU, and the version of SGLang that dflow is written for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from benchmarks.rounds import table
+from dsl.errors import DflowError, StoreError
+from executor.chat_request import Answer, ask, flush_cache
+from executor.port import require_free_port
+from executor.record import find_record
+from executor.serve import Server, wait_until_ready
+from executor.served import ChatPrompt, ServedRun, find_served
+from executor.store import Store, store_path
+from ops.sglang_engine.serve_command import Address, DraftOption, launch_command, shell_line
+from ops.sglang_engine.version import installed_version, require_sglang
+
+WARM_UP = 4  # prompts per concurrency, up to it, that nobody counts: graphs, caches, autotuning
+ON_A_CPU = [
+    *("--device", "cpu", "--attention-backend", "torch_native", "--mm-attention-backend", "sdpa"),
+    *("--sampling-backend", "pytorch", "--max-total-tokens", "16384", "--max-running-requests", "16"),
+    *("--disable-cuda-graph", "--disable-overlap-schedule", "--skip-server-warmup"),
+]
+
+
+@frozen
+class Batch:
+    """All prompts at one concurrency: seconds of the wall clock, and the answers in the order of the prompts."""
+
+    seconds: float
+    answers: tuple[Answer, ...]
+
+    @property
+    def speed(self) -> float:
+        return sum(answer.tokens for answer in self.answers) / self.seconds
+
+    @property
+    def steps(self) -> int:
+        return sum(answer.steps for answer in self.answers)
+
+    @property
+    def tau(self) -> float:
+        """As evaluate counts: without the first token of each answer."""
+        return sum(answer.tokens - 1 for answer in self.answers) / max(1, self.steps)
+
+    @property
+    def accept_length(self) -> float:
+        """As SGLang counts: all tokens over verification steps."""
+        return sum(answer.tokens for answer in self.answers) / max(1, self.steps)
+
+
+@frozen
+class Round:
+    """Both sides at one concurrency."""
+
+    with_draft: Batch
+    alone: Batch
+
+    @property
+    def speed_up(self) -> float:
+        return self.with_draft.speed / self.alone.speed
+
+    @property
+    def same(self) -> int:
+        """Answers that are the same text on both sides."""
+        pairs = zip(self.with_draft.answers, self.alone.answers, strict=True)
+        return sum(ours.text == other.text for ours, other in pairs)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return measure(argv)
+    except DflowError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def measure(argv: Sequence[str] | None) -> int:
+    given = list(sys.argv[1:] if argv is None else argv)
+    end = given.index("--") if "--" in given else len(given)
+    options = _arguments(given[:end])
+    require_sglang("benchmarks/serve.py")
+    store = Store.open(store_path(options.store, None), write=False)
+    run = find_served(store, find_record(store.records, options.run or None), options.node, options.prompts)
+    if not run.prompts:
+        raise StoreError("the store holds no samples of this run to take prompts from")
+    for warning in run.warnings:
+        print(f"warning: {warning}")
+    extra = [*(ON_A_CPU if options.cpu else []), *given[end + 1 :]]
+    rounds: dict[int, list[Round]] = {concurrency: [] for concurrency in options.concurrency}
+    for index in range(options.rounds):
+        for concurrency, outcome in run_round(run, options, extra, index).items():
+            rounds[concurrency].append(outcome)
+    print(figures_table(rounds))
+    print(f"{len(run.prompts)} prompts, at most {options.max_tokens} tokens each, {options.rounds} rounds")
+    if options.json:
+        options.json.write_text(json.dumps(figures(run, options, extra, rounds), indent=2) + "\n")
+    return 0
+
+
+def run_round(run: ServedRun, options: argparse.Namespace, extra: Sequence[str], index: int) -> dict[int, Round]:
+    """Each side in a server of its own, one after the other, because both may not fit on one GPU."""
+    sides: list[DraftOption | None] = [run.draft, None]
+    outcomes = {}
+    for draft in sides if index % 2 == 0 else sides[::-1]:
+        outcomes[draft is not None] = run_side(run, draft, options, extra)
+    for concurrency in options.concurrency:
+        speeds = [f"{outcomes[drafted][concurrency].speed:,.0f}" for drafted in (True, False)]
+        print(
+            f"  round {index + 1}/{options.rounds}, concurrency {concurrency}: {' | '.join(speeds)} tokens/s",
+            flush=True,
+        )
+    return {
+        concurrency: Round(outcomes[True][concurrency], outcomes[False][concurrency])
+        for concurrency in options.concurrency
+    }
+
+
+def run_side(
+    run: ServedRun, draft: DraftOption | None, options: argparse.Namespace, extra: Sequence[str]
+) -> dict[int, Batch]:
+    """One server, started for this, and all prompts at each concurrency."""
+    address = Address(port=options.port)
+    command = launch_command(str(run.target), run.served, draft, address=address, extra=extra)
+    print(shell_line(command, run.served.environment), flush=True)
+    require_free_port(address.host, address.port)
+    found = {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Server([sys.executable, *command[1:]], run.served.environment, Path(folder) / "server.log") as server,
+    ):
+        wait_until_ready(server, address.url)
+        for concurrency in options.concurrency:
+            send(address.url, run.prompts[: min(concurrency, WARM_UP)], concurrency, options.max_tokens)
+            flush_cache(address.url)
+            found[concurrency] = send(address.url, run.prompts, concurrency, options.max_tokens)
+    return found
+
+
+def send(url: str, prompts: Sequence[ChatPrompt], concurrency: int, max_tokens: int) -> Batch:
+    """All prompts, so many of them under way at a time."""
+    with ThreadPoolExecutor(concurrency) as pool:
+        started = time.perf_counter()
+        answers = tuple(pool.map(lambda prompt: ask(url, prompt.messages, max_tokens), prompts))
+        return Batch(time.perf_counter() - started, answers)
+
+
+def figures_table(rounds: dict[int, list[Round]]) -> str:
+    head = (
+        "concurrency",
+        "tokens/s with draft",
+        "tokens/s alone",
+        "speed-up",
+        "tau",
+        "spec_accept_length",
+        "same answers",
+    )
+    rows = [head]
+    for concurrency, outcomes in rounds.items():
+        middle = {
+            "with": statistics.median(outcome.with_draft.speed for outcome in outcomes),
+            "alone": statistics.median(outcome.alone.speed for outcome in outcomes),
+            "speed-up": statistics.median(outcome.speed_up for outcome in outcomes),
+            "tau": statistics.median(outcome.with_draft.tau for outcome in outcomes),
+            "accept": statistics.median(outcome.with_draft.accept_length for outcome in outcomes),
+        }
+        same = f"{min(outcome.same for outcome in outcomes)} of {len(outcomes[0].alone.answers)}"
+        speeds = (f"{middle['with']:,.0f}", f"{middle['alone']:,.0f}", f"{middle['speed-up']:.2f}")
+        rows.append((str(concurrency), *speeds, f"{middle['tau']:.2f}", f"{middle['accept']:.2f}", same))
+    return table(rows)
+
+
+def figures(
+    run: ServedRun, options: argparse.Namespace, extra: Sequence[str], rounds: dict[int, list[Round]]
+) -> dict[str, Any]:
+    """What --json writes: every round."""
+    settings = {"prompts": [prompt.id for prompt in run.prompts], "max_tokens": options.max_tokens}
+    return {
+        **settings,
+        "sglang": installed_version(),
+        "target": str(run.target),
+        "draft": run.draft.path,
+        "dtype": run.served.dtype,
+        "arguments": list(extra),
+        "tau_of_the_evaluation": run.tau,
+        "concurrency": {
+            str(concurrency): [
+                {
+                    "with_draft": outcome.with_draft.speed,
+                    "alone": outcome.alone.speed,
+                    "speed_up": outcome.speed_up,
+                    "tau": outcome.with_draft.tau,
+                    "spec_accept_length": outcome.with_draft.accept_length,
+                    "same_answers": outcome.same,
+                }
+                for outcome in outcomes
+            ]
+            for concurrency, outcomes in rounds.items()
+        },
+    }
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", help='the id of a run or a part of it; "" for the latest')
+    parser.add_argument("--store", metavar="DIR", help="DFLOW_STORE or runs/ in the project unless given")
+    parser.add_argument("--node", help="the node that exports the draft, where the run exports several")
+    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts, with images for a vision target")
+    parser.add_argument("--max-tokens", type=int, default=512, help="of one answer")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--cpu", action="store_true", help="SGLang's arguments for a CPU, to try the script")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
