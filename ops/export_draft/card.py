@@ -21,13 +21,17 @@ NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both 
 
 @frozen(kw_only=True)
 class CardFacts:
-    """What a card tells. target is target.json, training is training.json; both digests are those of the store."""
+    """What a card tells. target is target.json, training is training.json; both digests are those of the store.
+
+    dtype: of the draft's weights. target_dtype: of the target's checkpoint, in which both are served.
+    """
 
     draft: DraftConfig
     dtype: str
     parameters: int
     target: Mapping[str, Any]
     target_digest: str
+    target_dtype: str
     training: Mapping[str, Any]
     training_digest: str
 
@@ -102,7 +106,7 @@ def _target(facts: CardFacts) -> str:
 def _serving(facts: CardFacts) -> str:
     """The command, as for this directory; the target's place is a shell variable where it has no model id."""
     images = facts.training["captured"].get("image_backend") or "pillow"
-    served = Served.of(facts.target, facts.dtype, images)
+    served = Served.of(facts.target, facts.target_dtype, images)
     model_id, revision = facts.target.get("model_id"), facts.target.get("revision")
     draft = DraftOption(path=".", block_size=facts.draft.block_size)
     extra = ("--revision", revision) if model_id and revision else ()

@@ -18,7 +18,8 @@ from ops.dflash.config import DraftConfig, from_serving, to_serving
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.files import read_json, replace_file, write_json
-from ops.load_target.model import target_info
+from ops.load_target.model import read_config, target_info
+from ops.sglang_engine.serve_command import checkpoint_dtype
 
 
 def export_draft(config: ExportDraft, stage: Stage) -> None:
@@ -49,6 +50,7 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
         parameters=parameters,
         target=target_info(target),
         target_digest=target.digest,
+        target_dtype=checkpoint_dtype(read_config(target.path / "model")),
         training=training,
         training_digest=draft.digest,
     )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ops.sglang_engine.serve_command import Address, DraftOption, Served, launch_command, shell_line
+from ops.sglang_engine.serve_command import (
+    Address,
+    DraftOption,
+    Served,
+    checkpoint_dtype,
+    launch_command,
+    shell_line,
+)
 
 DRAFT = DraftOption(path="draft", block_size=8)
 SPECULATIVE = [
@@ -81,3 +88,16 @@ def test_what_a_target_json_says_decides():
     target = {"model_type": "qwen3_vl", "vision": True, "trust_remote_code": False, "hidden_size": 64}
 
     assert served("qwen3_vl", dtype="float32") == Served.of(target, "float32")
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({"dtype": None, "text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({}, "float32"),
+    ],
+)
+def test_a_checkpoint_is_served_in_the_dtype_of_its_weights(config: dict[str, object], dtype: str):
+    assert dtype == checkpoint_dtype(config)
