@@ -1,7 +1,7 @@
 """What a node needs of a machine, told before it runs; and what is foreseen of its output for the nodes that read it.
 
-An op names a function with `@op(..., resources="module:function")`. It gets an Outlook, returns Resources, loads no torch
-and computes nothing large: `dflow plan` calls it. Bytes are those of one rank for memory, and of all ranks for the disk.
+An op names a function with `@op(..., resources="module:function")`. It gets an Outlook, returns Resources, loads no
+torch and computes nothing large: `dflow plan` calls it. Memory is that of one rank, disk that of all ranks.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ from executor.follow import send_in_foreground
 from executor.keys import PROJECT
 from executor.port import require_free_port
 from executor.record import find_record, mlflow_ids
+from executor.resources import free_bytes, graph_resources, resources_row
 from executor.run import run_session
 from executor.store import Store, store_path
-from executor.table import make_display, print_lines, print_plan, print_results
+from executor.table import make_display, print_lines, print_plan, print_resources, print_results
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -73,10 +74,16 @@ def plan(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set)
     store = Store.open(store_path(options.store, options.file), write=False)
     rows = _plan_rows(store, graph)
+    made = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
+    free_disk = free_bytes(store.path)
+    needs = graph_resources(graph, made, free_disk)
     if options.json:
-        print_lines(json.dumps({"pipeline": graph.name, "nodes": rows}, indent=1))
+        told = {node_id: resources_row(need) for node_id, need in needs.items()}
+        whole = {"pipeline": graph.name, "nodes": rows, "resources": told, "free_disk": free_disk}
+        print_lines(json.dumps(whole, indent=1))
     else:
         print_plan(rows)
+        print_resources(graph, needs, free_disk, store.path)
     return OK
 
 
@@ -145,7 +152,7 @@ def status(options: argparse.Namespace) -> int:
         }
         print_lines(json.dumps({**whole, "nodes": nodes}, indent=1))
         return OK
-    print_results(state, _last_nodes(record.graph()))
+    print_results(state, record.graph().result_nodes)
     print_lines(f"run {state.run}: {state.status}")
     return OK
 
@@ -202,7 +209,7 @@ def serve(options: argparse.Namespace) -> NoReturn:
 def _run(session: Session, *, adopt: bool = False) -> int:
     record = session.record
     code = run_session(session, make_display(record.state), adopt=adopt)
-    print_results(record.state, _last_nodes(session.graph))
+    print_results(record.state, session.graph.result_nodes)
     if code == OK:
         parent = mlflow_ids(session.store.records, record)["parent"]
         where = f"; results in MLflow run {parent}" if parent else ""
@@ -233,12 +240,6 @@ def _plan_rows(store: Store, graph: Graph) -> list[dict[str, Any]]:
         }
         for node_id, decision in make_planner(store, graph).plan().items()
     ]
-
-
-def _last_nodes(graph: Graph) -> list[str]:
-    """The nodes that nothing reads from."""
-    read = {parent for node in graph.nodes.values() for parent in node.parents}
-    return [node_id for node_id in graph.nodes if node_id not in read]
 
 
 def _op_row(spec: OpSpec) -> dict[str, Any]:

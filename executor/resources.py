@@ -1,4 +1,4 @@
-"""What the nodes of a graph need, asked of their ops in the order of the data; what an op means stays its own affair."""
+"""What the nodes of a graph need, asked of their ops in the order of the data."""
 
 from __future__ import annotations
 

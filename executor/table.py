@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dsl.graph import Graph
+from dsl.resources import Resources, shown_bytes
 from executor.record import NodeState, RunState
 
 PLAIN_PROGRESS_S = 10.0
@@ -139,11 +141,11 @@ def make_display(state: RunState) -> Display:
     return LiveDisplay(state, console) if console.is_terminal else Display(state, console)
 
 
-def print_results(state: RunState, last_nodes: Sequence[str]) -> None:
-    """The table of the nodes, and the final metrics of the nodes that nothing reads from."""
+def print_results(state: RunState, result_nodes: Sequence[str]) -> None:
+    """The table of the nodes, and the final metrics of those whose figures are the pipeline's."""
     console = Console()
     console.print(nodes_table(state))
-    for node_id in last_nodes:
+    for node_id in result_nodes:
         node = state.nodes[node_id]
         if node.state != "done" or not node.metrics:
             continue
@@ -205,6 +207,44 @@ def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         table.add_row(row["id"], row["op"], words[row["cache"]], _short(row["digest"]), Text(row["reason"] or ""))
     Console().print(table)
+
+
+def print_resources(graph: Graph, needs: Mapping[str, Resources], free_disk: int, store: Path) -> None:
+    """What the nodes need of memory and of the disk: a table of the sums, then the parts and what is to be said.
+
+    Nothing is printed for a graph whose ops tell nothing. Memory is that of one rank.
+    """
+    table = Table(box=None, header_style="bold")
+    table.add_column("node")
+    for name in ("ranks", "memory each", "disk"):
+        table.add_column(name, justify="right", no_wrap=True)
+    details = []
+    for node_id, need in needs.items():
+        if need.memory or need.disk:
+            table.add_row(node_id, str(graph.nodes[node_id].launch.nproc), _total(need.memory), _disk(need))
+        for kind, parts in (("memory", need.memory), ("disk", need.disk)):
+            if len(parts) > 1:
+                details.append(f"{node_id}: {kind}: {_parts(parts)}")
+        details += [f"{node_id}: {note}" for note in need.notes]
+    if table.rows:
+        Console().print("", table, sep="\n")
+        print_lines(f"memory: of a GPU, or else of the machine; {shown_bytes(free_disk)} of disk are free at {store}")
+    for line in details:
+        print_lines(line)
+
+
+def _total(parts: Mapping[str, int]) -> str:
+    return shown_bytes(sum(parts.values())) if parts else ""
+
+
+def _disk(need: Resources) -> str:
+    return _total(need.disk) + (f" for {need.disk_per}" if need.disk_per else "")
+
+
+def _parts(parts: Mapping[str, int]) -> str:
+    """The largest first."""
+    ordered = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
+    return ", ".join(f"{name} {shown_bytes(size)}" for size, name in ordered)
 
 
 def print_lines(text: str, *, error: bool = False) -> None:

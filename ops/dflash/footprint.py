@@ -2,7 +2,7 @@
 
 What a pass keeps for its backward is counted tensor by tensor, as ops/dflash/step.py and model.py make them.
 
-Legend: F feature width, M hidden, I intermediate, H query heads, G key/value heads, D head size, K block size,
+Legend: F feature width, M hidden, W intermediate, H query heads, G key/value heads, D head size, K block size,
 V vocabulary, T context tokens of a micro-batch on this rank, Z slots of a chunk of blocks, P parameters.
 """
 
@@ -18,11 +18,11 @@ HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU (ops/dflash/he
 
 def draft_parameters(config: DraftConfig) -> int:
     """Trained weights: without embedding and head, which are the target's."""
-    M, I, D = config.hidden_size, config.intermediate_size, config.head_dim
+    M, W, D = config.hidden_size, config.intermediate_size, config.head_dim
     H, G = config.num_attention_heads, config.num_key_value_heads
     attention = 2 * M * H * D + 2 * M * G * D + 2 * D
     biases = H * D + 2 * G * D + M if config.attention_bias else 0
-    layer = attention + biases + 3 * M * I + 2 * M
+    layer = attention + biases + 3 * M * W + 2 * M
     return len(config.target_layer_ids) * M * M + 2 * M + config.num_hidden_layers * layer
 
 
@@ -45,7 +45,7 @@ def context_bytes(work: Pass) -> int:
     """What the context keeps while the blocks go through: features in use, projections, keys, values, their gradients.
 
     Two widths of M are kept, and three more live while the projections are differentiated.
-    Keys and values are kept in float32 as well where the dtype is narrower, because every chunk adds to their gradients.
+    Keys and values are kept in float32 as well where the dtype is narrower, for every chunk adds to their gradients.
     """
     draft, size = work.draft, work.item_size
     F, M, kv = _features(draft), draft.hidden_size, 2 * draft.num_key_value_heads * draft.head_dim
@@ -64,12 +64,12 @@ def waiting_bytes(work: Pass) -> int:
 def block_bytes(work: Pass) -> int:
     """What a chunk of blocks keeps for its backward in all layers, and the widest step of one layer's backward."""
     draft = work.draft
-    M, I, D = draft.hidden_size, draft.intermediate_size, draft.head_dim
+    M, W, D = draft.hidden_size, draft.intermediate_size, draft.head_dim
     queries, kv = draft.num_attention_heads * D, draft.num_key_value_heads * D
     slots = work.blocks * draft.block_size
-    layer = 4 * M + 3 * queries + 3 * kv + 4 * I
+    layer = 4 * M + 3 * queries + 3 * kv + 4 * W
     kept = layer + draft.num_hidden_layers * M if work.checkpointed else layer * draft.num_hidden_layers
-    return slots * (kept + 2 * I + 2 * M) * work.item_size
+    return slots * (kept + 2 * W + 2 * M) * work.item_size
 
 
 def joined_bytes(work: Pass) -> int:

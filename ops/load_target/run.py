@@ -58,7 +58,7 @@ def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = F
 
 
 def find_processor(name: str, revision: str | None, trust_remote_code: bool = False) -> str:
-    """The directory of a processor; of a model id its files alone are downloaded. Raises DataError where it has none."""
+    """The directory of a processor; of a model id those files are downloaded. Raises DataError where it has none."""
     if Path(name).is_dir():
         return name
     return str(fetch(name, revision, (*CONFIGS, *PROCESSOR, *(CODE if trust_remote_code else ()))))

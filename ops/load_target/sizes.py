@@ -3,7 +3,7 @@
 Counts are exact for the families of ops/vision/families.py; memory is that of transformers' code without kernels of its
 own, and adds up the tensors that live at the same time.
 
-Legend: M hidden size, I intermediate size, H query heads, G key/value heads, D head size, V vocabulary, E experts.
+Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D head size, V vocabulary, E experts.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _linear_attention(text: Config) -> int:
 
 def _mlp(text: Config, layer: int) -> int:
     """A gated MLP, or a router with its experts and, in some families, a shared one behind a gate."""
-    M, E = text["hidden_size"], text.get("num_experts") or 0
+    M, E = text["hidden_size"], _experts(text)
     dense = layer in (text.get("mlp_only_layers") or []) or (layer + 1) % (text.get("decoder_sparse_step") or 1) != 0
     if not E or dense:
         return int(3 * M * text["intermediate_size"])
@@ -173,9 +173,14 @@ def _mlp(text: Config, layer: int) -> int:
     return int(routed + (3 * M * shared + M if shared else 0))
 
 
+def _experts(text: Config) -> int:
+    """Experts of a layer; transformers writes them under the other name."""
+    return int(text.get("num_experts") or text.get("num_local_experts") or 0)
+
+
 def _routed_width(text: Config) -> int:
     """The intermediate width that a token passes in a layer of experts."""
-    if not text.get("num_experts"):
+    if not _experts(text):
         return 0
     routed = text["moe_intermediate_size"] * text.get("num_experts_per_tok", 1)
     return int(routed + (text.get("shared_expert_intermediate_size") or 0))
@@ -196,14 +201,14 @@ def _patch_dim(vision: Config) -> int:
 
 def _vision(vision: Config) -> int:
     """A vision tower of Qwen's, mergers included."""
-    M, I, out = vision["hidden_size"], vision["intermediate_size"], vision["out_hidden_size"]
+    M, W, out = vision["hidden_size"], vision["intermediate_size"], vision["out_hidden_size"]
     merged = M * vision.get("spatial_merge_size", 2) ** 2
     attention = 3 * M * M + 3 * M + M * M + M
     merger = merged * merged + merged + merged * out + out
     if "qwen2" in vision.get("model_type", ""):
-        mlp = 3 * M * I + 2 * I + M
+        mlp = 3 * M * W + 2 * W + M
         return int(_patch_dim(vision) * M + vision["depth"] * (2 * M + attention + mlp) + M + merger)
-    mlp = 2 * M * I + I + M
+    mlp = 2 * M * W + W + M
     blocks = vision["depth"] * (4 * M + attention + mlp)
     deepstack = len(vision.get("deepstack_visual_indexes") or []) * (2 * merged + merger)
     stem = _patch_dim(vision) * M + M + vision["num_position_embeddings"] * M

@@ -46,9 +46,11 @@ class RegenerateAnswers:
         default=None,
         external=True,
         model_id=True,
+        pinned_by="revision",
         help="for a server whose target is no node here: checkpoint directory or model id with the target's tokenizer, "
         "chat template and image processor; no weights are read",
     )
+    revision: str | None = field(default=None, help="the commit of that model id, 40 hex digits: a branch may move")
     trust_remote_code: bool = field(
         default=False,
         help="run the code that comes with the tokenizer of `processor`; a target brings its own permission",
@@ -156,7 +158,9 @@ class RegenerateAnswers:
         if self.target is None:
             yield 'backend = "huggingface" needs a target; backend = "endpoint" does with a processor'
         given = [
-            name for name in ("processor", "endpoint", "model", "extra_body", "api_key_env") if getattr(self, name)
+            name
+            for name in ("processor", "revision", "endpoint", "model", "extra_body", "api_key_env")
+            if getattr(self, name)
         ]
         if self.dialect != "auto":
             given.append("dialect")

@@ -11,6 +11,7 @@ from attrs import frozen
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.load_target.model import target_info
+from ops.load_target.run import find_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
 from ops.tokenize_chat.samples import load_images
@@ -34,11 +35,13 @@ class Prompts:
 
         Raises ConfigError for an enable_thinking that the target's template does not read.
         """
+        given = config.trust_remote_code
+        source = str(target.path / "model") if target else find_processor(str(config.processor), config.revision, given)
         processor = load_processor(
-            str(target.path / "model") if target else str(config.processor),
+            source,
             config.min_pixels,
             config.max_pixels,
-            trust_remote_code=target_info(target)["trust_remote_code"] if target else config.trust_remote_code,
+            trust_remote_code=target_info(target)["trust_remote_code"] if target else given,
             image_backend=config.image_backend,
         )
         return cls(ChatEncoder(processor, config.enable_thinking), folder)

@@ -1,4 +1,4 @@
-"""What `tokenize_chat` needs: the disk for tokens and pixels. And how many tokens the nodes behind it have to expect."""
+"""What `tokenize_chat` needs: the disk for tokens and pixels; and how many tokens are to be expected behind it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import torch
 from attention_cases import Case, attended, error, random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from ops.dflash.attention import Seen, dense_attention, kernel_attention, split_attention
 from ops.dflash.fused import compiled_attention
@@ -47,6 +48,19 @@ def test_kernel_attention_is_exact_for_any_blocks(spans, K, R, window):
     case = Case(starts, ends, T=275, K=K, R=R, D=16, window=window)
     expected = attended(dense_attention, case, torch.float64)
     assert error(expected, attended(kernel_attention, case, torch.float32)) < 5e-6
+
+
+@needs_kernel
+def test_the_kernel_computes_its_layer_twice_under_activation_checkpointing():
+    case = random_case(4, True, K=5, G=2, R=2, D=32, window=None)
+
+    def twice(*arguments):
+        return checkpoint(kernel_attention, *arguments, use_reentrant=False)
+
+    expected = attended(kernel_attention, case, torch.float32)
+    assert all(
+        torch.equal(one, other) for one, other in zip(expected, attended(twice, case, torch.float32), strict=True)
+    )
 
 
 @pytest.fixture
