@@ -49,8 +49,11 @@ def make_server_args(
     """The arguments of a runtime that captures; `further` are added as they are.
 
     On a CPU: attention and sampling in plain torch, the only kinds that run there. Raises ConfigError where SGLang
-    refuses them.
+    refuses them, or would fail at the first forward pass.
     """
+    sizes = TargetSizes.of(read_config(model_dir))
+    if sizes.state_per_sequence and device == "cuda" and dtype == "float32":
+        raise ConfigError('SGLang\'s linear attention on a GPU knows no float32: give dtype = "bfloat16"')
     speculative = "speculative_algorithm" in further
     on_cpu = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "mm_attention_backend": "sdpa"}
     arguments: dict[str, Any] = {
@@ -62,7 +65,7 @@ def make_server_args(
         "chunked_prefill_size": -1,
         "max_prefill_tokens": pool_tokens,
         "max_total_tokens": pool_tokens,
-        "max_running_requests": _requests_with_states(model_dir, max_requests, speculative),
+        "max_running_requests": _requests_with_states(sizes, max_requests, speculative),
         "context_length": context_length,
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
@@ -79,12 +82,12 @@ def make_server_args(
     return made
 
 
-def _requests_with_states(model_dir: Path, max_requests: int, speculative: bool) -> int:
+def _requests_with_states(sizes: TargetSizes, max_requests: int, speculative: bool) -> int:
     """How many requests can run at once, less where their recurrent states would take more than STATE_BYTES.
 
     A verification keeps a state for every token of the block as well, of which there are commonly 16.
     """
-    bytes_each = 4 * TargetSizes.of(read_config(model_dir)).state_per_sequence * (17 if speculative else 1)
+    bytes_each = 4 * sizes.state_per_sequence * (17 if speculative else 1)
     return max_requests if bytes_each == 0 else max(1, min(max_requests, STATE_BYTES // bytes_each))
 
 

@@ -1,0 +1,157 @@
+"""Qwen3.5 and the families with experts captured by SGLang, against Hugging Face and against float64.
+
+Float32 rounds these models by more than a fixed bound would allow: a recurrence carries an error on, and experts are
+chosen. So the bound is measured: two results that are each as near to float64 as Hugging Face's float32 is, lie at most
+twice that apart.
+"""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of
+from exact_features import exact_features
+from family_checkpoints import picture, token_sample
+
+from dsl.errors import ConfigError, DataError
+from ops.artifacts import TargetModel
+from ops.capture_targets.huggingface import forward_batch
+from ops.files import write_json
+from ops.load_target.model import Target, read_config
+from ops.load_target.sizes import TargetSizes
+from ops.sglang_engine import process
+from ops.sglang_engine.requests import VisionTokens
+from ops.sglang_engine.runtime import SglangRuntime
+from ops.tokenize_chat.shards import TokenSample
+
+NAMES = ("qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_vl_moe")
+LAYERS = (0, 1, 3, 6)
+NEXT_LAYERS = (1, 2, 4, 5)  # the last feature of 8 layers is that of layer 6
+
+
+@frozen(eq=False)
+class Captured:
+    """One family: samples, what SGLang captures of them in several ways, and what Hugging Face does."""
+
+    name: str
+    target: TargetModel
+    samples: list[TokenSample]
+    together: list[torch.Tensor]
+    alone: list[torch.Tensor]
+    again: list[torch.Tensor]
+    errors: dict[str, list[torch.Tensor]]
+    theirs: list[torch.Tensor]
+    exact: list[torch.Tensor]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def captured(request, tmp_path_factory) -> Captured:
+    name = request.param
+    target = make_target(name, tmp_path_factory.mktemp(name))
+    samples = some_samples(name, target)
+    with start(target) as runtime:
+        together = runtime.capture(samples, LAYERS)
+        alone = [runtime.capture([sample], LAYERS)[0] for sample in samples]
+        errors = wrong(runtime, samples)
+        again = runtime.capture(samples, LAYERS)
+    model = Target.load(target)
+    theirs = [forward_batch(model, [sample], LAYERS)[0][0] for sample in samples]
+    exact = exact_features(target.path / "model", samples, LAYERS)
+    return Captured(name, target, samples, together, alone, again, errors, theirs, exact)
+
+
+def start(target: TargetModel, **options) -> SglangRuntime:
+    pool = {"pool_tokens": 512, "context_length": 256} | options
+    return SglangRuntime.start(target.path / "model", device="cpu", dtype="float32", **pool)
+
+
+def some_samples(name: str, target: TargetModel) -> list[TokenSample]:
+    """Text, one image, two images of one shape, and for a text model text alone."""
+    case, processor = FAMILIES[name], processor_of(target)
+    samples = [*make_samples(processor, case).values()]
+    if case.has_vision:
+        pair = [picture(24, 48, 4), picture(24, 48, 5)]
+        samples.append(token_sample(processor, "Which is darker?", images=pair, name="pair"))
+    return samples
+
+
+def wrong(runtime: SglangRuntime, samples: list[TokenSample]) -> dict[str, list[torch.Tensor]]:
+    """What SGLang captures with a mistake in the layers, the positions, or the order of the images."""
+    errors = {"layers shifted by one": runtime.capture(samples, NEXT_LAYERS)}
+    if runtime.vision is None:
+        return errors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VisionTokens, "positions", in_one_dimension)
+        errors["1-D positions"] = runtime.capture(samples, LAYERS)
+    *others, pair = samples
+    first, second = pair.pixel_values.chunk(2)
+    swapped = evolve(pair, pixel_values=torch.cat([second, first]))
+    errors["swapped images"] = runtime.capture([*others, swapped], LAYERS)
+    return errors
+
+
+def in_one_dimension(_self: VisionTokens, input_ids: torch.Tensor, _grids: torch.Tensor):
+    """The token's index in all three dimensions."""
+    return torch.arange(len(input_ids)).expand(3, -1).contiguous(), torch.zeros(1, 1, dtype=torch.int64)
+
+
+def test_sglang_captures_what_hugging_face_does_within_the_rounding_of_float32(captured, capsys):
+    rounding = furthest(captured.theirs, captured.exact)
+    found = furthest(captured.together, captured.theirs)
+    figures = {
+        "SGLang's from Hugging Face's": found,
+        "one by one": furthest(captured.alone, captured.theirs),
+        "SGLang's from float64": furthest(captured.together, captured.exact),
+    }
+    largest = max(float(one.abs().max()) for one in captured.theirs)
+    told = ", ".join(f"{what} {distance:.1e}" for what, distance in figures.items())
+    with capsys.disabled():
+        print(f"\n{captured.name}: features up to {largest:.1f}, Hugging Face's from float64 {rounding:.1e}; {told}")
+    assert largest > 1
+    assert all(distance <= 2 * rounding for distance in figures.values())
+
+
+def test_a_wrong_layer_or_position_or_image_differs_by_at_least_a_hundred_times_as_much(captured, capsys):
+    found = max(furthest(captured.together, captured.theirs), furthest(captured.together, captured.exact))
+    figures = {what: furthest(features, captured.theirs) for what, features in captured.errors.items()}
+    told = ", ".join(f"{what} {distance:.1e}" for what, distance in figures.items())
+    with capsys.disabled():
+        print(f"\n{captured.name}: right {found:.1e}; {told}", end="")
+    assert all(distance >= 100 * found for distance in figures.values())
+
+
+def test_nothing_of_an_earlier_pass_is_left_in_the_recurrent_states(captured):
+    assert all(torch.equal(first, second) for first, second in zip(captured.together, captured.again, strict=True))
+
+
+@pytest.mark.parametrize("captured", ["qwen3_5", "qwen3_5_moe"], indirect=True)
+def test_no_more_requests_run_at_once_than_states_are_kept_for(captured, monkeypatch):
+    size = TargetSizes.of(read_config(captured.target.path / "model")).state_per_sequence
+    monkeypatch.setattr(process, "STATE_BYTES", 2 * 4 * size)
+    with start(captured.target) as runtime:
+        assert 2 == runtime.max_requests
+        features = runtime.capture(captured.samples, LAYERS)
+    assert furthest(captured.together, features) <= 2 * furthest(captured.theirs, captured.exact)
+
+
+@pytest.mark.parametrize("captured", ["qwen3_5"], indirect=True)
+def test_a_checkpoint_that_sglang_would_misread_is_refused_before_anything_is_loaded(captured, tmp_path):
+    damaged = shutil.copytree(captured.target.path / "model", tmp_path / "model")
+    config = read_config(damaged)
+    del config["text_config"]["full_attention_interval"]
+    write_json(damaged / "config.json", config)
+    with pytest.raises(DataError, match=r"SGLang would misread it, because of text_config.full_attention_interval"):
+        SglangRuntime.start(damaged, device="cpu", dtype="float32", pool_tokens=512, context_length=256)
+    with start(captured.target) as runtime:
+        assert 8 == runtime.num_layers
+
+
+@pytest.mark.parametrize("captured", ["qwen3_5"], indirect=True)
+def test_float32_on_a_gpu_is_refused_where_a_kernel_does_not_know_it(captured):
+    with pytest.raises(ConfigError, match=r'linear attention on a GPU knows no float32: give dtype = "bfloat16"'):
+        process.make_server_args(
+            captured.target.path / "model", device="cuda", dtype="float32", pool_tokens=512, context_length=256
+        )
