@@ -189,6 +189,13 @@ class Qwen3(Family):
     model_types = ("qwen3", "qwen3_moe")
     mask_token_id = 151669
 
+    def check_serving(self) -> None:
+        if self.config.get("model_type") == "qwen3_moe" and self.tied:
+            raise DataError(
+                "config.json: tie_word_embeddings is set, and SGLang's Qwen3-MoE knows no tied head: it would answer "
+                "with one of random numbers, without a word; save the checkpoint with lm_head.weight and untied"
+            )
+
 
 @frozen
 class Qwen25Vl(VisionFamily):

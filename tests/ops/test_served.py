@@ -42,7 +42,8 @@ def qwen3_5(tmp_path):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_checkpoint_as_it_is_published_is_copied_byte_for_byte(name, tmp_path):
-    checkpoint = make_checkpoint(name, tmp_path / "checkpoint", num_hidden_layers=4)
+    tied = name != "qwen3_moe"
+    checkpoint = make_checkpoint(name, tmp_path / "checkpoint", num_hidden_layers=4, tie_word_embeddings=tied)
     check_served(checkpoint)
     target = load(checkpoint, tmp_path / "stage")
     assert (checkpoint / "config.json").read_bytes() == (target.path / "model" / "config.json").read_bytes()
@@ -93,6 +94,13 @@ def test_layers_without_an_interval_are_refused_where_sglang_would_serve_them(qw
     complete_config(qwen3_5)
     with pytest.raises(DataError, match="layer_types does not repeat at an interval, and SGLang knows nothing else"):
         check_served(qwen3_5)
+
+
+def test_a_tied_head_is_refused_where_sglang_would_serve_a_random_one(tmp_path):
+    checkpoint = make_checkpoint("qwen3_moe", tmp_path, num_hidden_layers=4)
+    with pytest.raises(DataError, match="SGLang's Qwen3-MoE knows no tied head"):
+        check_served(checkpoint)
+    check_served(make_checkpoint("qwen3", tmp_path / "dense", num_hidden_layers=4))
 
 
 def test_a_qwen3_5_without_a_vision_tower_is_refused_where_sglang_would_serve_it(qwen3_5):

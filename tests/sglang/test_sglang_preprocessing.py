@@ -11,16 +11,23 @@ import pytest
 import torch
 from attrs import frozen
 from chat_samples import run_tokenize
+from fake_stage import FakeStage
 from family_checkpoints import FAMILIES, make_checkpoint, picture
+from finetune_cases import train
 from PIL import Image
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
 from dsl.errors import DataError
-from ops.artifacts import ImageSamples, TokenShards
+from dsl.op import Ref
+from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.load_target.model import Target
+from ops.load_target.op import LoadTarget
+from ops.load_target.run import load_target
 from ops.sglang_engine.mm_processor import ServedPrompt, ServedPrompts
 from ops.sglang_engine.requests import VisionTokens
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.run import tokenize_chat
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.vision.images import decode
 from ops.vision.packs import PackWriter
@@ -228,6 +235,29 @@ def test_a_photo_that_its_exif_data_turn_is_turned_by_us_and_not_by_sglang(pairs
     print(f"{name}: grid of a turned photo: ours {ours}, SGLang's {theirs}")
     assert ours == [1, theirs[2], theirs[1]]
     assert theirs == pairs[name, "pillow"].theirs["jpeg"].image_grid_thw[0].tolist()
+
+
+@pytest.mark.parametrize("name", ["builtin", *TARGETS])
+def test_a_target_that_dflow_wrote_is_served_with_the_images_that_it_was_made_with(name, checkpoints, tmp_path):
+    """Fine-tuned from random weights, or loaded: nothing is missing in its folder, and the images are of its size."""
+    (tmp_path / "samples").mkdir()
+    samples = write_cases(tmp_path / "samples")
+    if name == "builtin":
+        stage = run_tokenize(tmp_path / "tokens", samples, min_loss_tokens=1, vocab_size=400, max_pixels=1024)
+        made = train(tmp_path / "target", stage.artifact(TokenShards), steps=1, eval_samples=None)
+    else:
+        made = FakeStage(tmp_path / "target")
+        load_target(LoadTarget(checkpoint=str(checkpoints[name])), made)
+        stage = FakeStage(tmp_path / "tokens", {"samples": samples, "target": made.artifact(TargetModel)})
+        tokenize_chat(TokenizeChat(samples=Ref("inject"), target=Ref("target"), min_loss_tokens=1), stage)
+    reader = TokenReader(stage.artifact(TokenShards))
+    with ServedPrompts.open(made.out_dir / "model") as served:
+        for ours in map(reader.sample, range(len(reader))):
+            messages, images = CASES[ours.id]
+            theirs = served.prompt(messages[:-1], images)
+            if ours.id in SAME:
+                assert theirs.input_ids.tolist() == ours.input_ids[: ours.prompt_tokens].tolist()
+                assert theirs.image_grid_thw.tolist() == ours.image_grid_thw.tolist()
 
 
 def test_a_text_model_has_no_multimodal_processor(tmp_path):
