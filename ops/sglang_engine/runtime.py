@@ -211,7 +211,8 @@ class SglangRuntime:
         finally:
             self.runner.req_to_token_pool.clear()
             self.runner.token_to_kv_pool_allocator.clear()
-        width = 0 if head["aux_hidden_states"] is None else hidden_TF.shape[1]
+        kept = head["aux_hidden_states"]
+        width = 0 if kept is None or len(kept) == 0 else hidden_TF.shape[1]
         if width != len(layer_ids) * self.hidden_size:
             raise DataError(
                 f"SGLang kept states of width {width}, where those of layers {list(layer_ids)} were asked for, "

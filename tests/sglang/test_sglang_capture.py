@@ -1,0 +1,240 @@
+"""States captured by SGLang's own model code against those of transformers, for every family that it runs on a CPU.
+
+The table: the families of capture_cases.py x {text, long text, one image, two images}, and all of them in one batch.
+What differs on purpose (the layer before, positions in one dimension, images swapped) differs by a hundred times more.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of
+from torch import Tensor
+
+from dsl.errors import DataError
+from ops.artifacts import TargetModel
+from ops.capture_targets.huggingface import forward_batch
+from ops.load_target.model import Target
+from ops.sglang_engine import requests
+from ops.sglang_engine.layers import set_layers_to_capture
+from ops.sglang_engine.requests import VisionTokens, image_hash
+from ops.sglang_engine.runtime import SglangRuntime
+from ops.tokenize_chat.shards import TokenSample
+
+LAYER_IDS = (0, 1, 3, 6)  # deepstack adds behind layers 0 and 1; 6 is the last that can be captured
+TIMES = 100
+KINDS = ("text", "long text", "one image", "two images")
+
+
+@frozen(eq=False)
+class Family:
+    """A target in both engines, its samples, and what transformers says of them one by one."""
+
+    name: str
+    target: TargetModel
+    ours: Target
+    runtime: SglangRuntime
+    samples: dict[str, TokenSample]
+    expected: dict[str, Tensor]
+    expected_final: dict[str, Tensor]
+
+    @property
+    def tolerance(self) -> float:
+        return FAMILIES[self.name].tolerance
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    """SGLang's runtime of one family after the other in this process; each is closed before the next one starts."""
+    target = make_target(request.param, tmp_path_factory.mktemp(request.param))
+    ours = Target.load(target)
+    samples = make_samples(processor_of(target), FAMILIES[request.param])
+    states = {name: forward_batch(ours, [sample], LAYER_IDS, final_hidden=True) for name, sample in samples.items()}
+    with ExitStack() as stack:
+        runtime = stack.enter_context(
+            SglangRuntime.start(
+                target.path / "model", device="cpu", dtype="float32", pool_tokens=512, context_length=200
+            )
+        )
+        yield Family(
+            name=request.param,
+            target=target,
+            ours=ours,
+            runtime=runtime,
+            samples=samples,
+            expected={name: features[0] for name, (features, _final) in states.items()},
+            expected_final={name: final[0] for name, (_features, final) in states.items()},
+        )
+
+
+def captured(family, samples, layer_ids=LAYER_IDS):
+    return family.runtime.capture(samples, layer_ids)
+
+
+def test_states_of_each_kind_of_sample_equal_those_of_transformers(family):
+    for kind, sample in family.samples.items():
+        (states,) = captured(family, [sample])
+        difference = furthest([states], [family.expected[kind]])
+        scale = float(family.expected[kind].abs().max())
+        print(f"{family.name}, {kind}: {difference:.1e} of {scale:.1f}, tolerance {family.tolerance:.0e}")
+        assert states.shape == family.expected[kind].shape
+        assert difference <= family.tolerance
+        assert scale > 1
+
+
+def test_texts_and_images_go_through_in_one_batch(family):
+    samples = list(family.samples.values())
+    assert family.runtime.pool_tokens >= sum(len(sample.input_ids) for sample in samples)  # one pass
+    difference = furthest(captured(family, samples), list(family.expected.values()))
+    print(f"{family.name}, mixed batch: {difference:.1e}, tolerance {family.tolerance:.0e}")
+    assert difference <= family.tolerance
+
+
+def test_more_samples_than_the_pool_holds_take_more_passes(family):
+    times = 2 + family.runtime.pool_tokens // sum(len(sample.input_ids) for sample in family.samples.values())
+    samples, expected = list(family.samples.values()) * times, list(family.expected.values()) * times
+    assert furthest(captured(family, samples), expected) <= family.tolerance
+
+
+def test_the_layer_before_would_be_seen(family):
+    wrong = [layer_id - 1 for layer_id in LAYER_IDS[1:]]
+    shifted = captured(family, list(family.samples.values()), wrong)
+    width = family.ours.hidden_size
+    difference = furthest(shifted, [states[:, width:] for states in family.expected.values()])
+    print(f"{family.name}, the layer before: {difference:.2f} = {difference / family.tolerance:,.0f} tolerances")
+    assert difference >= TIMES * family.tolerance
+
+
+def test_positions_in_one_dimension_would_be_seen(family, monkeypatch):
+    images = with_images(family)
+
+    def in_one_dimension(_vision, input_ids, _grids):
+        return torch.arange(len(input_ids)).expand(3, -1).contiguous(), torch.zeros(1, 1, dtype=torch.int64)
+
+    monkeypatch.setattr(VisionTokens, "positions", in_one_dimension)
+    for kind, sample in images.items():
+        difference = furthest(captured(family, [sample]), [family.expected[kind]])
+        print(f"{family.name}, {kind} at 1-D positions: {difference:.2f}")
+        assert difference >= TIMES * family.tolerance
+
+
+def test_swapped_images_would_be_seen(family):
+    """The pixels of two images of one shape change places."""
+    sample = with_images(family)["one image"]
+    other = evolve(sample, pixel_values=sample.pixel_values.flip(0))
+    difference = furthest(captured(family, [other]), [family.expected["one image"]])
+    print(f"{family.name}, another image of the same shape: {difference:.2f}")
+    assert difference >= TIMES * family.tolerance
+
+
+def with_images(family):
+    images = {kind: sample for kind, sample in family.samples.items() if len(sample.image_grid_thw)}
+    if not images:
+        pytest.skip(f"{family.name} is a text model")
+    return images
+
+
+def test_changed_pixels_change_the_hash_and_the_states(family, monkeypatch):
+    """And what a stale hash would do: the first image's embedding, from SGLang's cache, for the second image."""
+    sample = with_images(family)["one image"]
+    other = evolve(sample, pixel_values=sample.pixel_values + 0.25)
+    grid = sample.image_grid_thw[0]
+    assert image_hash(sample.pixel_values, grid) == image_hash(sample.pixel_values.clone(), grid)
+    assert image_hash(sample.pixel_values, grid) != image_hash(other.pixel_values, grid)
+    assert image_hash(sample.pixel_values, grid) != image_hash(sample.pixel_values, grid[[0, 2, 1]])
+    (expected,) = forward_batch(family.ours, [other], LAYER_IDS)[0]
+    honest = captured(family, [sample, other])
+    monkeypatch.setattr(requests, "image_hash", lambda _pixels, _grid: 1)
+    stale = captured(family, [sample, other])
+    right, wrong = furthest([honest[1]], [expected]), furthest([stale[1]], [expected])
+    print(f"{family.name}, a second image: {right:.1e} by its own hash, {wrong:.2f} by a stale one")
+    assert right <= family.tolerance
+    assert wrong >= TIMES * family.tolerance
+
+
+def test_an_image_of_one_colour_is_another_one_when_it_is_turned(family):
+    """Its pixel rows are the same numbers, so a hash of them alone would give it the first one's embedding."""
+    sample = with_images(family)["one image"]
+    flat = evolve(sample, pixel_values=torch.full_like(sample.pixel_values, 0.5))
+    turned = evolve(flat, image_grid_thw=flat.image_grid_thw[:, [0, 2, 1]])
+    for one, states in zip([flat, turned], captured(family, [flat, turned]), strict=True):
+        difference = furthest([states], [forward_batch(family.ours, [one], LAYER_IDS)[0][0]])
+        print(f"{family.name}, one colour, grid {one.image_grid_thw.tolist()}: {difference:.1e}")
+        assert difference <= family.tolerance
+
+
+def test_other_layers_replace_the_earlier_ones(family):
+    """Qwen3.5's own setter would add them up."""
+    width = family.ours.hidden_size
+    samples = list(family.samples.values())
+    for layer_ids in ((3,), (1, 6), LAYER_IDS):
+        places = [LAYER_IDS.index(layer_id) for layer_id in layer_ids]
+        wanted = [
+            torch.cat([states[:, place * width : (place + 1) * width] for place in places], dim=-1)
+            for states in family.expected.values()
+        ]
+        assert furthest(captured(family, samples, layer_ids), wanted) <= family.tolerance
+
+
+def test_both_recipes_keep_the_same_states_of_the_same_layers(family):
+    samples = list(family.samples.values())
+    for recipe in ("eagle3", "dflash"):
+        states = family.runtime.states(samples, LAYER_IDS, recipe=recipe)
+        assert furthest([features for features, _final in states], list(family.expected.values())) <= family.tolerance
+
+
+def test_final_hidden_states_are_those_behind_the_final_norm(family):
+    states = family.runtime.states(list(family.samples.values()), LAYER_IDS, final_hidden=True)
+    difference = furthest([final for _features, final in states], list(family.expected_final.values()))
+    scale = max(float(final.abs().max()) for final in family.expected_final.values())
+    print(f"{family.name}, final hidden states: {difference:.1e} of {scale:.1f}")
+    assert difference <= family.tolerance
+
+
+def test_the_last_layer_which_sglang_drops_without_a_word_is_refused(family):
+    for layer_ids, named in (((1, 7), r"\[7\]"), ((-1, 2), r"\[-1\]"), ((3, 9), r"\[9\]")):
+        with pytest.raises(DataError, match=rf"layers {named} cannot be captured from 8 layers: use 0 to 6"):
+            captured(family, [family.samples["text"]], layer_ids)
+
+
+def test_a_model_that_keeps_fewer_layers_than_asked_for_is_found_out(family, monkeypatch):
+    def forgetful(model, layer_ids, num_layers, recipe):
+        if len(layer_ids) == 1:
+            set_layers_to_capture(model, [], num_layers, recipe)
+            model.capture_aux_hidden_states = False
+        else:
+            set_layers_to_capture(model, layer_ids[:-1], num_layers, recipe)
+
+    monkeypatch.setattr("ops.sglang_engine.runtime.set_layers_to_capture", forgetful)
+    for layer_ids, width in ((LAYER_IDS, 96), ((2,), 0)):  # without any, SGLang returns the final states in their place
+        with pytest.raises(DataError, match=rf"SGLang kept states of width {width}, where those of layers"):
+            captured(family, [family.samples["text"]], layer_ids)
+
+
+def test_a_sample_longer_than_the_runtime_is_refused_by_name(family):
+    sample = family.samples["long text"]
+    many = evolve(sample, id="endless", input_ids=sample.input_ids.repeat(6), loss_mask=sample.loss_mask.repeat(6))
+    with pytest.raises(DataError, match=r"sample endless: \d+ tokens, and the runtime was started for samples of 200"):
+        captured(family, [many])
+
+
+def test_an_image_whose_expansion_differs_is_refused_by_name(family):
+    sample = with_images(family)["two images"]
+    place = int(torch.nonzero(sample.input_ids == family.runtime.vision.image_token_id)[0])
+    fewer = evolve(sample, id="cut", input_ids=torch.cat([sample.input_ids[:place], sample.input_ids[place + 1 :]]))
+    with pytest.raises(DataError, match=r"sample cut: \d+ image tokens, but the engine makes \d+ of its 2 images"):
+        captured(family, [fewer])
+    rows = evolve(sample, id="torn", pixel_values=sample.pixel_values[:-4])
+    with pytest.raises(DataError, match=r"sample torn: \d+ pixel rows, but its grids .* take \d+: tokenize it again"):
+        captured(family, [rows])
+
+
+def test_images_for_a_text_model_are_refused_by_name(family):
+    if FAMILIES[family.name].has_vision:
+        pytest.skip(f"{family.name} sees")
+    shown = evolve(family.samples["text"], pixel_values=torch.zeros(4, 96), image_grid_thw=torch.tensor([[1, 2, 2]]))
+    with pytest.raises(DataError, match="sample text: it holds images, but the target is a text model"):
+        captured(family, [shown])
