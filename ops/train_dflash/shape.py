@@ -21,13 +21,17 @@ def draft_shape(
     Raises ConfigError for values that do not fit.
     """
     heads = text["num_attention_heads"]
+    if config.intermediate_size is None and not text.get("intermediate_size"):
+        raise ConfigError(
+            "the target's config.json has no intermediate_size, as where every MLP is experts: give train_dflash one"
+        )
     return DraftConfig(
         hidden_size=info["hidden_size"],
         num_hidden_layers=config.num_layers,
         num_attention_heads=_first(config.num_heads, heads),
         num_key_value_heads=_first(config.num_kv_heads, text.get("num_key_value_heads"), heads),
         head_dim=_first(config.head_dim, text.get("head_dim"), info["hidden_size"] // heads),
-        intermediate_size=_first(config.intermediate_size, text["intermediate_size"]),
+        intermediate_size=_first(config.intermediate_size, text.get("intermediate_size")),
         vocab_size=info["vocab_size"],
         block_size=config.block_size,
         mask_token_id=_mask_token_id(features["mask_token_id"], text, info),

@@ -17,7 +17,7 @@ from family_checkpoints import FAMILIES, make_checkpoint, picture, token_sample
 from live_tensors import LiveTensors
 from safetensors import safe_open
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from dsl.pipeline import Launch
 from dsl.resources import Outlook, Resources, load_resources
@@ -82,9 +82,9 @@ def checkpoint(family: str, folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_of_every_family_are_those_of_the_model(family: str, tied: bool, tmp_path: Path) -> None:
-    folder = checkpoint(family, tmp_path / family, tie_word_embeddings=tied)
+    folder = make_checkpoint(family, tmp_path / family, tie_word_embeddings=tied)
     model = Target.from_directory(folder, {"eos_token_ids": []}).model
     sizes = TargetSizes.of(read_config(folder / "config.json"))
     assert sum(parameter.numel() for parameter in model.parameters()) == sizes.parameters
@@ -114,10 +114,16 @@ def target_sizes(folder: Path) -> TargetSizes:
     return TargetSizes.of(read_config(folder / "config.json"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("context", "blocks", "chunk", "checkpointed"),
-    [(1024, 96, 32, False), (4096, 96, 16, False), (256, 96, 96, False), (1024, 96, 32, True), (4096, 96, 16, True)],
+    ("dtype", "context", "blocks", "chunk", "checkpointed"),
+    [
+        (torch.float32, 1024, 64, 32, False),
+        (torch.bfloat16, 1024, 64, 32, False),
+        (torch.float32, 4096, 32, 16, False),
+        (torch.bfloat16, 4096, 32, 16, True),
+        (torch.bfloat16, 256, 96, 96, False),
+        (torch.float32, 1024, 64, 32, True),
+    ],
 )
 def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
     dtype: torch.dtype, context: int, blocks: int, chunk: int, checkpointed: bool
@@ -214,6 +220,18 @@ def test_the_built_in_target_and_a_draft_for_it_are_foreseen_before_they_are_mad
     captured = {"mask_token_id": 5, "target_layer_ids": [1, 3, 5], "num_target_layers": 8, "positions": "sequential"}
     drafted = draft_config(config, target, captured)
     assert evolve(drafted, mask_token_id=0, max_position_embeddings=1) == evolve(shape, max_position_embeddings=1)
+
+
+def test_a_target_of_experts_alone_needs_the_width_of_the_drafts_mlp(tmp_path: Path) -> None:
+    config = read_config(checkpoint("qwen3", tmp_path / "qwen3") / "config.json")
+    experts = {**config, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    del experts["intermediate_size"]
+    inputs = {"target": TargetForeseen.of(experts)}
+    edges = {"features": Ref("f"), "batches": Ref("b"), "target": Ref("m")}
+    with pytest.raises(ConfigError, match="no intermediate_size"):
+        foresee(TrainDflash(**edges), inputs=inputs)
+    needed = foresee(TrainDflash(**edges, intermediate_size=256), inputs=inputs)
+    assert 256 == needed.foreseen.shape.intermediate_size
 
 
 def test_a_directory_tells_its_own_files(tmp_path: Path) -> None:
