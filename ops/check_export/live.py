@@ -26,7 +26,7 @@ from ops.check_export.departures import (
     tau_mistake,
     tau_of,
 )
-from ops.check_export.live_cause import Cause, find_cause, is_tie
+from ops.check_export.live_cause import UNKNOWN, Cause, find_cause, is_tie, other_dtype
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.mistake import REWRITE, Mistake
 from ops.check_export.op import CheckExport
@@ -54,16 +54,21 @@ ROUNDINGS = 4  # how many times dflow's own rounding a forward pass below float3
 
 @frozen(kw_only=True)
 class Setting:
-    """What is served, and how it is compared. exact: every step must be equal."""
+    """What is served, and how it is compared. evaluated_in: the dtype of the evaluation."""
 
     draft_dir: Path
     target_dir: Path
     info: Mapping[str, Any]
     device: str
     dtype: str
-    exact: bool
+    evaluated_in: str
     tie_margin: float
     forward_tolerance: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether every step must be equal."""
+        return self.dtype == self.evaluated_in == "float32"
 
 
 def check_live(
@@ -81,15 +86,14 @@ def check_live(
         info=target_info(stage.inputs["target"]),
         device=stage.device,
         dtype=dtype,
-        exact=dtype == report["dtype"] == "float32",
+        evaluated_in=report["dtype"],
         tie_margin=report["tie_margin"],
         forward_tolerance=config.forward_tolerance,
     )
     draft, mistakes = own_draft(draft_dir)
-    try:
-        engine = start_engine(setting, prompts)
-    except dflash_worker.DraftRefused as error:
-        return LiveResult(SGLANG_VERSION, (), {}, mistakes=(*mistakes, refusal(draft_dir, error)))
+    engine = start_engine(setting, prompts)
+    if isinstance(engine, Mistake):
+        return LiveResult(SGLANG_VERSION, (), {}, mistakes=(*mistakes, engine))
     with engine:
         forward: dict[str, float] = {}
         if draft is not None:
@@ -99,7 +103,7 @@ def check_live(
         served = serve(engine, prompts, setting.info["eos_token_ids"])
         left = departures(prompts, served)
         seen = [engine.context_of(departure.prompt.sample) for departure in left[:ENOUGH]]
-    judged = judge(setting, draft, prompts, served, left, seen)
+    judged = judge(setting, None if mistakes else draft, prompts, served, left, seen)
     return LiveResult(
         version=SGLANG_VERSION,
         prompts=tuple(
@@ -143,11 +147,10 @@ def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
         return None, [mistake]
 
 
-def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.DflashEngine:
-    """SGLang with this target and draft, and room for a batch of prompts.
+def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.DflashEngine | Mistake:
+    """SGLang with this target and draft, and room for a batch of prompts; a mistake where it refuses the draft.
 
-    Raises LiveUnavailable where SGLang cannot be imported, refuses the device or finds no room, and DraftRefused where
-    it refuses the draft.
+    Raises LiveUnavailable where SGLang cannot be imported, refuses the device or finds no room.
     """
     block_size = read_json(setting.draft_dir / "config.json").get("block_size", 16)
     try:
@@ -164,14 +167,16 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.D
             pool_tokens=room,
             max_requests=TOGETHER,
         )
+    except dflash_worker.DraftRefused as error:
+        return Mistake(
+            what=f"{setting.draft_dir}: SGLang does not take it",
+            sglang=f"refuses to start: {error.__cause__}",
+            remedy=REWRITE,
+        )
     except dflash_worker.DflashRefused as error:
         raise LiveUnavailable(str(error)) from error
     except torch.OutOfMemoryError as error:
         raise LiveUnavailable(f"SGLang has no room for the target and the draft on this device: {error}") from error
-
-
-def refusal(draft_dir: Path, error: DataError) -> Mistake:
-    return Mistake(what=f"{draft_dir}: SGLang does not take it", sglang=str(error), remedy=REWRITE)
 
 
 def setting_mistakes(engine: dflash_worker.DflashEngine, config: DraftConfig) -> list[Mistake]:
@@ -241,15 +246,14 @@ def judge(
 ) -> Judgement:
     """Which of the departures are mistakes, and why they came about; SGLang is closed by now.
 
-    seen: what the draft was given of the prompts of the first departures.
+    draft: None where a mistake is known that explains them. seen: what the draft was given of the prompts of the first
+    departures.
     """
     tau = served_tau(served)
     if not left or not (setting.exact or is_below(tau, tau_of(prompts))):
         return Judgement()
     if draft is None:
-        return Judgement(
-            _mistakes(setting, prompts, left, tau, Cause("the draft itself is damaged, see above", REWRITE))
-        )
+        return Judgement(_mistakes(setting, prompts, left, tau, Cause("what is wrong is said above", REWRITE)))
     dtype = getattr(torch, setting.dtype)
     target = Target.from_directory(setting.target_dir, setting.info, setting.device, dtype)
     draft = draft.to(setting.device, dtype)
@@ -262,6 +266,8 @@ def judge(
     pairs = list(zip(left, seen, strict=False))
     departure, given = next((pair for pair in pairs if pair[0] in real), pairs[0])
     cause = find_cause(target, draft, departure, given.features_SF, given.positions_S)
+    if cause == UNKNOWN and setting.dtype != setting.evaluated_in:
+        cause = other_dtype(setting.dtype, setting.evaluated_in)
     return Judgement(_mistakes(setting, prompts, real, tau, cause), len(left) - len(real))
 
 

@@ -17,11 +17,16 @@ from ops.check_export.mistake import REWRITE
 from ops.dflash.decode import decode_speculative
 from ops.dflash.model import DraftModel
 from ops.load_target.model import Target
+from ops.sglang_engine.version import SGLANG_VERSION
 
 SAME = {torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the largest number of a layer's states
-SERVING_BUG = (
-    'where a server would do so too, train the draft again on what it does: capture with backend = "sglang"; where '
-    "only this machine does, serve elsewhere"
+OTHER_CODE = (
+    "no draft of dflow can be served like this; install SGLang afresh (pip install --force-reinstall --no-deps "
+    f"sglang=={SGLANG_VERSION}), and where that changes nothing, report what stands here"
+)
+OTHER_FEATURES = (
+    'a server gives the draft the same: capture with backend = "sglang" and train again, so that the draft learns from '
+    "what it will be given"
 )
 
 
@@ -31,6 +36,13 @@ class Cause:
 
     text: str
     remedy: str
+
+
+UNKNOWN = Cause(
+    "features and positions of the prompt are the right ones, so what differs comes behind it: the block (its mask "
+    "token, its positions), or what is kept of accepted tokens",
+    OTHER_CODE,
+)
 
 
 @torch.inference_mode()
@@ -72,11 +84,11 @@ def find_cause(
         return Cause(
             f"the draft gets position {int(positions_S[place])} for token {place} of the prompt, and was trained on "
             "the tokens' own places, 0, 1, 2 and so on",
-            SERVING_BUG,
+            OTHER_CODE,
         )
     others = _other_features(target, draft.config.target_layer_ids, departure.prompt, features_SF)
     if others:
-        return Cause("; ".join(others), SERVING_BUG)
+        return Cause("; ".join(others), OTHER_FEATURES)
     again = decode_speculative(target, draft, departure.prompt.sample, departure.prompt.max_new_tokens)
     if again.accepted == departure.served.accepted:
         return Cause(
@@ -84,10 +96,15 @@ def find_cause(
             "of another config.json",
             REWRITE,
         )
+    return UNKNOWN
+
+
+def other_dtype(served_in: str, evaluated_in: str) -> Cause:
+    """Where nothing else differs."""
     return Cause(
-        "features and positions of the prompt are the right ones, so what differs comes behind it: the block (its mask "
-        "token, its positions), or what is kept of accepted tokens",
-        SERVING_BUG,
+        f"features and positions of the prompt are the right ones, but SGLang serves in {served_in} and evaluate "
+        f"decoded in {evaluated_in}, and rounding makes other answers, in which the draft may be worse",
+        f'give evaluate dtype = "{served_in}" too, and train on features of that dtype',
     )
 
 

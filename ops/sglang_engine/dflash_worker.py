@@ -124,7 +124,8 @@ class DflashEngine:
             leave()
             raise
         vision = VisionTokens.of(place.model_config.hf_config)
-        return cls(arguments, target, worker, target.model_runner.model_config, vision, pool_tokens, max_requests)
+        requests = min(max_requests, target.model_runner.max_running_requests)
+        return cls(arguments, target, worker, target.model_runner.model_config, vision, pool_tokens, requests)
 
     def __enter__(self) -> Self:
         return self
@@ -289,7 +290,7 @@ def _arguments(target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
     except ConfigError as error:
         if REFUSAL not in str(error):
             raise DraftRefused(str(error)) from error
-        raise DflashRefused(f"SGLang refuses DFLASH on a {further['device'].upper()}: {error}") from error
+        raise DflashRefused(f"SGLang refuses DFLASH on a {further['device'].upper()}: {error.__cause__}") from error
 
 
 def _allocate(target: TpModelWorker, worker: Any) -> None:

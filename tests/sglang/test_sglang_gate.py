@@ -1,0 +1,241 @@
+"""The gate's live stage on SGLang's real code: it passes sound drafts, and tells what is wrong with the others.
+
+The drafts are noisy ones where an error has to show: a draft that knows the answers hides wrong features.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from dflash_cases import NEW_TOKENS, changed
+from fake_stage import FakeStage
+from gate_cases import check
+
+from dsl.errors import DataError
+from dsl.op import Ref
+from ops.artifacts import Draft, Report
+from ops.check_export.live import check_live
+from ops.check_export.live_result import LiveUnavailable, Prompt
+from ops.check_export.op import CheckExport
+from ops.evaluate.op import Evaluate
+from ops.evaluate.run import evaluate
+from ops.files import read_json, read_jsonl, write_json
+
+WORKER = "sglang.srt.speculative.dflash_worker_v2"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """What the live stage reads of a report."""
+    folder = tmp_path_factory.mktemp("report")
+    write_json(folder / "report.json", {"dtype": "float32", "tie_margin": 1e-4})
+    return Report(folder, "report")
+
+
+def config(**changes):
+    return CheckExport(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), report=Ref("d"), **changes)
+
+
+@pytest.fixture
+def live(report, tmp_path):
+    """Runs the live stage on a draft of a case, whose accepted lengths are those of another, sound one."""
+
+    def run(case, sound: Draft, served: Path | None = None, **changes):
+        prompts = [
+            Prompt(prompt, plain.tokens, answer.accepted, NEW_TOKENS)
+            for prompt, plain, answer in zip(case.prompts, case.plain, case.reference(sound.path), strict=True)
+        ]
+        stage = FakeStage(tmp_path, {"target": case.target, "report": report})
+        result = check_live(served or sound.path, case.checkpoint, prompts, config(**changes), stage)
+        for mistake in result.mistakes:
+            print(mistake)
+        print(f"equal steps {result.details.get('equal_steps')}, ties {result.ties}")
+        return result
+
+    return run
+
+
+def told(result):
+    return "\n".join(str(mistake) for mistake in result.mistakes)
+
+
+@pytest.mark.parametrize("name", ["text_case", "vision_case"])
+def test_a_sound_draft_passes(request, live, name):
+    case = request.getfixturevalue(name)
+    result = live(case, case.drafts["noisy"])
+    assert ((), 0) == (result.mistakes, result.ties)
+    assert {"dtype": "float32", "equal_steps": 1.0, "equal_answers": len(case.prompts)} == result.details
+    assert 1e-5 > max(result.forward.values())
+    assert [prompt.id for prompt in case.prompts] == [prompt.id for prompt in result.prompts]
+
+
+def layers_one_higher(patch):
+    """The setter of the text model counts one further."""
+    model = importlib.import_module("sglang.srt.models.qwen3").Qwen3ForCausalLM
+    right = model.set_dflash_layers_to_capture
+    patch.setattr(model, "set_dflash_layers_to_capture", lambda self, ids: right(self, [k + 1 for k in ids]))
+
+
+def another_mask_token(patch):
+    worker = importlib.import_module(WORKER).DFlashWorkerV2
+    patch.setattr(worker, "_resolve_mask_token_id", lambda _self, **_options: 9)
+
+
+def another_theta(patch):
+    draft = importlib.import_module("sglang.srt.models.dflash")
+    right = draft.get_rope_config
+    patch.setattr(draft, "get_rope_config", lambda config: (2 * right(config)[0], right(config)[1]))
+
+
+def features_of_the_token_before(patch):
+    """What is kept of the accepted tokens is shifted; the prompt's features are right."""
+    worker = importlib.import_module(WORKER).DFlashWorkerV2
+    append = worker._append_target_hidden_to_draft_kv_by_loc
+
+    def shifted(self, *, target_hidden, commit_lens=None, **others):
+        if commit_lens is not None:
+            target_hidden = target_hidden.roll(1, dims=0)
+        append(self, target_hidden=target_hidden, commit_lens=commit_lens, **others)
+
+    patch.setattr(worker, "_append_target_hidden_to_draft_kv_by_loc", shifted)
+
+
+def moved_by_the_mrope_delta(patch):
+    """Keys of the prompt at mRoPE's distance from the block: where images shorten the positions."""
+    module = importlib.import_module(WORKER)
+    generate, positions_of = module.DFlashWorkerV2.forward_batch_generation, module.compute_position
+    deltas = []
+
+    def forward(self, batch, *arguments, **options):
+        inputs = batch.multimodal_inputs or [None] * len(batch.reqs)
+        deltas[:] = [0 if images is None else int(images.mrope_position_delta) for images in inputs]
+        return generate(self, batch, *arguments, **options)
+
+    def moved(backend, prefix_lens, lengths, total):
+        positions, starts = positions_of(backend, prefix_lens, lengths, total)
+        return positions - torch.repeat_interleave(torch.tensor(deltas), lengths), starts
+
+    patch.setattr(module.DFlashWorkerV2, "forward_batch_generation", forward)
+    patch.setattr(module, "compute_position", moved)
+
+
+def features_before_deepstack(patch):
+    """SGLang's other order of the additions captures a layer's input before the visual features come to it."""
+    decoder = importlib.import_module("sglang.srt.models.qwen3_vl").Qwen3LLMModel
+    make = decoder.__init__
+
+    def init(self, **options):
+        make(self, **options)
+        self.use_hf_deepstack_order = True
+
+    patch.setattr(decoder, "__init__", init)
+
+
+ERRORS = {
+    layers_one_higher: ("text_case", r"states for layer 0 that differ by .* and are those of layer 1; .* of layer 2; "),
+    another_mask_token: ("text_case", r"mask_token_id is \d+\n    SGLang: reads 9\n"),
+    another_theta: ("text_case", r"forward pass in float32 \(1 layers, block 6, context \d+\) differs by"),
+    features_of_the_token_before: ("text_case", "what differs comes behind it: the block"),
+    moved_by_the_mrope_delta: ("vision_case", r"the draft gets position \d+ for token 0 of the prompt"),
+    features_before_deepstack: ("vision_case", "states for layer 0 that .* are those before deepstack's"),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_a_server_that_gives_the_draft_something_else_is_caught_and_the_cause_named(request, live, monkeypatch, error):
+    name, expected = ERRORS[error]
+    case = request.getfixturevalue(name)
+    sound = case.drafts["noisy"]
+    error(monkeypatch)
+    result = live(case, sound)
+    assert len(case.prompts) == result.details["equal_answers"]
+    assert 0.9 > result.details["equal_steps"]
+    text = told(result)
+    assert "prompts are accepted otherwise than in evaluate:\n    sample prompt-" in text
+    assert "so that the answers are right all the same" in text
+    assert re.search(expected, text)
+
+
+DAMAGED = {
+    "a tensor missing": ({"without": "layers.0.mlp.up_proj.weight"}, 'Missing key.*"layers.0.mlp.up_proj.weight"'),
+    "another mask token": ({"mask_token_id": 9}, "the report is of other weights or of another config.json"),
+    "other layers": ({"target_layer_ids": [1, 2, 4, 5]}, "the report is of other weights or of another config.json"),
+    "another block size": ({"block_size": 8}, "the report is of other weights or of another config.json"),
+    "a short context": ({"max_position_embeddings": 64}, "refuses to start .* derived context_length \\(64\\)"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_an_export_that_is_not_the_draft_that_was_evaluated_is_caught(text_case, live, tmp_path, name):
+    damage, expected = DAMAGED[name]
+    sound = text_case.drafts["noisy"]
+    result = live(text_case, sound, changed(sound, tmp_path / "export", **damage))
+    assert re.search(expected, told(result))
+    assert "remedy: write the export again: dflow resume --from export" in told(result)
+    if result.prompts:
+        assert len(text_case.prompts) == result.details["equal_answers"]
+        assert "prompts are accepted otherwise than in evaluate" in told(result)
+
+
+def test_half_precision_is_measured_by_tau_and_tells_the_share_of_equal_steps(text_case, live):
+    result = live(text_case, text_case.drafts["trained"], dtype="bfloat16")
+    assert "bfloat16" == result.details["dtype"]
+    assert 0 < result.details["equal_steps"] < 1
+    assert all(" layers, block 6, context " in name for name in result.forward)
+    # Answers without a rule are another text once a token is: tau falls, and the gate says by how much.
+    assert re.search(r"^  tau is \d\.\d\d in SGLang, and 5\.43 in evaluate on the same 5 prompts", told(result))
+    assert "SGLang serves in bfloat16 and evaluate decoded in float32" in told(result)
+
+
+def evaluated(case, quality, folder):
+    inputs = {"draft": case.drafts[quality], "target": case.target, "tokens": case.tokens}
+    stage = FakeStage(folder, inputs)
+    options = {"max_new_tokens": NEW_TOKENS, "random_draft": False, "bootstrap": 50, "seed": 0}
+    evaluate(Evaluate(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), **options), stage)
+    return {**inputs, "report": stage.artifact(Report)}
+
+
+def test_the_gate_passes_a_real_chain_and_refuses_it_where_sglang_serves_otherwise(
+    vision_case, tmp_path, monkeypatch, capsys
+):
+    inputs = evaluated(vision_case, "noisy", tmp_path / "eval")
+    stage = check(tmp_path / "gate", inputs, live="required")
+    checked = read_json(stage.out_dir / "check.json")
+    assert ("passed", "passed") == (checked["static"], checked["live"]["status"])
+    assert checked["tau"]["evaluate"] == checked["tau"]["served"]
+    assert stage.metric("check/tau_evaluate") == stage.metric("check/tau_served")
+    print(checked["tau"])
+    rows = list(read_jsonl(stage.out_dir / "served.jsonl"))
+    assert [row["accepted_evaluate"] for row in rows] == [row["accepted"] for row in rows]
+    assert [prompt.id for prompt in vision_case.prompts] == [row["id"] for row in rows]
+    features_before_deepstack(monkeypatch)
+    with pytest.raises(
+        DataError, match=r"breaks the serving contract:\n  . of 5 prompts are accepted otherwise"
+    ) as error:
+        check(tmp_path / "refused", inputs)
+    print(error.value)
+    assert "are those before deepstack's visual features are added" in str(error.value)
+
+
+def test_where_sglang_refuses_a_cpu_the_live_stage_is_skipped_or_required_in_vain(
+    text_case, tmp_path, monkeypatch, capsys
+):
+    inputs = evaluated(text_case, "random", tmp_path / "eval")
+    hook = importlib.import_module("sglang.srt.arg_groups.speculative_hook")
+    monkeypatch.setattr(hook, "current_platform", hook.current_platform.platform)
+    checked = read_json(check(tmp_path / "auto", inputs).out_dir / "check.json")
+    assert ("passed", "skipped") == (checked["static"], checked["live"]["status"])
+    assert checked["live"]["reason"].startswith("SGLang refuses DFLASH on a CPU")
+    assert "SKIPPED" in capsys.readouterr().out
+    with pytest.raises(DataError, match="SGLang refuses DFLASH on a CPU"):
+        check(tmp_path / "required", inputs, live="required")
+
+
+def test_on_a_gpu_the_draft_is_checked_in_bfloat16(text_case, report, tmp_path):
+    stage = FakeStage(tmp_path, {"target": text_case.target, "report": report}, device="cuda")
+    with pytest.raises(LiveUnavailable, match="casts what goes into a draft to bfloat16 on a GPU"):
+        check_live(text_case.drafts["noisy"].path, text_case.checkpoint, [], config(dtype="float32"), stage)
