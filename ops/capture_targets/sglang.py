@@ -27,7 +27,7 @@ from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.vision.families import VisionFamily, family_of
 
 # What was compared with transformers' states, see docs/sglang.md.
-MODEL_TYPES = ("qwen3", "qwen2_5_vl", "qwen3_vl")
+MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 PATCH_DIM_OF_QWEN25 = 1176  # the one width of pixel rows that SGLang's Qwen2.5-VL takes for pixels
 
 
@@ -47,21 +47,28 @@ class SglangBackend:
         """
         target: TargetModel = stage.inputs["target"]
         check_target(target)
-        check_arg_names(config.server_args or {})
+        given = config.server_args or {}
+        check_arg_names(given)
         longest = longest_sample(readers)
         trust = bool(target_info(target).get("trust_remote_code", False))
         check_length(longest, context_length(target.path / "model", trust), "the target's context")
-        runtime = SglangRuntime.start(
-            target.path / "model",
-            device=stage.device,
-            dtype=config.dtype,
-            pool_tokens=max(config.batch_tokens or default_batch_tokens(stage.device), longest.tokens),
-            context_length=longest.tokens,
-            server_args={"trust_remote_code": trust, **(config.server_args or {})},
-            tp_rank=stage.rank % config.tp_degree,
-            tp_size=config.tp_degree,
-            dist_port=agreed_port(stage, config.tp_degree) if config.tp_degree > 1 else None,
-        )
+        try:
+            runtime = SglangRuntime.start(
+                target.path / "model",
+                device=stage.device,
+                dtype=config.dtype,
+                pool_tokens=max(config.batch_tokens or default_batch_tokens(stage.device), longest.tokens),
+                context_length=longest.tokens,
+                server_args={"trust_remote_code": trust, **given},
+                tp_rank=stage.rank % config.tp_degree,
+                tp_size=config.tp_degree,
+                dist_port=agreed_port(stage, config.tp_degree) if config.tp_degree > 1 else None,
+            )
+        except (ValueError, AssertionError) as error:
+            if not given:
+                raise
+            shown = ", ".join(f"{name} = {value!r}" for name, value in given.items())
+            raise ConfigError(f"SGLang does not start with server_args {shown}: {error}") from error
         check_length(longest, runtime.pool_tokens, "what memory holds,")
         return cls(runtime, config.recipe)
 

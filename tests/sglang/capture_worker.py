@@ -1,0 +1,43 @@
+"""One rank of a capture in a process of its own: `python capture_worker.py JOB`, alone or under torchrun.
+
+JOB is a JSON file: {"folder", "tokens", "target": folders, "config": fields of CaptureTargets}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from fake_stage import FakeStage
+
+from dsl.op import Ref
+from ops.artifacts import TargetModel, TokenShards
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.run import capture_targets
+
+
+def write_job(file: Path, folder: Path, tokens: TokenShards, target: TargetModel, **config: Any) -> None:
+    job = {"folder": str(folder), "tokens": str(tokens.path), "target": str(target.path), "config": config}
+    file.write_text(json.dumps(job))
+
+
+def main(file: Path) -> None:
+    torch.set_num_threads(1)
+    job = json.loads(file.read_text())
+    stage = FakeStage(
+        Path(job["folder"]),
+        {"tokens": TokenShards(Path(job["tokens"]), "tokens"), "target": TargetModel(Path(job["target"]), "target")},
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+    )
+    references = {"tokens": Ref("tokenize"), "target": Ref("target")}
+    config = {name: tuple(value) if isinstance(value, list) else value for name, value in job["config"].items()}
+    capture_targets(CaptureTargets(**references, **config), stage)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
