@@ -17,6 +17,7 @@ from executor.store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
 from ops.sglang_engine.serve_command import DraftOption, Served, checkpoint_dtype
 
+PREPROCESSOR = "preprocessor_config.json"
 HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first of these that holds one
 
 
@@ -58,7 +59,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     images = made.image_backend(export) if info["vision"] else None
     return ServedRun(
         target=target / "model",
-        served=Served.of(info, dtype, images),
+        served=Served.of(info, dtype, images, made.pixels(export, target)),
         draft=DraftOption(path=str(draft), block_size=config["block_size"]),
         warnings=tuple(warnings),
         tau=made.tau(export),
@@ -112,6 +113,15 @@ class _Made:
                 return str(captured.get("image_backend") or "pillow")
         return "pillow"
 
+    def pixels(self, export: GraphNode, target: Path) -> dict[str, int]:
+        """The sizes of images that the tokens of the evaluation were made with, where the target's own differ."""
+        for tokens in self._tokens(export):
+            digest = self.record.state.nodes[tokens.id].digest
+            if digest is not None and self.store.has(digest):
+                used = pixel_limits(self.store.object_path(digest) / "processor" / PREPROCESSOR)
+                return used if used != pixel_limits(target / "model" / PREPROCESSOR) else {}
+        return {}
+
     def tau(self, export: GraphNode) -> float | None:
         for node in self._readers(export, Report):
             measured = self.record.state.nodes[node.id].metrics.get("eval/tau")
@@ -134,16 +144,21 @@ class _Made:
                     return tuple(ChatPrompt(str(row["id"]), chat_messages(row, samples)) for row in rows[split])
         return ()
 
-    def _samples(self, export: GraphNode) -> Iterator[Path]:
-        """Conversations behind the tokens that the draft was evaluated or checked on, where the store has them."""
+    def _tokens(self, export: GraphNode) -> Iterator[GraphNode]:
+        """The nodes that made the tokens on which the draft was evaluated or checked."""
         for reader in (*self._readers(export, Report), *self._readers(export, CheckedDraft)):
-            for tokens in reader.inputs.get("tokens", ()):
-                if self.graph.nodes[tokens].op.output is TokenShards:
-                    for producer in self.graph.nodes[tokens].inputs["samples"]:
-                        digest = self.record.state.nodes[producer].digest
-                        is_chat = self.graph.nodes[producer].op.output is ImageSamples
-                        if is_chat and digest is not None and self.store.has(digest):
-                            yield self.store.object_path(digest)
+            for node in reader.inputs.get("tokens", ()):
+                if self.graph.nodes[node].op.output is TokenShards:
+                    yield self.graph.nodes[node]
+
+    def _samples(self, export: GraphNode) -> Iterator[Path]:
+        """The conversations behind those tokens, where the store has them."""
+        for tokens in self._tokens(export):
+            for producer in tokens.inputs.get("samples", ()):
+                digest = self.record.state.nodes[producer].digest
+                is_chat = self.graph.nodes[producer].op.output is ImageSamples
+                if is_chat and digest is not None and self.store.has(digest):
+                    yield self.store.object_path(digest)
 
     def path(self, node: str) -> Path:
         state = self.record.state.nodes[node]
@@ -162,6 +177,17 @@ class _Made:
     def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
         """Nodes of this output that read the exported draft."""
         return [node for node in self._of(output) if export.id in node.inputs.get("draft", ())]
+
+
+def pixel_limits(preprocessor: Path) -> dict[str, int]:
+    """min_pixels and max_pixels of an image processor's file; empty where it says neither, or is not there."""
+    config = _read(preprocessor) if preprocessor.is_file() else {}
+    size = config.get("size") or {}
+    least, most = (
+        size.get("shortest_edge", config.get("min_pixels")),
+        size.get("longest_edge", config.get("max_pixels")),
+    )
+    return {"min_pixels": least, "max_pixels": most} if least is not None and most is not None else {}
 
 
 def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:

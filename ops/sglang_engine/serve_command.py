@@ -8,11 +8,12 @@ layer are read from the draft's config.json.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 LAUNCHER = "sglang.launch_server"
 MENDED_LAUNCHER = "ops.sglang_engine.launch_server"
@@ -27,6 +28,7 @@ IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens
 class Served:
     """What decides how a target is served: model_type as in its config.json, image_backend as in tokens.json.
 
+    pixels: min_pixels and max_pixels of the training's images, both of them, where those of the target differ.
     dtype: of the weights and the cache, named since SGLang's own choice turns a float32 checkpoint into float16.
     """
 
@@ -34,6 +36,7 @@ class Served:
     vision: bool
     dtype: str
     image_backend: str | None = "pillow"
+    pixels: Mapping[str, int] = Factory(dict)
     trust_remote_code: bool = False
 
     @property
@@ -49,13 +52,20 @@ class Served:
         return {}
 
     @classmethod
-    def of(cls, target: Mapping[str, Any], dtype: str, image_backend: str | None = "pillow") -> Served:
+    def of(
+        cls,
+        target: Mapping[str, Any],
+        dtype: str,
+        image_backend: str | None = "pillow",
+        pixels: Mapping[str, int] | None = None,
+    ) -> Served:
         """From a target.json."""
         return cls(
             model_type=target["model_type"],
             vision=target["vision"],
             dtype=dtype,
             image_backend=image_backend,
+            pixels=dict(pixels or {}),
             trust_remote_code=target["trust_remote_code"],
         )
 
@@ -100,6 +110,8 @@ def launch_command(
     if served.vision and served.image_backend is not None:
         # "auto" takes torchvision where it is installed, whose pixels differ from those of pillow by two grey levels.
         command += ["--image-processor-backend", IMAGE_BACKENDS[served.image_backend]]
+    if served.vision and served.pixels:  # one of the two alone would be ignored without a word
+        command += ["--mm-process-config", json.dumps({"image": dict(served.pixels)})]
     if served.trust_remote_code:
         command.append("--trust-remote-code")
     return [*command, "--host", address.host, "--port", str(address.port), *extra]

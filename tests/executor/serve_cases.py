@@ -120,8 +120,11 @@ def commit(store: Store, key: str, run: str, made: Path) -> str:
     return digest
 
 
-def make_artifacts(folder: Path, model_type: str = "qwen3", **config: Any) -> dict[str, Path]:
-    """Folders with the files that serving reads, without weights. config: entries of the target's config.json."""
+def make_artifacts(folder: Path, model_type: str = "qwen3", max_pixels: int = 2048, **config: Any) -> dict[str, Path]:
+    """Folders with the files that serving reads, without weights; its images were resized to at most 1024 pixels.
+
+    max_pixels: of the target's own image processor. config: entries of the target's config.json.
+    """
     vision = model_type not in ("qwen3", "qwen3_moe")
     images = [{"sha256": "0", "pack": "images-00000.bin", "offset": 2, "size": 3}] if vision else []
     question = [*([{"type": "image"}] if vision else []), {"type": "text", "text": "What is it?"}]
@@ -134,11 +137,13 @@ def make_artifacts(folder: Path, model_type: str = "qwen3", **config: Any) -> di
         "target": {
             "target.json": {"model_type": model_type, "vision": vision, "trust_remote_code": False},
             "model/config.json": {"model_type": model_type, "dtype": "bfloat16", **config},
+            "model/preprocessor_config.json": {"min_pixels": 64, "max_pixels": max_pixels},
         },
         "export": {"config.json": {"block_size": 4}},
         "check": {"draft/config.json": {"block_size": 4}, "check.json": {}},
         "train": {"training.json": {"captured": {"image_backend": "torchvision" if vision else None}}},
         "eval": {"report.json": {}},
+        "tokenize": {"processor/preprocessor_config.json": {"size": {"shortest_edge": 64, "longest_edge": 1024}}},
         "inject": {
             "samples.jsonl": [{**row, "id": "a", "split": "train"}, {**row, "id": "b", "split": "test"}],
             "images-00000.bin": b"xxPNGxx",

@@ -81,6 +81,13 @@ def test_a_target_is_served_as_its_config_says(tmp_path, model_type, config, dty
     vision = model_type != "qwen3"
     assert (model_type, vision, dtype) == (run.served.model_type, run.served.vision, run.served.dtype)
     assert ("torchvision" if vision else None) == run.served.image_backend
+    assert {"min_pixels": 64, "max_pixels": 1024} == run.served.pixels
+
+
+def test_sizes_of_images_are_said_only_where_the_target_has_others(tmp_path):
+    _store, run = found(tmp_path, "qwen3_vl", config={"max_pixels": 1024})
+
+    assert {} == run.served.pixels
 
 
 def test_the_prompt_is_a_held_out_one_with_its_image(tmp_path):

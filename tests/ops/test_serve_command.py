@@ -53,6 +53,13 @@ def test_a_target_prepared_with_torchvision_is_served_with_it():
     assert "torchvision" == command[command.index("--image-processor-backend") + 1]
 
 
+def test_images_are_resized_as_they_were_for_the_training():
+    pixels = {"min_pixels": 64, "max_pixels": 1024}
+    command = launch_command("target", served("qwen3_5", pixels=pixels), DRAFT)
+
+    assert '{"image": {"min_pixels": 64, "max_pixels": 1024}}' == command[command.index("--mm-process-config") + 1]
+
+
 def test_without_a_draft_sglangs_own_launcher_serves_the_target_alone():
     expected = ["python", "-m", "sglang.launch_server", "--model-path", "target", "--dtype", "bfloat16"]
 

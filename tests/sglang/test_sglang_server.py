@@ -44,18 +44,20 @@ from ops.vision.packs import PackWriter
 
 IMAGES = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
 COUNTS = (0, 1, 2, 1, 1)
+MAX_PIXELS = 1024
 ON_CPU = [*(part for pair in ON_A_CPU.items() for part in pair), *SWITCHES]
 
 
 @frozen(eq=False)
 class Run:
-    """A store with the record of a run, and the samples that its draft was evaluated on."""
+    """A store with the record of a run, and the samples and tokens that its draft was evaluated on."""
 
     case: Case
     store: Store
     run: str
     draft: Path
     samples: Path
+    tokens: TokenShards
 
     def dflow_serve(self, port: int, *arguments: str) -> list[str]:
         own = ["serve", self.run, "--store", str(self.store.path), "--port", str(port), *arguments]
@@ -63,12 +65,7 @@ class Run:
 
     def chat(self) -> list[tuple[dict[str, Any], TokenSample]]:
         """Each conversation as it is sent, and as dflow tokenised it."""
-        stage = FakeStage(self.samples.parent / "tokens", {"samples": ImageSamples(self.samples, "samples")})
-        config = TokenizeChat(
-            samples=Ref("inject"), processor=str(self.case.checkpoint), min_loss_tokens=1, preview_samples=0
-        )
-        tokenize_chat(config, stage)
-        reader = TokenReader(stage.artifact(TokenShards), "test")
+        reader = TokenReader(self.tokens, "test")
         rows = {row["id"]: row for row in read_jsonl(self.samples / "samples.jsonl")}
         found = [reader.sample(index) for index in range(len(reader.records))]
         return [({"messages": chat_messages(rows[sample.id], self.samples)}, sample) for sample in found]
@@ -78,6 +75,7 @@ def make_run(folder: Path, family: str, *, images: bool) -> Run:
     case = make_case(family, folder / "case", images=images)
     draft = case.drafts["noisy"].path
     samples = write_samples(folder / "samples", images)
+    tokens = tokenised(folder / "tokens", samples, case.checkpoint)
     made = {
         "target": case.target.path,
         "train": write_folder(folder / "train", {"training.json": {"captured": {"image_backend": "pillow"}}}),
@@ -85,17 +83,19 @@ def make_run(folder: Path, family: str, *, images: bool) -> Run:
         "check": write_folder(folder / "check", {"check.json": {}}),
         "eval": write_folder(folder / "eval", {"report.json": {}}),
         "inject": samples,
+        "tokenize": tokens.path,
     }
     (made["check"] / "draft").symlink_to(draft)
     store, run = record_run(folder / "run", made, states={"eval": {"metrics": {"eval/tau": 2.5}}})
-    return Run(case, store, run, draft, samples)
+    return Run(case, store, run, draft, samples, tokens)
 
 
 def write_samples(folder: Path, images: bool) -> Path:
     folder.mkdir()
     packs, rows = PackWriter(folder), []
-    for index, (question, count) in enumerate(zip(QUESTIONS, COUNTS, strict=True)):
-        shown = [png(image) for image in IMAGES[:count]] if images else []
+    pictures = [*(IMAGES[:count] for count in COUNTS), [picture(48, 48)]]  # the last one is too large for the limit
+    for index, (question, of_it) in enumerate(zip([*QUESTIONS, "What now?"], pictures, strict=True)):
+        shown = [png(image) for image in of_it] if images else []
         asked = [*({"type": "image"} for _ in shown), {"type": "text", "text": question}]
         told = {"role": "assistant", "content": [{"type": "text", "text": "It is red."}]}
         rows.append(
@@ -109,6 +109,14 @@ def write_samples(folder: Path, images: bool) -> Path:
         )
     write_jsonl(folder / "samples.jsonl", [{**rows[0], "id": "train", "split": "train"}, *rows])
     return folder
+
+
+def tokenised(folder: Path, samples: Path, processor: Path) -> TokenShards:
+    """With a limit on the size of images that the target's own processor does not have."""
+    stage = FakeStage(folder, {"samples": ImageSamples(samples, "samples")})
+    options = {"max_pixels": MAX_PIXELS, "min_loss_tokens": 1, "preview_samples": 0}
+    tokenize_chat(TokenizeChat(samples=Ref("inject"), processor=str(processor), **options), stage)
+    return stage.artifact(TokenShards)
 
 
 def png(image: Image.Image) -> bytes:
