@@ -54,8 +54,9 @@ FAMILIES: dict[str, Case] = {
         side=84,
     ),
     "qwen3_vl": Case(vision=TOWER),
-    "qwen3_5": Case(vision=TOWER),
-    "qwen3_5_moe": Case(vision=TOWER),
+    # A recurrence carries rounding on; test_sglang_qwen35.py measures by how much.
+    "qwen3_5": Case(vision=TOWER, tolerance=2.5e-4),
+    "qwen3_5_moe": Case(vision=TOWER, tolerance=2.5e-4),
     "qwen3_moe": Case(has_vision=False, text={"tie_word_embeddings": False}),  # SGLang's has no tied head
     "qwen3_vl_moe": Case(vision=TOWER),
 }

@@ -98,3 +98,15 @@ def test_convolution_states_in_sglangs_default_of_bfloat16_change_answers_in_flo
     with capsys.disabled():
         print(f"\nqwen3_5, convolution states in bfloat16: the first wrong token of each prompt is number {wrong}")
     assert {None} < set(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe"])
+def test_targets_with_experts_are_served_as_well(family, tmp_path, capsys):
+    case = make_case(family, tmp_path / "case", images=family != "qwen3_moe", tie_word_embeddings=False)
+    expected = case.reference(case.drafts["noisy"].path)
+    answers = served(case, "noisy")
+    with capsys.disabled():
+        print(f"\n{family}, noisy draft: tau {tau(expected):.3f} by dflow, {tau(answers):.3f} served")
+    assert [None] * len(case.prompts) == wrong_from(case, answers)
+    assert [answer.accepted for answer in expected] == [answer.accepted for answer in answers]
