@@ -58,13 +58,21 @@ class Case:
         return [decode_speculative(self.loaded, model, prompt, NEW_TOKENS) for prompt in self.prompts]
 
 
-def make_case(family: str, folder: Path, *, images: bool, **checkpoint: Any) -> Case:
-    """A target of a family, the prompts that it answers, and its drafts."""
-    make_checkpoint(family, folder / "checkpoint", **checkpoint)
+def make_case(
+    family: str, folder: Path, *, images: bool, scale: float = 1, processor: dict[str, Any] | None = None, **sizes: Any
+) -> Case:
+    """A target of a family, the prompts that it answers, and its drafts.
+
+    scale: of the pictures. processor: fields of preprocessor_config.json. sizes: fields of the model's config.
+    """
+    checkpoint = make_checkpoint(family, folder / "checkpoint", **sizes)
+    if processor:
+        file = checkpoint / "preprocessor_config.json"
+        write_json(file, read_json(file) | processor)
     stage = FakeStage(folder / "target")
     load_target(LoadTarget(checkpoint=str(folder / "checkpoint")), stage)
     target = stage.artifact(TargetModel)
-    prompts = _prompts(folder / "checkpoint", images)
+    prompts = _prompts(checkpoint, images, scale)
     loaded = _ending_early(target, prompts)
     plain = [decode_plain(loaded, prompt, NEW_TOKENS) for prompt in prompts]
     tokens = with_answers(folder / "tokens", _tokens_info(loaded, prompts), prompts, plain, ("train", "test"))
@@ -128,10 +136,11 @@ def _written(draft: Draft, weights: dict[str, torch.Tensor], folder: Path) -> Dr
     return Draft(folder, folder.name)
 
 
-def _prompts(checkpoint: Path, images: bool) -> list[TokenSample]:
+def _prompts(checkpoint: Path, images: bool, scale: float) -> list[TokenSample]:
     """One prompt of each question; with images every question but one comes with one or two pictures."""
     processor = load_processor(str(checkpoint))
-    pictures = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
+    sizes = ((24, 16), (16, 32), (24, 24))
+    pictures = [picture(int(width * scale), int(height * scale), seed) for seed, (width, height) in enumerate(sizes)]
     counts = (0, 1, 2, 1, 1) if images else (0,) * len(QUESTIONS)
     return [
         token_sample(processor, question, images=pictures[index % 2 :][:count], name=f"prompt-{index}")

@@ -35,3 +35,12 @@ def text_case(tmp_path_factory):
 def vision_case(tmp_path_factory):
     """The same of a tiny dense Qwen3-VL, most of whose prompts hold images."""
     return make_case("qwen3_vl", tmp_path_factory.mktemp("vision"), images=True)
+
+
+@pytest.fixture(scope="session")
+def qwen2_5_vl_case(tmp_path_factory):
+    """The same of a tiny Qwen2.5-VL. SGLang's image path takes its patches of 14 pixels alone."""
+    patches = {"patch_size": 14, "size": {"shortest_edge": 28**2, "longest_edge": 28**2 * 64}}
+    tower = {"intermediate_size": 64, "patch_size": 14, "window_size": 56}
+    folder = tmp_path_factory.mktemp("qwen2_5_vl")
+    return make_case("qwen2_5_vl", folder, images=True, scale=3.5, processor=patches, vision=tower)

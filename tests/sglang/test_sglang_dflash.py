@@ -32,8 +32,10 @@ def tau(answers):
     return acceptance_length(answers, 1, 0).tau
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("name", ["text_case", "vision_case"])
+SERVED = [(name, quality) for name in ("text_case", "vision_case") for quality in QUALITIES]
+
+
+@pytest.mark.parametrize(("name", "quality"), [*SERVED, ("qwen2_5_vl_case", "noisy")])
 def test_served_answers_are_the_targets_own_and_accepted_lengths_are_those_of_evaluate(request, name, quality):
     case = request.getfixturevalue(name)
     draft = case.drafts[quality].path

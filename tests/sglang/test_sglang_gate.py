@@ -165,7 +165,7 @@ DAMAGED = {
     "another mask token": ({"mask_token_id": 9}, "the report is of other weights or of another config.json"),
     "other layers": ({"target_layer_ids": [1, 2, 4, 5]}, "the report is of other weights or of another config.json"),
     "another block size": ({"block_size": 8}, "the report is of other weights or of another config.json"),
-    "a short context": ({"max_position_embeddings": 64}, "refuses to start .* derived context_length \\(64\\)"),
+    "a short context": ({"max_position_embeddings": 64}, "refuses to start: .* derived context_length \\(64\\)"),
 }
 
 
