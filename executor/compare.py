@@ -6,6 +6,7 @@ The computation is a process of its own (ops/capture_targets/compare.py), becaus
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,14 @@ class Compared:
                 f"log-probabilities of the answers differ by up to {logs['largest']:.1e}, allowed {logs['allowed']:.1e}"
                 f"{'' if logs['agrees'] else '  TOO FAR'}"
             )
-        return "\n".join([*lines, "", *_preprocessing_lines(result["preprocessing"]), self._verdict()])
+        lines += ["", *_preprocessing_lines(result["preprocessing"])]
+        if result["image_bounds"]:
+            told = json.dumps({"image": result["image_bounds"]})
+            lines.append(
+                "the tokens have other image sizes than the target's own: a server needs "
+                f"--mm-process-config '{told}', which `dflow serve` passes"
+            )
+        return "\n".join([*lines, self._verdict()])
 
     def _verdict(self) -> str:
         if self.agree:

@@ -37,6 +37,7 @@ from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.vision.batch import collate
 from ops.vision.families import family_of
 from ops.vision.packs import read_packed
+from ops.vision.processor import load_processor
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 
@@ -91,8 +92,8 @@ class Given:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write {"node", "layers", "device", "backends", "samples", "dtypes": [...], "preprocessing", "agree"}, or
-    {"error"} where the comparison is refused.
+    """Write {"node", "layers", "device", "backends", "samples", "dtypes": [...], "preprocessing", "image_bounds",
+    "agree"}, or {"error"} where the comparison is refused.
     """
     request_file, result_file = map(Path, arguments)
     try:
@@ -139,6 +140,7 @@ def compare(request: Request) -> dict[str, Any]:
         ],
         "dtypes": compared,
         "preprocessing": preprocessing,
+        "image_bounds": image_bounds(request),
         "agree": agree and not any(row["differences"] for row in preprocessing or ()),
     }
 
@@ -229,7 +231,10 @@ def _largest(samples: Sequence[TokenSample], a: Sequence[Tensor], b: Sequence[Te
 
 
 def compare_preprocessing(request: Request, samples: Sequence[TokenSample], device: str) -> list[dict[str, Any]] | None:
-    """What SGLang makes of the messages and images of each sample, against its tokens; None where they are gone."""
+    """What SGLang makes of the messages and images of each sample, against its tokens; None where they are gone.
+
+    As `dflow serve` starts it: with the image backend and the image sizes of the tokens.
+    """
     if request.images is None:
         return None
     wanted = {sample.id for sample in samples}
@@ -238,7 +243,8 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
     options = {} if thinking is None else {"enable_thinking": thinking}
     backend = TokenReader(request.tokens).info["image_backend"]
     compared = []
-    with ServedPrompts.open(request.target.path / "model", backend, device) as served:
+    sizes = {"mm_process_config": {"image": image_bounds(request)}}
+    with ServedPrompts.open(request.target.path / "model", backend, device, sizes) as served:
         for sample in samples:
             messages = up_to_last_answer(rows[sample.id]["messages"])[:-1]
             references = rows[sample.id]["images"][: len(sample.image_grid_thw)]
@@ -253,6 +259,21 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
                 differences.append(f"pixel values differ by up to {largest:.1e}")
             compared.append({"id": sample.id, "differences": differences})
     return compared
+
+
+def image_bounds(request: Request) -> dict[str, int]:
+    """What SGLang's server has to be told where the tokens were made with other image sizes than the target's own.
+
+    Both bounds, because a single one is ignored without a word; empty where nothing has to be told.
+    """
+    trusted = target_info(request.target)["trust_remote_code"]
+    made, own = (
+        load_processor(str(folder), trust_remote_code=trusted).image_processor
+        for folder in (request.tokens.path / "processor", request.target.path / "model")
+    )
+    if made is None or own is None or dict(made.size) == dict(own.size):
+        return {}
+    return {"min_pixels": made.size["shortest_edge"], "max_pixels": made.size["longest_edge"]}
 
 
 def _first_difference(ours: Tensor, theirs: Tensor) -> str:

@@ -64,8 +64,14 @@ class ServedPrompts:
     content_format: str
 
     @classmethod
-    def open(cls, model_dir: Path, image_backend: ImageBackend = "pillow", device: str = "cpu") -> Self:
-        """Load the processor of a vision-language checkpoint as SGLang's server does.
+    def open(
+        cls,
+        model_dir: Path,
+        image_backend: ImageBackend = "pillow",
+        device: str = "cpu",
+        server_args: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Load the processor of a vision-language checkpoint as SGLang's server does, with these further arguments.
 
         Raises DataError where SGLang is missing or another version, and for a text model.
         """
@@ -77,6 +83,7 @@ class ServedPrompts:
             mm_feature_transport="cpu",
             disable_radix_cache=True,  # what it needs of the device is checked, though it is not used here
             **({"attention_backend": "torch_native", "mm_attention_backend": "sdpa"} if device == "cpu" else {}),
+            **(server_args or {}),
         )
         publish(arguments, role="tokenizer")
         try:

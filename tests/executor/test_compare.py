@@ -57,6 +57,7 @@ def result(*states, log_probs=1e-6, preprocessing=()):
         "samples": [{"id": "s1", "tokens": 1200, "images": 2}],
         "dtypes": [{"dtype": "float32", "states": list(states), "log_probs": logs}],
         "preprocessing": preprocessing,
+        "image_bounds": {"min_pixels": 256, "max_pixels": 512} if preprocessing else {},
         "agree": all(row["agrees"] for row in [*states, logs]) and not differ,
     }
 
@@ -175,6 +176,8 @@ def test_disagreement_is_marked_where_it_is_and_ends_with_exit_code_1(monkeypatc
     shown = capsys.readouterr().out
     assert verdict in shown.splitlines()[-1]
     assert shown.count("TOO FAR") == marked
+    told = """a server needs --mm-process-config '{"image": {"min_pixels": 256, "max_pixels": 512}}'"""
+    assert (told in shown) is bool(said["preprocessing"])
     assert dflow(file, "--json") == FAILED
     assert json.loads(capsys.readouterr().out) == {"nodes": [json.loads(json.dumps(said))]}
 

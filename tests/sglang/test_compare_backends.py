@@ -11,7 +11,8 @@ import pytest
 from attrs import frozen
 from capture_cases import FAMILIES, calm
 from fake_stage import FakeStage
-from family_checkpoints import make_checkpoint
+from family_checkpoints import make_checkpoint, picture
+from PIL import Image
 from sglang_on_cpu import FOLDER
 from test_vision_target import write_data
 
@@ -47,6 +48,7 @@ preview_samples = 0
 op = "capture_targets"
 tokens = "@tokenize"
 target = "@target"
+splits = ["train"]
 
 [node.small]
 op = "tokenize_chat"
@@ -60,7 +62,7 @@ max_pixels = 512
 op = "capture_targets"
 tokens = "@small"
 target = "@target"
-splits = ["test"]
+splits = ["val"]
 """
 
 # What a broken engine might do; put in place in the process of the comparison alone.
@@ -100,7 +102,7 @@ class Project:
 def project(tmp_path_factory) -> Project:
     """Pictures of colours and texts, tokens of them, and a Qwen3-VL, all of it in the store but the features."""
     folder = tmp_path_factory.mktemp("project")
-    write_data(folder)
+    add_photos(write_data(folder))
     calm(make_checkpoint("qwen3_vl", folder / "checkpoint", vision=dict(FAMILIES["qwen3_vl"].vision)))
     (folder / "pipeline.toml").write_text(PIPELINE)
     made = Project(folder)
@@ -153,6 +155,7 @@ def test_two_right_backends_agree_in_float32_and_in_the_dtype_of_the_capture(pro
     assert max(row["absolute"] for row in node["dtypes"][0]["states"]) < 5e-5
     assert sorted(sample["images"] for sample in node["samples"]) == [0, 0, 1, 1, 1]
     assert node["preprocessing"] == [{"id": sample["id"], "differences": []} for sample in node["samples"]]
+    assert node["image_bounds"] == {}
 
 
 def test_an_engine_that_counts_positions_in_one_dimension_is_found_out(project, capsys, tmp_path, monkeypatch):
@@ -168,13 +171,25 @@ def test_an_engine_that_counts_positions_in_one_dimension_is_found_out(project, 
     assert {row[1] for row in rows} == {"text", "image"}
 
 
-def test_other_pixels_than_the_servers_are_told_apart_from_other_states(project, capsys):
-    """The target resizes at most to 4096 pixels, and so does its server; these tokens were made with 512."""
+def test_a_photo_that_sglang_does_not_turn_is_told_apart_from_other_states(project, capsys):
+    """The other picture's tokens were made with fewer pixels than the target's own, as the server is then told."""
     code, node = compared(project, capsys, "--samples", "4", "--node", "small_capture")
+    print(node["preprocessing"])
     assert code == FAILED
     assert node["agree"] is False
     assert all(row["agrees"] for part in node["dtypes"] for row in part["states"])
-    different = [row for row in node["preprocessing"] if row["differences"]]
-    print(different)
-    assert different
-    assert all("grids" in " ".join(row["differences"]) for row in different)
+    differences = {row["id"]: " ".join(row["differences"]) for row in node["preprocessing"]}
+    assert differences["upright"] == ""
+    assert "grids [[1, 6, 4]], SGLang's [[1, 4, 6]]" in differences["turned"]
+    assert node["image_bounds"] == {"min_pixels": 256, "max_pixels": 512}
+
+
+def add_photos(data: Path) -> None:
+    """Two pictures, one of which its EXIF data turn by 90 degrees."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name, exif in (("upright", Image.Exif()), ("turned", turned)):
+        picture(60, 40).save(data.parent / f"{name}.jpg", exif=exif)
+        turns = [{"role": "user", "text": "What is it?"}, {"role": "assistant", "text": "It is blue."}]
+        with data.open("a") as file:
+            file.write(json.dumps({"id": name, "split": "val", "conversations": turns, "image": f"{name}.jpg"}) + "\n")

@@ -237,6 +237,27 @@ def test_a_photo_that_its_exif_data_turn_is_turned_by_us_and_not_by_sglang(pairs
     assert theirs == pairs[name, "pillow"].theirs["jpeg"].image_grid_thw[0].tolist()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_other_image_sizes_than_the_targets_own_have_to_be_told_to_the_server_both_at_once(
+    checkpoints, tmp_path, backend
+):
+    checkpoint = checkpoints["qwen3_vl"]
+    settings = {"processor": str(checkpoint), "max_pixels": 1024, "image_backend": backend, "min_loss_tokens": 1}
+    (tmp_path / "samples").mkdir()
+    stage = run_tokenize(tmp_path, write_cases(tmp_path / "samples"), **settings)
+    reader = TokenReader(stage.artifact(TokenShards))
+    ours = {sample.id: sample for sample in map(reader.sample, range(len(reader)))}["too large"]
+    messages, images = CASES["too large"]
+    equal = {}
+    for bounds in ({}, {"max_pixels": 1024}, {"min_pixels": 256, "max_pixels": 1024}):
+        with ServedPrompts.open(checkpoint, backend, server_args={"mm_process_config": {"image": bounds}}) as served:
+            theirs = served.prompt(messages[:-1], images)
+        equal[len(bounds)] = theirs.image_grid_thw.tolist() == ours.image_grid_thw.tolist()
+        if equal[len(bounds)]:
+            assert torch.equal(theirs.pixel_values, ours.pixel_values)
+    assert equal == {0: False, 1: False, 2: True}
+
+
 @pytest.mark.parametrize("name", ["builtin", *TARGETS])
 def test_a_target_that_dflow_wrote_is_served_with_the_images_that_it_was_made_with(name, checkpoints, tmp_path):
     """Fine-tuned from random weights, or loaded: nothing is missing in its folder, and the images are of its size."""
