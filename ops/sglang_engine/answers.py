@@ -14,12 +14,11 @@ from sglang.srt.managers import mm_schedule
 from sglang.srt.managers.schedule_batch import MultimodalInputs, Req, ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from ops.sglang_engine.mm_processor import ServedPrompt
 from ops.sglang_engine.requests import make_request
-from ops.sglang_engine.runtime import NoPrefixes, SglangRuntime
+from ops.sglang_engine.runtime import SglangRuntime
 from ops.tokenize_chat.shards import TokenSample
 
 
@@ -79,30 +78,9 @@ def served_request(prompt: ServedPrompt, name: str, max_new_tokens: int) -> Req:
 @contextmanager
 def _prefilled(runtime: SglangRuntime, requests: Sequence[Req]) -> Iterator[tuple[ScheduleBatch, ForwardBatch]]:
     """A batch of the requests, ready for its prefill; nothing of it stays in the pools, nor of earlier images."""
-    runner = runtime.runner
     mm_schedule.embedding_cache.clear()
-    batch = ScheduleBatch.init_new(
-        reqs=list(requests),
-        req_to_token_pool=runner.req_to_token_pool,
-        token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
-        tree_cache=NoPrefixes(
-            page_size=runner.page_size,
-            device=runner.device,
-            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
-        ),
-        model_config=runtime.model_config,
-        enable_overlap=False,
-        spec_algorithm=SpeculativeAlgorithm.NONE,
-    )
-    try:
-        batch.prepare_for_extend()
-        if batch.input_ids is None:
-            batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device, non_blocking=True)
-            batch.prefill_input_ids_cpu = None
-        yield batch, ForwardBatch.init_new(batch, runner, return_hidden_states_before_norm=False)
-    finally:
-        runner.req_to_token_pool.clear()
-        runner.token_to_kv_pool_allocator.clear()
+    with runtime.prepared(requests) as prepared:
+        yield prepared
 
 
 def _up_to_eos(tokens: list[int], eos_token_ids: Collection[int]) -> list[int]:

@@ -25,9 +25,7 @@ def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int,
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
     if beyond:
         raise DataError(f"layers {beyond} cannot be captured from {num_layers} layers: use 0 to {num_layers - 2}")
-    for layer in model.model.layers:  # Qwen3.5's setter marks layers, and would leave those of an earlier call marked
-        if getattr(layer, "_is_layer_to_capture", False):
-            layer._is_layer_to_capture = False
+    keep_no_layers(model)
     setters = {
         "dflash": getattr(model, "set_dflash_layers_to_capture", None) if dflash_setter_works(model) else None,
         "eagle3": getattr(model, "set_eagle3_layers_to_capture", None) if eagle3_setter_works(model) else None,
@@ -37,6 +35,15 @@ def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int,
     if setter is None:
         raise DataError(f"SGLang's {type(model).__name__} cannot keep the hidden states of its layers")
     setter(list(layer_ids))
+
+
+def keep_no_layers(model: Any) -> None:
+    """Make the model forget which layers to keep. Qwen3.5's setter alone would add to those of an earlier call."""
+    model.capture_aux_hidden_states = False
+    model.model.layers_to_capture = []
+    for layer in model.model.layers:  # Qwen3.5 looks at marks on its layers
+        if getattr(layer, "_is_layer_to_capture", False):
+            layer._is_layer_to_capture = False
 
 
 def dflash_setter_works(model: Any) -> bool:

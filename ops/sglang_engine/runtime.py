@@ -31,7 +31,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.sglang_engine.layers import Recipe, set_layers_to_capture
+from ops.sglang_engine.layers import Recipe, keep_no_layers, set_layers_to_capture
 from ops.sglang_engine.process import MAX_REQUESTS, enter, leave, make_server_args
 from ops.sglang_engine.requests import VisionTokens, make_request
 from ops.sglang_engine.version import require_sglang
@@ -186,11 +186,23 @@ class SglangRuntime:
                 f"and passes of {self.pool_tokens}"
             )
 
-    @torch.inference_mode()
-    def _prefill(self, requests: list[Req], layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Kept states [T, F] and final states [T, M] of one pass over the requests; nothing stays in the pools."""
+    def prefill(self, samples: Sequence[TokenSample]) -> None:
+        """The same passes without a state kept or copied: what the speed of `states` is to be measured against."""
+        keep_no_layers(self.model)
+        mm_schedule.embedding_cache.clear()
+        with torch.inference_mode():
+            for group in self._passes(samples):
+                requests = [make_request(sample, sample.input_ids, self.vision) for sample in group]
+                with self.prepared(requests, CaptureHiddenMode.NULL) as (_batch, forward_batch):
+                    self.runner.forward(forward_batch)
+
+    @contextmanager
+    def prepared(
+        self, requests: Sequence[Req], mode: CaptureHiddenMode | None = None
+    ) -> Iterator[tuple[ScheduleBatch, ForwardBatch]]:
+        """A batch of the requests, ready for its prefill; nothing of it stays in the pools afterwards."""
         batch = ScheduleBatch.init_new(
-            reqs=requests,
+            reqs=list(requests),
             req_to_token_pool=self.runner.req_to_token_pool,
             token_to_kv_pool_allocator=self.runner.token_to_kv_pool_allocator,
             tree_cache=self._tree_cache,
@@ -203,14 +215,24 @@ class SglangRuntime:
             if batch.input_ids is None:
                 batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device, non_blocking=True)
                 batch.prefill_input_ids_cpu = None
-            forward_batch = ForwardBatch.init_new(
-                batch, self.runner, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
+            yield (
+                batch,
+                ForwardBatch.init_new(
+                    batch, self.runner, capture_hidden_mode=mode, return_hidden_states_before_norm=False
+                ),
             )
-            with self._watched_head() as head:
-                hidden_TF = self.runner.forward(forward_batch).logits_output.hidden_states
         finally:
             self.runner.req_to_token_pool.clear()
             self.runner.token_to_kv_pool_allocator.clear()
+
+    @torch.inference_mode()
+    def _prefill(self, requests: list[Req], layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Kept states [T, F] and final states [T, M] of one pass over the requests."""
+        with (
+            self.prepared(requests, CaptureHiddenMode.FULL) as (_batch, forward_batch),
+            self._watched_head() as head,
+        ):
+            hidden_TF = self.runner.forward(forward_batch).logits_output.hidden_states
         kept = head["aux_hidden_states"]
         width = 0 if kept is None or len(kept) == 0 else hidden_TF.shape[1]
         if width != len(layer_ids) * self.hidden_size:

@@ -19,7 +19,7 @@ from ops.artifacts import TargetModel
 from ops.capture_targets.huggingface import forward_batch
 from ops.load_target.model import Target
 from ops.sglang_engine import requests
-from ops.sglang_engine.layers import set_layers_to_capture
+from ops.sglang_engine.layers import keep_no_layers, set_layers_to_capture
 from ops.sglang_engine.requests import VisionTokens, image_hash
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.tokenize_chat.shards import TokenSample
@@ -203,8 +203,7 @@ def test_the_last_layer_which_sglang_drops_without_a_word_is_refused(family):
 def test_a_model_that_keeps_fewer_layers_than_asked_for_is_found_out(family, monkeypatch):
     def forgetful(model, layer_ids, num_layers, recipe):
         if len(layer_ids) == 1:
-            set_layers_to_capture(model, [], num_layers, recipe)
-            model.capture_aux_hidden_states = False
+            keep_no_layers(model)
         else:
             set_layers_to_capture(model, layer_ids[:-1], num_layers, recipe)
 
