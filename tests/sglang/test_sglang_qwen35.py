@@ -12,13 +12,18 @@ import shutil
 import pytest
 import torch
 from attrs import evolve, frozen
-from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of
+from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of, write_tokens
 from exact_features import exact_features
+from fake_stage import FakeStage
 from family_checkpoints import picture, token_sample
 
 from dsl.errors import ConfigError, DataError
-from ops.artifacts import TargetModel
+from dsl.op import Ref
+from ops.artifacts import TargetFeatures, TargetModel
 from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.run import capture_targets
+from ops.capture_targets.shards import FeatureReader
 from ops.files import write_json
 from ops.load_target.model import Target, read_config
 from ops.load_target.sizes import TargetSizes
@@ -121,6 +126,20 @@ def test_a_wrong_layer_or_position_or_image_differs_by_at_least_a_hundred_times_
 
 def test_nothing_of_an_earlier_pass_is_left_in_the_recurrent_states(captured):
     assert all(torch.equal(first, second) for first, second in zip(captured.together, captured.again, strict=True))
+
+
+def test_the_op_stores_features_of_either_backend_that_can_stand_for_each_other(captured, tmp_path):
+    tokens = write_tokens(tmp_path / "tokens", captured.target, processor_of(captured.target), captured.samples)
+    stored = {}
+    for backend in ("huggingface", "sglang"):
+        stage = FakeStage(tmp_path / backend, {"tokens": tokens, "target": captured.target})
+        config = CaptureTargets(
+            tokens=Ref("tokens"), target=Ref("target"), backend=backend, target_layer_ids=LAYERS, splits=("train",)
+        )
+        capture_targets(config, stage)
+        reader = FeatureReader(stage.artifact(TargetFeatures), "train")
+        stored[backend] = [reader.sample(row).features for row in range(len(captured.samples))]
+    assert furthest(*stored.values()) <= 2 * furthest(captured.theirs, captured.exact)
 
 
 def test_no_more_requests_run_at_once_than_states_are_kept_for(captured, monkeypatch):
