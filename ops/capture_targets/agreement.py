@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ops.tokenize_chat.shards import TokenSample
 
-# Of a token's state, relative to its length. Measured on tiny targets of every family in float32: right ones are at most
-# 1.6e-5 apart, the next layer at least 0.3, positions in one dimension 0.3; deeper targets round more.
+# Of a token's state, relative to its length. Measured in float32 on tiny targets of every family: right ones are at
+# most 1.6e-5 apart, the next layer at least 0.3, positions in one dimension 0.3; deeper targets round more.
 FLOAT32_TOLERANCE = 2e-3
 # Below float32 two right backends differ by about as much as each of them from float32.
 TIMES_OWN_ROUNDING = 3.0
