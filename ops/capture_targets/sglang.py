@@ -28,6 +28,7 @@ from ops.vision.families import VisionFamily, family_of
 
 # What was compared with transformers' states, see docs/sglang.md.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+INTERLEAVED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 PATCH_DIM_OF_QWEN25 = 1176  # the one width of pixel rows that SGLang's Qwen2.5-VL takes for pixels
 
 
@@ -126,6 +127,13 @@ def check_target(target: TargetModel) -> None:
         raise DataError(
             f"SGLang's Qwen2.5-VL takes pixel rows of {PATCH_DIM_OF_QWEN25} numbers for pixels and others for finished "
             f"embeddings, and the target's have {family.patch_dim}: {remedy}"
+        )
+    rope = family.text_config.get("rope_parameters") or family.text_config.get("rope_scaling") or {}
+    if model_type in INTERLEAVED and family.has_vision and not rope.get("mrope_interleaved"):
+        raise DataError(
+            f"config.json: the rope_parameters of this {model_type} lack mrope_interleaved = true; transformers "
+            "rotates that way all the same, and SGLang would not, so images would have other states: add it, or "
+            f"{remedy}"
         )
 
 

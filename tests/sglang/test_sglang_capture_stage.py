@@ -251,6 +251,15 @@ def test_a_qwen25_vl_whose_pixels_sglang_would_take_for_embeddings_is_refused(to
         capture(tmp_path, tokens, evolve(target, path=folder))
 
 
+def test_a_config_by_which_sglang_would_rotate_images_otherwise_is_refused(tokens, target, tmp_path, nothing_loaded):
+    folder, changed = tmp_path / "target", read_json(target.path / "model" / "config.json")
+    del changed["text_config"]["rope_parameters"]["mrope_interleaved"]
+    write_json(make_dir(folder / "model") / "config.json", changed)
+    write_json(folder / "target.json", read_json(target.path / "target.json"))
+    with pytest.raises(DataError, match="of this qwen3_vl lack mrope_interleaved = true"):
+        capture(tmp_path, tokens, evolve(target, path=folder))
+
+
 def other_family(target, model_type):
     return read_json(target.path / "model" / "config.json") | {"model_type": model_type}
 

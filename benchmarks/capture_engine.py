@@ -1,0 +1,163 @@
+"""Tokens per second of a capture by SGLang, of the engine's plain prefill of the same prompts, and of transformers.
+
+    python benchmarks/capture.py --sglang CHECKPOINT               # on a GPU: a target that is worth it, in bfloat16
+    python benchmarks/capture.py --sglang --tokens 16 48 --grid 4 4 --dtype float32     # a small random Qwen3-VL
+
+The plain prefill runs the same requests in the same batches through the same model runner, and keeps and copies no
+states; the capture also brings them to the CPU. A round runs both once, the other one first in the next round; the
+ratio is the median of the rounds' ratios. transformers captures the same batches afterwards, when SGLang's memory is
+free again. Before that the three are compared: how far the states of both backends are apart, relative to their size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from benchmarks.capture import FIRST_TEXT_ID, KINDS, Shapes, make_samples, small_target
+from benchmarks.rounds import table
+from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.layers import spread_layers
+from ops.capture_targets.run import batches_by_length
+from ops.load_target.model import Target
+from ops.sglang_engine.runtime import SglangRuntime
+from ops.tokenize_chat.shards import TokenSample
+from ops.vision.families import Family, VisionFamily, family_of
+
+GOAL = 0.9  # of the plain prefill's speed
+
+Batches = Sequence[Sequence[TokenSample]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    torch.set_num_threads(arguments.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = arguments.checkpoint or small_checkpoint(Path(folder))
+        figures = measure(checkpoint, device, arguments)
+    header = ("samples", "capture, tokens/s", "plain prefill", "ratio", f"goal >= {GOAL:g}", "transformers", "ratio")
+    rows = [(*header, "difference")]
+    for kind, found in figures.items():
+        speeds = {side: f"{statistics.median(found[side]):,.0f}" for side in ("capture", "prefill", "transformers")}
+        goal = "holds" if found["of_prefill"] >= GOAL else "missed"
+        shown = (speeds["prefill"], f"{found['of_prefill']:.2f}", goal, speeds["transformers"])
+        rows.append((kind, speeds["capture"], *shown, f"{found['of_transformers']:.2f}", f"{found['difference']:.1e}"))
+    print(table(rows))
+    print(f"{device}, {arguments.dtype}, {arguments.rounds} rounds of {arguments.samples} samples")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", nargs="?", type=Path, help="a checkpoint directory")
+    parser.add_argument("--samples", type=int, default=256, help="samples of each kind")
+    parser.add_argument("--tokens", type=int, nargs=2, default=(256, 2048), help="shortest and longest sample")
+    parser.add_argument("--grid", type=int, nargs=2, default=(32, 32), help="patches of an image, down and across")
+    parser.add_argument("--batch-tokens", type=int, default=16384)
+    parser.add_argument("--layers", type=int, default=5, help="how many are captured")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
+    return parser.parse_args(argv)
+
+
+def small_checkpoint(folder: Path) -> Path:
+    small_target(hidden=128, layers=8).model.save_pretrained(folder)
+    return folder
+
+
+def measure(checkpoint: Path, device: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Every round's tokens per second of each side, for each kind of samples that the target takes."""
+    family = family_of(AutoConfig.from_pretrained(checkpoint).to_dict())
+    layer_ids = spread_layers(family.text_config["num_hidden_layers"], arguments.layers)
+    shapes = shapes_of(family, arguments.grid)
+    batches = {
+        kind: in_batches(make_samples(arguments.samples, arguments.tokens, images, shapes), arguments.batch_tokens)
+        for kind, images in KINDS.items()
+        if isinstance(family, VisionFamily) or not any(images)
+    }
+    figures: dict[str, dict[str, Any]] = {}
+    states: dict[str, list[Tensor]] = {}
+    with SglangRuntime.start(
+        checkpoint,
+        device=device,
+        dtype=arguments.dtype,
+        pool_tokens=arguments.batch_tokens,
+        context_length=arguments.tokens[1],
+    ) as runtime:
+        capture = partial(runtime.capture, layer_ids=layer_ids)
+        for kind, parts in batches.items():
+            states[kind] = capture(parts[0])
+            runtime.prefill(parts[0])
+            figures[kind] = {**in_rounds({"capture": capture, "prefill": runtime.prefill}, parts, arguments.rounds)}
+    target = Target.from_directory(checkpoint, {}, device, getattr(torch, arguments.dtype))
+    for kind, parts in batches.items():
+        features_BSF, _ = forward_batch(target, parts[0], layer_ids)
+        pairs = [(features_BSF[row, : len(served)], served) for row, served in enumerate(states[kind])]
+        figures[kind]["difference"] = max(float((a - b).norm() / a.norm()) for a, b in pairs)
+        ours = partial(forward_batch, target, layer_ids=layer_ids)
+        figures[kind] |= in_rounds({"transformers": ours}, parts, arguments.rounds)
+        figures[kind]["of_prefill"] = ratio(figures[kind]["capture"], figures[kind]["prefill"])
+        figures[kind]["of_transformers"] = ratio(figures[kind]["capture"], figures[kind]["transformers"])
+    return figures
+
+
+def in_batches(samples: Sequence[TokenSample], batch_tokens: int) -> list[list[TokenSample]]:
+    lengths = [len(sample.input_ids) for sample in samples]
+    return [[samples[row] for row in rows] for rows in batches_by_length(lengths, batch_tokens)]
+
+
+def in_rounds(
+    sides: dict[str, Callable[[Sequence[TokenSample]], object]], batches: Batches, rounds: int
+) -> dict[str, list[float]]:
+    """Tokens per second of each round; the first side of a round is the last of the next one."""
+    tokens = sum(len(sample.input_ids) for part in batches for sample in part)
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for index in range(rounds):
+        for name in sorted(sides, reverse=index % 2 == 1):
+            start = time.perf_counter()
+            for part in batches:
+                sides[name](part)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            speeds[name].append(tokens / (time.perf_counter() - start))
+    return speeds
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    return statistics.median(ours / other for ours, other in zip(above, below, strict=True))
+
+
+def shapes_of(family: Family, grid: Sequence[int]) -> Shapes:
+    """What random samples for this target look like."""
+    vocabulary = int(family.text_config["vocab_size"])
+    if not isinstance(family, VisionFamily):
+        return Shapes(vocabulary=vocabulary)
+    special = (family.image_token_id, family.config["vision_start_token_id"])
+    return Shapes(
+        vocabulary=vocabulary if min(special) < FIRST_TEXT_ID else min(special),  # no text is taken for an image
+        vision_start_id=family.config["vision_start_token_id"],
+        image_token_id=family.image_token_id,
+        patch_dim=family.patch_dim,
+        merge_size=family.merge_size,
+        grid=(1, grid[0], grid[1]),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
