@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dsl.errors import DataError
+from ops.sglang_engine.dflash_setter import mend_setter
 
 Recipe = Literal["dflash", "eagle3"]
 
@@ -25,6 +26,7 @@ def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int,
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
     if beyond:
         raise DataError(f"layers {beyond} cannot be captured from {num_layers} layers: use 0 to {num_layers - 2}")
+    mend_setter(model)
     keep_no_layers(model)
     setters = {
         "dflash": getattr(model, "set_dflash_layers_to_capture", None) if dflash_setter_works(model) else None,

@@ -18,9 +18,9 @@ from attrs import Factory, frozen
 LAUNCHER = "sglang.launch_server"
 MENDED_LAUNCHER = "ops.sglang_engine.launch_server"
 # In the pinned version these targets lack what DFLASH asks of them; see dflash_setter.py.
-MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl"})
+MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
 # Linear attention keeps a convolution state, which SGLang holds in bfloat16 whatever the dtype of the model.
-CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next"})
+CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
 IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> as SGLang calls it
 
 

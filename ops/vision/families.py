@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import DataError
+from ops.vision import qwen35_config
 from ops.vision.batch import ModelInputs
 
 Part = Literal["vision", "projector", "text"]
@@ -307,46 +308,10 @@ class Qwen35(VisionFamily):
         return super().position_offsets(model) if self.has_vision else 0
 
     def for_serving(self) -> dict[str, Any]:
-        """SGLang takes the kinds of layers from an interval, and the rotary share from the field outside of the rope's.
-
-        transformers writes layer_types without the interval where it made the list itself, and always a share of 0.25.
-        Without deepstack_visual_indexes SGLang would take those of Qwen3-VL.
-        """
-        text = dict(self.text_config)
-        interval = full_attention_interval(text)
-        if interval is not None:
-            text["full_attention_interval"] = interval
-        share = (text.get("rope_parameters") or {}).get("partial_rotary_factor")
-        if share is not None:
-            text["partial_rotary_factor"] = share
-        whole = {**self.config, "text_config": text} if self.config.get("text_config") else text
-        if self.has_vision:
-            whole["vision_config"] = {"deepstack_visual_indexes": [], **self.vision_config}
-        return whole
+        return qwen35_config.complete(self.config)
 
     def check_serving(self) -> None:
-        if not self.has_vision:
-            raise DataError(
-                "SGLang has no class for a Qwen3.5 without a vision tower: use the checkpoint that has one, which "
-                "takes text as well"
-            )
-        if full_attention_interval(self.text_config) is None:
-            raise DataError(
-                "config.json: text_config.layer_types does not repeat at an interval, and SGLang knows nothing else: "
-                f"{self.text_config['layer_types']}"
-            )
-        complete = self.for_serving()
-        wrong = [
-            f"{part}.{name}"
-            for part in ("text_config", "vision_config")
-            for name, value in complete[part].items()
-            if self.config[part].get(name) != value
-        ]
-        if wrong:
-            raise DataError(
-                f"config.json: SGLang would misread it, because of {', '.join(wrong)}: missing, or not what "
-                "transformers goes by; load_target and finetune_vlm write a config with them"
-            )
+        qwen35_config.check(self.config)
 
 
 FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
@@ -361,16 +326,6 @@ def has_vision(config: Mapping[str, Any]) -> bool:
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """text_config where there is one, else the whole config."""
     return config.get("text_config") or config
-
-
-def full_attention_interval(text: Mapping[str, Any]) -> int | None:
-    """Every how many layers of a Qwen3.5 one has full attention, the last of each group; None where that varies."""
-    kinds = text.get("layer_types")
-    if kinds is None:
-        return int(text.get("full_attention_interval", 4))
-    interval = [*kinds, "full_attention"].index("full_attention") + 1
-    regular = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(len(kinds))]
-    return interval if regular == list(kinds) else None
 
 
 def is_expert(name: str) -> bool:

@@ -103,12 +103,24 @@ def test_a_tied_head_is_refused_where_sglang_would_serve_a_random_one(tmp_path):
     check_served(make_checkpoint("qwen3", tmp_path / "dense", num_hidden_layers=4))
 
 
-def test_a_qwen3_5_without_a_vision_tower_is_refused_where_sglang_would_serve_it(qwen3_5):
+def test_a_qwen3_5_of_text_alone_is_completed_as_well(qwen3_5):
     text = read_config(qwen3_5)["text_config"]
+    del text["full_attention_interval"]
     (qwen3_5 / "config.json").write_text(json.dumps(text))
+    with pytest.raises(DataError, match="SGLang would misread it, because of full_attention_interval: missing"):
+        check_served(qwen3_5)
     complete_config(qwen3_5)
-    assert text == read_config(qwen3_5)
-    with pytest.raises(DataError, match=r"SGLang has no class for a Qwen3\.5 without a vision tower"):
+    check_served(qwen3_5)
+    assert text | {"full_attention_interval": 4} == read_config(qwen3_5)
+
+
+def test_a_qwen3_5_that_lost_its_vision_config_is_refused_where_sglang_would_make_one_up(qwen3_5):
+    config = read_config(qwen3_5)
+    del config["vision_config"]
+    (qwen3_5 / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        DataError, match="a qwen3_5 without vision_config, of which SGLang would make one with a"
+    ):
         check_served(qwen3_5)
 
 

@@ -16,11 +16,15 @@ from attrs import field, frozen
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint, picture, token_sample
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
 from ops.artifacts import TargetModel, TokenShards
 from ops.files import write_json, write_jsonl
+from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
+from ops.load_target.save import PROCESSOR, copy_files
+from ops.load_target.served import complete_config
 from ops.tokenize_chat.shards import TokenSample, write_token_shard
 from ops.vision.families import VisionFamily, family_of
 from ops.vision.processor import Processor, load_processor
@@ -74,6 +78,19 @@ def make_target(name: str, folder: Path, **text: Any) -> TargetModel:
     stage = FakeStage(folder / "load")
     load_target(LoadTarget(checkpoint=str(checkpoint)), stage)
     return stage.artifact(TargetModel)
+
+
+def text_alone(target: TargetModel, folder: Path) -> Path:
+    """The language model of a Qwen3.5 as a checkpoint of its own, which SGLang loads with another class."""
+    whole = Target.load(target).model
+    kind = Qwen3_5MoeForCausalLM if hasattr(whole.config.text_config, "num_experts") else Qwen3_5ForCausalLM
+    text = kind(whole.config.text_config)
+    text.model.load_state_dict(whole.model.language_model.state_dict())
+    text.lm_head.load_state_dict(whole.lm_head.state_dict())
+    text.save_pretrained(folder)
+    copy_files(target.path / "model", folder, [name for name in PROCESSOR if "processor" not in name])
+    complete_config(folder)
+    return folder
 
 
 def calm(checkpoint: Path) -> None:

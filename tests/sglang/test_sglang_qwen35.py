@@ -8,14 +8,16 @@ apart.
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from attrs import evolve, frozen
-from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of, write_tokens
+from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of, text_alone, write_tokens
 from exact_features import exact_features
 from fake_stage import FakeStage
 from family_checkpoints import picture, token_sample
+from sglang.srt.models import qwen3_5_text
 
 from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
@@ -27,13 +29,14 @@ from ops.capture_targets.shards import FeatureReader
 from ops.files import write_json
 from ops.load_target.model import Target, read_config
 from ops.load_target.sizes import TargetSizes
-from ops.sglang_engine import process
+from ops.sglang_engine import layers, process
 from ops.sglang_engine.requests import VisionTokens
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.tokenize_chat.shards import TokenSample
 
 NAMES = ("qwen3_5", "qwen3_5_moe")
 LAYERS = (0, 1, 3, 6)
+AS_RELEASED = qwen3_5_text.Qwen3_5ForCausalLM.set_dflash_layers_to_capture  # before anything mends it
 NEXT_LAYERS = (1, 2, 4, 5)  # the last feature of 8 layers is that of layer 6
 
 
@@ -57,7 +60,7 @@ def captured(request, tmp_path_factory) -> Captured:
     name = request.param
     target = make_target(name, tmp_path_factory.mktemp(name))
     samples = some_samples(name, target)
-    with start(target) as runtime:
+    with start(target.path / "model") as runtime:
         together = runtime.capture(samples, LAYERS)
         alone = [runtime.capture([sample], LAYERS)[0] for sample in samples]
         errors = wrong(runtime, samples)
@@ -68,9 +71,8 @@ def captured(request, tmp_path_factory) -> Captured:
     return Captured(name, target, samples, together, alone, again, errors, theirs, exact)
 
 
-def start(target: TargetModel, **options) -> SglangRuntime:
-    pool = {"pool_tokens": 512, "context_length": 256} | options
-    return SglangRuntime.start(target.path / "model", device="cpu", dtype="float32", **pool)
+def start(checkpoint: Path) -> SglangRuntime:
+    return SglangRuntime.start(checkpoint, device="cpu", dtype="float32", pool_tokens=512, context_length=256)
 
 
 def some_samples(name: str, target: TargetModel) -> list[TokenSample]:
@@ -128,6 +130,29 @@ def test_nothing_of_an_earlier_pass_is_left_in_the_recurrent_states(captured):
     assert all(torch.equal(first, second) for first, second in zip(captured.together, captured.again, strict=True))
 
 
+def test_the_text_model_alone_gives_the_features_of_the_same_layers(captured, tmp_path, capsys):
+    """SGLang's class for it keeps those of the layer before, until it is mended."""
+    checkpoint = text_alone(captured.target, tmp_path / "text")
+    texts = [sample for sample in captured.samples if sample.category == "text"]
+    expected = captured.together[: len(texts)]
+    with start(checkpoint) as runtime:
+        hidden_size = runtime.hidden_size
+        features = runtime.capture(texts, LAYERS)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(runtime.model), "set_dflash_layers_to_capture", AS_RELEASED)
+            patch.setattr(layers, "mend_setter", lambda _model: False)
+            released = runtime.capture(texts, [layer + 1 for layer in LAYERS[:3]])
+            other = runtime.capture(texts, LAYERS[:3])
+    rounding = 2 * furthest(captured.theirs, captured.exact)
+    same = [one[:, : 3 * hidden_size] for one in expected]
+    figures = {"mended": furthest(features, expected), "as released": furthest(other, same)}
+    with capsys.disabled():
+        print(f"\n{captured.name}, text model alone: {figures}", end="")
+    assert figures["mended"] <= rounding
+    assert figures["as released"] >= 100 * figures["mended"]
+    assert furthest(released, same) <= rounding
+
+
 def test_the_op_stores_features_of_either_backend_that_can_stand_for_each_other(captured, tmp_path):
     tokens = write_tokens(tmp_path / "tokens", captured.target, processor_of(captured.target), captured.samples)
     stored = {}
@@ -145,7 +170,7 @@ def test_the_op_stores_features_of_either_backend_that_can_stand_for_each_other(
 def test_no_more_requests_run_at_once_than_states_are_kept_for(captured, monkeypatch):
     size = TargetSizes.of(read_config(captured.target.path / "model")).state_per_sequence
     monkeypatch.setattr(process, "STATE_BYTES", 2 * 4 * size)
-    with start(captured.target) as runtime:
+    with start(captured.target.path / "model") as runtime:
         assert 2 == runtime.max_requests
         features = runtime.capture(captured.samples, LAYERS)
     assert furthest(captured.together, features) <= 2 * furthest(captured.theirs, captured.exact)
@@ -158,8 +183,8 @@ def test_a_checkpoint_that_sglang_would_misread_is_refused_before_anything_is_lo
     del config["text_config"]["full_attention_interval"]
     write_json(damaged / "config.json", config)
     with pytest.raises(DataError, match=r"SGLang would misread it, because of text_config.full_attention_interval"):
-        SglangRuntime.start(damaged, device="cpu", dtype="float32", pool_tokens=512, context_length=256)
-    with start(captured.target) as runtime:
+        start(damaged)
+    with start(captured.target.path / "model") as runtime:
         assert 8 == runtime.num_layers
 
 

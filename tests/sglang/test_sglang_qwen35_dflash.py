@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
+from capture_cases import text_alone
 from dflash_cases import NEW_TOKENS, Case, make_case
 
 from ops.dflash.decode import Decoded
@@ -33,9 +35,9 @@ def expected(case) -> dict[str, list[Decoded]]:
     return {quality: case.reference(case.drafts[quality].path) for quality in ("trained", "noisy")}
 
 
-def start(case: Case, quality: str) -> DflashEngine:
+def start(case: Case, quality: str, checkpoint: Path | None = None) -> DflashEngine:
     draft = case.drafts[quality].path
-    return DflashEngine.start(case.checkpoint, draft, device="cpu", dtype="float32", pool_tokens=1024)
+    return DflashEngine.start(checkpoint or case.checkpoint, draft, device="cpu", dtype="float32", pool_tokens=1024)
 
 
 def served(case: Case, quality: str) -> list[Decoded]:
@@ -75,6 +77,15 @@ def test_answers_are_those_of_greedy_decoding_and_accepted_lengths_those_of_eval
 def test_the_drafts_differ_and_the_prompts_hold_text_and_images(case, expected):
     assert tau(expected["trained"]) > 5 > 4 > tau(expected["noisy"]) > 1.8
     assert [0, 1, 2, 1, 1] == [len(prompt.image_grid_thw) for prompt in case.prompts]
+
+
+def test_the_text_model_alone_is_served_with_the_same_draft(case, expected, tmp_path):
+    texts = [prompt for prompt in case.prompts if prompt.category == "text"]
+    with start(case, "noisy", text_alone(case.target, tmp_path / "text")) as engine:
+        (answer,) = engine.decode(texts, NEW_TOKENS, case.eos)
+    assert case.plain[0].tokens == answer.tokens
+    assert expected["noisy"][0].accepted == answer.accepted
+    assert sum(answer.accepted) > len(answer.accepted)
 
 
 def test_states_that_keep_refused_tokens_or_lose_accepted_ones_give_other_answers(case, monkeypatch, capsys):
