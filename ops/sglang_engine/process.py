@@ -23,6 +23,7 @@ from sglang.srt.managers import mm_schedule
 from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
 from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang.srt.utils.hf_transformers.common import get_context_length
+from sglang.srt.utils.hf_transformers.config import get_config
 from transformers import AutoConfig
 
 from dsl.errors import ConfigError, DataError
@@ -139,6 +140,7 @@ def enter(arguments: ServerArgs, tp_rank: int = 0, dist_port: int | None = None)
 def leave() -> None:
     """Undo what a runtime leaves in SGLang's modules, so that another one can be started in this process."""
     mm_schedule.embedding_cache = None
+    get_config.cache_clear()  # configs are kept by their path, as the models that were started have changed them
     destroy_model_parallel()
     destroy_distributed_environment()
     reset_context()

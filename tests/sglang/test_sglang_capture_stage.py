@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -249,6 +250,26 @@ def test_a_qwen25_vl_whose_pixels_sglang_would_take_for_embeddings_is_refused(to
         DataError, match="takes pixel rows of 1176 numbers for pixels and others for finished embeddings"
     ):
         capture(tmp_path, tokens, evolve(target, path=folder))
+
+
+def test_a_second_runtime_reads_its_own_config_at_the_same_path(tokens, target, tmp_path):
+    """And what the backend refuses: without the key SGLang rotates images otherwise than transformers does."""
+    folder = tmp_path / "model"
+    shutil.copytree(target.path / "model", folder)
+    reader = TokenReader(tokens, "train")
+    (image,) = (sample for index in range(4) if (sample := reader.sample(index)).id == "two images")
+
+    def captured():
+        with SglangRuntime.start(folder, device="cpu", dtype="float32", pool_tokens=512, context_length=200) as runtime:
+            return runtime.capture([image], (1, 6))[0]
+
+    interleaved = captured()
+    changed = read_json(folder / "config.json")
+    del changed["text_config"]["rope_parameters"]["mrope_interleaved"]
+    write_json(folder / "config.json", changed)
+    difference = float((interleaved - captured()).abs().max())
+    print(f"images rotated by sections instead of interleaved: {difference:.2f}")
+    assert difference >= 100 * 5e-5
 
 
 def test_a_config_by_which_sglang_would_rotate_images_otherwise_is_refused(tokens, target, tmp_path, nothing_loaded):
