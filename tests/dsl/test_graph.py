@@ -37,7 +37,7 @@ class ManyKinds:
 
     rate: float = 1.0
     rates: tuple[float, ...] = ()
-    table: dict[str, float] = field(default={})  # noqa: RUF009
+    table: dict[str, float] = field(default={})
     either: int | float = 1
     count: int = 1
     batch: int = field(default=8, neutral=True)

@@ -118,9 +118,7 @@ def test_a_qwen3_5_that_lost_its_vision_config_is_refused_where_sglang_would_mak
     config = read_config(qwen3_5)
     del config["vision_config"]
     (qwen3_5 / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        DataError, match="a qwen3_5 without vision_config, of which SGLang would make one with a"
-    ):
+    with pytest.raises(DataError, match="a qwen3_5 without vision_config, of which SGLang would make one with a"):
         check_served(qwen3_5)
 
 
