@@ -12,7 +12,7 @@ test: .venv/installed
 
 # SGLang's real code on a CPU, in an environment of its own.
 test-sglang: .venv-sglang/installed
-	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow"
+	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow" --numprocesses auto --dist loadfile
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

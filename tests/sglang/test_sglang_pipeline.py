@@ -16,18 +16,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = ROOT / "pipelines" / "vlm_dflash_sglang.toml"
 SMALL = [
-    "ingest.max_samples=32",
+    "ingest.max_samples=40",
     "tokenize.vocab_size=600",
-    "target.steps=20",
+    "target.steps=120",
     "target.batch_size=8",
     "target.eval_samples=4",
-    "regenerate.max_new_tokens=24",
-    "retokenize.min_loss_tokens=2",
+    "regenerate.max_new_tokens=40",
     'regenerate.finish_reasons=["stop", "length"]',
-    "shard.epochs=1",
+    "retokenize.min_loss_tokens=2",
+    "shard.epochs=12",
+    "shard.tokens_per_step=1024",
     "train.num_layers=1",
-    "eval.max_prompts=3",
-    "eval.max_new_tokens=16",
+    "eval.max_prompts=4",
+    "eval.max_new_tokens=24",
     "eval.random_draft=false",
     *(f"{node}.launch.threads=1" for node in ("target", "regenerate", "capture", "train", "eval", "check")),
 ]
@@ -64,4 +65,7 @@ def test_the_served_tau_stands_beside_that_of_evaluate_and_equals_it(nodes):
     served = [json.loads(line) for line in (nodes["check"]["folder"] / "served.jsonl").read_text().splitlines()]
     assert {"image", "text"} == {evaluated[row["id"]]["category"] for row in served}
     assert [evaluated[row["id"]]["accepted"] for row in served] == [row["accepted"] for row in served]
-    assert nodes["check"]["metrics"]["check/tau_evaluate"] == nodes["check"]["metrics"]["check/tau_served"]
+    metrics = nodes["check"]["metrics"]
+    assert metrics["check/tau_evaluate"] == metrics["check/tau_served"]
+    # Where nothing is accepted, or everything, equality would show nothing.
+    assert 1.2 < metrics["check/tau_served"] < 15
