@@ -18,6 +18,7 @@ import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from attrs import define, field, frozen
@@ -190,7 +191,7 @@ class ChatClient:
     def _said(self, response: httpx.Response) -> str:
         """The server's message, without the API key, which some repeat."""
         if response.is_redirect:
-            return f"redirected to {response.headers.get('Location')}; give that address as endpoint"
+            return self._hidden(f"redirected to {response.headers.get('Location')}; give that address as endpoint")
         try:
             data = response.json()
         except ValueError:
@@ -203,7 +204,10 @@ class ChatClient:
         return self._hidden(" ".join(str(data).split()))[:SHOWN]
 
     def _hidden(self, message: str) -> str:
-        return message.replace(self.key, "<API key>") if self.key else message
+        """Without the API key, as such or as addresses quote it, and with nothing that UTF-8 could not write."""
+        for key in (self.key, quote(self.key, safe="")) if self.key else ():
+            message = message.replace(key, "<API key>")
+        return message.encode(errors="replace").decode()
 
     def _names(self) -> str:
         names = sorted(self.models)

@@ -174,7 +174,7 @@ class EndpointAnswerer:
         differently = self._prompted_differently(conversation, asked, reply)
         ids = reply.token_ids
         if ids is not None:
-            closed = ids[-1] in self.prompts.encoder.processor.eos_token_ids
+            closed = bool(ids) and ids[-1] in self.prompts.encoder.processor.eos_token_ids
             text = self.prompts.text(ids[:-1] if closed else ids)
             said = Answer(text, reply.finish_reason, len(ids), prompted_differently=differently)
             return conversation.judged(said, lambda messages: self.prompts.gives(messages, ids))

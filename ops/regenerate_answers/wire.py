@@ -34,6 +34,7 @@ DIALECTS: dict[str, dict[str, Any]] = {
     "vllm": {**_NEUTRAL_SAMPLING, "skip_special_tokens": False, "return_token_ids": True},
 }
 FINAL = ("stop", "length", "content_filter", "tool_calls", "function_call")  # anything else, "abort" say, is no answer
+ID_LIMIT = 2**31  # tokenizers take ids of 32 bits
 
 
 @frozen
@@ -114,21 +115,59 @@ def data_url(encoded: bytes) -> str:
 
 
 def read_reply(data: Any) -> Reply:
-    """The answer in a response. Raises ValueError where there is none, or one that the server broke off."""
+    """The answer in a response. Raises ValueError where there is none, one that the server broke off, or one with
+    something else in a field than the forms of these servers have there.
+    """
     try:
         choice, usage = data["choices"][0], data.get("usage") or {}
         message, finish_reason = choice["message"], choice["finish_reason"]
         text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+        told = [choice.get("response_token_ids"), choice.get("token_ids")]
+        told_prompt = [choice.get("prompt_token_ids"), data.get("prompt_token_ids")]
+        counts = usage.get("completion_tokens"), usage.get("prompt_tokens")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"no chat completion: {str(data)[:200]}") from error
     if finish_reason not in FINAL:
-        raise ValueError(f"broken off by the server: finish_reason {finish_reason}")
+        raise ValueError(f"broken off by the server: finish_reason {finish_reason!r:.100}")
+    said = _text("content", text) + _text("reasoning_content", thought)
+    token_ids = _first("token_ids", told, range(ID_LIMIT))
     return Reply(
         text=text or "",
         thought=thought or "",
         finish_reason=finish_reason,
-        tokens=usage.get("completion_tokens"),
-        token_ids=choice.get("response_token_ids") or choice.get("token_ids"),
-        prompt_tokens=usage.get("prompt_tokens"),
-        prompt_ids=choice.get("prompt_token_ids") or data.get("prompt_token_ids"),
+        tokens=_count("completion_tokens", counts[0]),
+        token_ids=None if said and not token_ids else token_ids,  # no ids of an answer that is there: not told
+        prompt_tokens=_count("prompt_tokens", counts[1]),
+        prompt_ids=_first("prompt_token_ids", told_prompt, None) or None,
     )
+
+
+def _text(name: str, value: object) -> str:
+    """A text that can be tokenised and written, the empty one for null. Raises ValueError."""
+    if not isinstance(value, str | None):
+        raise _malformed(name, "a text", value)
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise _malformed(name, "Unicode text", value) from error
+    return value or ""
+
+
+def _count(name: str, value: object) -> int | None:
+    if value is not None and not (type(value) is int and value >= 0):
+        raise _malformed(name, "a number of tokens", value)
+    return value
+
+
+def _first(name: str, values: Sequence[Any], known: range | None) -> list[int] | None:
+    """The first list of ids that is told, each of them in `known`: engines put numbers of their own into prompts."""
+    ids = next((value for value in values if value is not None), None)
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not all(type(one) is int and (known is None or one in known) for one in ids):
+        raise _malformed(name, "a list of token ids", ids)
+    return ids
+
+
+def _malformed(name: str, wanted: str, found: object) -> ValueError:
+    return ValueError(f"a malformed answer: {name} is not {wanted}: {ascii(found)[:100]}")

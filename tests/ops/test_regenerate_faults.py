@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from urllib.parse import quote
 
 import pytest
 from chat_server import ChatServer, Fault, TinyModel, is_probe, response
@@ -147,6 +148,97 @@ def test_one_conversation_that_the_server_cannot_answer_is_dropped_and_counted(
     expected = answers_of(undisturbed)
     expected.pop("text-1")
     assert expected == answers_of(stage)
+
+
+def one_of(field, value):
+    """An answer with one field of another form."""
+    if field == "usage":
+        return {**response("Hello"), "usage": value}
+    if field in ("content", "reasoning_content"):
+        made = response("Hello")
+        made["choices"][0]["message"][field] = value
+        return made
+    if field in ("completion_tokens", "prompt_tokens"):
+        return response("Hello", usage={field: value})
+    return response("Hello", **{field: value})
+
+
+MALFORMED = [
+    ("content", [{"type": "text", "text": "Hello"}], "content is not a text"),
+    ("content", "Hel\ud800lo", "content is not Unicode text"),
+    ("reasoning_content", {"a": 1}, "reasoning_content is not a text"),
+    ("usage", [3], "no chat completion"),
+    ("completion_tokens", "3", "completion_tokens is not a number of tokens"),
+    ("completion_tokens", -1, "completion_tokens is not a number of tokens"),
+    ("prompt_tokens", True, "prompt_tokens is not a number of tokens"),
+    ("token_ids", "5 6", "token_ids is not a list of token ids"),
+    ("token_ids", [5, -1], "token_ids is not a list of token ids"),
+    ("token_ids", [5, 2**40], "token_ids is not a list of token ids"),
+    ("response_token_ids", [5.0], "token_ids is not a list of token ids"),
+    ("prompt_token_ids", {"0": 1}, "prompt_token_ids is not a list of token ids"),
+    ("finish_reason", ["\ud800"], "broken off by the server"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "said"), MALFORMED)
+def test_a_malformed_answer_is_asked_for_again_and_its_sample_dropped_with_the_reason(
+    parroted, talker, model, undisturbed, field, value, said, tmp_path
+):
+    def answer(body):
+        return one_of(field, value) if question(body) == "Describe the circle." else model(body)
+
+    with ChatServer(answer) as server:
+        stage = run_endpoint(tmp_path, parroted, talker, server, **OPTIONS, retries=1)
+    assert 2 == [question(body) for body in server.conversations].count("Describe the circle.")
+    dropped = (stage.out_dir / "dropped.csv").read_text("utf-8")
+    assert "text-1,the server fails on it," in dropped
+    assert (
+        f"2 attempts, the last: {'' if said.startswith(('no', 'broken')) else 'a malformed answer: '}{said}" in dropped
+    )
+    expected = answers_of(undisturbed)
+    expected.pop("text-1")
+    assert expected == answers_of(stage)
+
+
+def test_an_answer_of_no_tokens_is_an_empty_one(parroted, talker, model, tmp_path):
+    def answer(body):
+        return response("", token_ids=[]) if question(body) == "Describe the circle." else model(body)
+
+    with ChatServer(answer) as server:
+        stage = run_endpoint(tmp_path, parroted, talker, server, **OPTIONS)
+    assert {"fewer than min_answer_tokens": 1} == read_json(stage.out_dir / "summary.json")["dropped"]
+
+
+def test_ids_that_are_told_as_none_leave_the_text(parroted, talker, model, undisturbed, tmp_path):
+    def answer(body):
+        made = model(body)
+        made["choices"][0]["token_ids"] = []
+        return made
+
+    with ChatServer(answer) as server:
+        stage = run_endpoint(tmp_path, parroted, talker, server, **OPTIONS)
+    assert answers_of(undisturbed) == answers_of(stage)
+
+
+def test_a_message_that_utf_8_cannot_write_ends_nothing(parroted, talker, model, tmp_path):
+    fault = Fault(400, "no \ud800")
+    with ChatServer(model, fault=lambda body, _: fault if question(body) == "Describe the circle." else None) as server:
+        stage = run_endpoint(tmp_path, parroted, talker, server, **OPTIONS)
+    assert "text-1,refused by the server,400: no ?" in (stage.out_dir / "dropped.csv").read_text("utf-8")
+
+
+@pytest.mark.parametrize("key", ["sk-a1", "sk/a+1"])
+def test_an_address_that_a_server_redirects_to_is_told_without_the_key(
+    parroted, talker, model, monkeypatch, key, tmp_path
+):
+    monkeypatch.setenv("SOME_KEY", key)
+    away = Fault(307, "", {"Location": f"http://elsewhere/v1?key={quote(key, safe='')}&again={key}"})
+    with (
+        ChatServer(model, fault=lambda body, _: away) as server,
+        pytest.raises(DataError, match=r"redirected to http://elsewhere/v1\?key=<API key>&again=<API key>;") as caught,
+    ):
+        run_endpoint(tmp_path, parroted, talker, server, api_key_env="SOME_KEY")
+    assert key not in str(caught.value)
 
 
 def test_a_server_that_refuses_all_of_the_first_samples_ends_the_stage(talker, tmp_path):
