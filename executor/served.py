@@ -15,9 +15,8 @@ from dsl.graph import Graph, GraphNode
 from executor.record import Record
 from executor.store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
-from ops.sglang_engine.serve_command import DraftOption, Served, checkpoint_dtype
+from ops.sglang_engine.serve_command import DraftOption, Served
 
-PREPROCESSOR = "preprocessor_config.json"
 HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first of these that holds one
 
 
@@ -55,11 +54,10 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
     target = made.path(export.inputs["target"][0])
     info = _read(target / "target.json")
     config = _read(draft / "config.json")
-    dtype = checkpoint_dtype(_read(target / "model" / "config.json"))
-    images = made.image_backend(export) if info["vision"] else None
+    model = target / "model"
     return ServedRun(
-        target=target / "model",
-        served=Served.of(info, dtype, images, made.pixels(export, target)),
+        target=model,
+        served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model),
         draft=DraftOption(path=str(draft), block_size=config["block_size"]),
         warnings=tuple(warnings),
         tau=made.tau(export),
@@ -104,22 +102,18 @@ class _Made:
         why = f"failed: {state.error}" if state.state == "failed" else f"is {state.state}"
         return self.path(export.id), [f"the draft of {export.id} was not passed by its gate; {check.id} {why}"]
 
-    def image_backend(self, export: GraphNode) -> str | None:
-        """The library that prepared the images the draft was trained on; pillow where nothing says so."""
+    def captured(self, export: GraphNode) -> dict[str, Any]:
+        """How the images of the training were prepared: by its training.json, or where the store has lost the training,
+        by tokens.json of the evaluation, which has the same fields.
+        """
         for producer in export.inputs["draft"]:
             digest = self.record.state.nodes[producer].digest
             if self.graph.nodes[producer].op.output is DraftCheckpoint and digest and self.store.has(digest):
-                captured = _read(self.store.object_path(digest) / "training.json")["captured"]
-                return str(captured.get("image_backend") or "pillow")
-        return "pillow"
-
-    def pixels(self, export: GraphNode, target: Path) -> dict[str, int]:
-        """The sizes of images that the tokens of the evaluation were made with, where the target's own differ."""
+                return dict(_read(self.store.object_path(digest) / "training.json")["captured"])
         for tokens in self._tokens(export):
             digest = self.record.state.nodes[tokens.id].digest
             if digest is not None and self.store.has(digest):
-                used = pixel_limits(self.store.object_path(digest) / "processor" / PREPROCESSOR)
-                return used if used != pixel_limits(target / "model" / PREPROCESSOR) else {}
+                return _read(self.store.object_path(digest) / "tokens.json")
         return {}
 
     def tau(self, export: GraphNode) -> float | None:
@@ -177,17 +171,6 @@ class _Made:
     def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
         """Nodes of this output that read the exported draft."""
         return [node for node in self._of(output) if export.id in node.inputs.get("draft", ())]
-
-
-def pixel_limits(preprocessor: Path) -> dict[str, int]:
-    """min_pixels and max_pixels of an image processor's file; empty where it says neither, or is not there."""
-    config = _read(preprocessor) if preprocessor.is_file() else {}
-    size = config.get("size") or {}
-    least, most = (
-        size.get("shortest_edge", config.get("min_pixels")),
-        size.get("longest_edge", config.get("max_pixels")),
-    )
-    return {"min_pixels": least, "max_pixels": most} if least is not None and most is not None else {}
 
 
 def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ class TokenShards(Artifact):
     tokens.json                 {"format": 1, "mask_token_id", "image_token_id" or null, "pad_token_id",
                                 "eos_token_ids", "vocab_size", "patch_dim", "merge_size",
                                 "image_backend": "pillow" | "torchvision", null without an image processor,
+                                "pixel_limits": {"min_pixels", "max_pixels"} of an image, null likewise,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     samples.jsonl               one object per kept sample, in shard order:
                                 {"id", "split", "category", "shard", "row", "tokens", "prompt_tokens", "loss_tokens",
@@ -83,8 +84,10 @@ class TargetFeatures(Artifact):
 
     features.json               {"format": 1, "target": digest, "tokens": digest, "target_layer_ids", "dtype",
                                 "hidden_size", "num_target_layers", "positions": "sequential", "backend":
-                                "huggingface" or "sglang", then with "backend_version",
-                                "final_hidden": bool, "mask_token_id", "image_backend": as in tokens.json,
+                                "huggingface" or "sglang", then with "backend_version" and, where it was given
+                                any, "server_args": {name: value},
+                                "final_hidden": bool, "mask_token_id", "image_backend" and "pixel_limits": as in
+                                tokens.json,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;
                                 input_ids int32 [T]; loss_mask uint8 [T]; token_offsets int64 [N + 1]; where

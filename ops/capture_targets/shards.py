@@ -5,10 +5,10 @@ T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -20,7 +20,6 @@ from dsl.errors import DataError
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.files import read_json
 from ops.load_target.model import target_info
-from ops.sglang_engine.version import SGLANG_VERSION
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 
@@ -41,11 +40,14 @@ def feature_info(
     dtype: str,
     *,
     final_hidden: bool,
-    backend: Literal["huggingface", "sglang"] = "huggingface",
+    backend: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What features.json says of features, stored or captured on the fly, but for its shards."""
-    info = target_info(target)
-    version = {"backend_version": SGLANG_VERSION} if backend == "sglang" else {}
+    """What features.json says of features, stored or captured on the fly, but for its shards.
+
+    backend: what it says of the backend, unless that is transformers. It is given, because the code of another backend,
+    if it were reached from here, would be in the key of every capture.
+    """
+    info, of_tokens = target_info(target), read_json(tokens.path / "tokens.json")
     return {
         "format": 1,
         "target": target.digest,
@@ -55,11 +57,11 @@ def feature_info(
         "hidden_size": info["hidden_size"],
         "num_target_layers": info["num_layers"],
         "positions": "sequential",
-        "backend": backend,
-        **version,
+        **(backend or {"backend": "huggingface"}),
         "final_hidden": final_hidden,
         "mask_token_id": info["mask_token_id"],
-        "image_backend": read_json(tokens.path / "tokens.json")["image_backend"],
+        "image_backend": of_tokens["image_backend"],
+        "pixel_limits": of_tokens["pixel_limits"],
     }
 
 

@@ -23,7 +23,7 @@ NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both 
 class CardFacts:
     """What a card tells. target is target.json, training is training.json; both digests are those of the store.
 
-    dtype: of the draft's weights. target_dtype: of the target's checkpoint, in which both are served.
+    dtype: of the draft's weights. served: as `dflow serve` starts the target.
     """
 
     draft: DraftConfig
@@ -31,7 +31,7 @@ class CardFacts:
     parameters: int
     target: Mapping[str, Any]
     target_digest: str
-    target_dtype: str
+    served: Served
     training: Mapping[str, Any]
     training_digest: str
 
@@ -105,25 +105,39 @@ def _target(facts: CardFacts) -> str:
 
 def _serving(facts: CardFacts) -> str:
     """The command, as for this directory; the target's place is a shell variable where it has no model id."""
-    images = facts.training["captured"].get("image_backend") or "pillow"
-    served = Served.of(facts.target, facts.target_dtype, images)
+    served = facts.served
     model_id, revision = facts.target.get("model_id"), facts.target.get("revision")
     draft = DraftOption(path=".", block_size=facts.draft.block_size)
     extra = ("--revision", revision) if model_id and revision else ()
     command = launch_command(model_id or TARGET_PLACE, served, draft, extra=extra)
     lines = [shell_line(command, served.environment).replace(f"'{TARGET_PLACE}'", f'"{TARGET_PLACE}"')]
     if not model_id:
-        lines.insert(0, f"TARGET=$DFLOW_STORE/objects/{facts.target_digest}/model   # or a copy of that checkpoint")
+        lines.insert(0, "TARGET=/path/to/target")
     text = [f"## Serving\n\nWith SGLang {SGLANG_VERSION}, in this directory:", "```sh\n" + "\n".join(lines) + "\n```"]
+    if not model_id:
+        text.append(
+            f"TARGET is a copy of the target's checkpoint: `objects/{facts.target_digest}/model` in the store of the "
+            "training. `dflow serve RUN` prints the command with all paths, and runs it."
+        )
     if served.is_mended:
         text.append(
             "The launcher is dflow's: it starts SGLang's own server and gives this target the one method that DFLASH "
             f"asks for and that SGLang {SGLANG_VERSION} lacks for it."
         )
+    if served.captured_flags:
+        text.append(
+            "The features of the training were captured by SGLang with "
+            f"`{shell_line(served.captured_flags, {})}`; without that the target computes something else."
+        )
     if facts.target["vision"]:
         text.append(
-            f"The images of the training were prepared with {images}. SGLang takes torchvision unless told otherwise, "
-            "and the two differ where an image is resized, so the command names the one of the training."
+            f"The images of the training were prepared with {served.image_backend}. SGLang takes torchvision unless "
+            "told otherwise, and the two differ where an image is resized, so the command names the one of the training."
+        )
+    if served.pixels:
+        text.append(
+            "Its images were limited to other sizes than the target's own, which the command names too: without them "
+            "an image has another number of tokens than in the training."
         )
     return "\n\n".join(text)
 

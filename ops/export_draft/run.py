@@ -19,7 +19,7 @@ from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.files import read_json, replace_file, write_json
 from ops.load_target.model import read_config, target_info
-from ops.sglang_engine.serve_command import checkpoint_dtype
+from ops.sglang_engine.serve_command import Served
 
 
 def export_draft(config: ExportDraft, stage: Stage) -> None:
@@ -38,7 +38,7 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
     shape = from_serving(read_json(draft.path / "config.json"))
     check_training(draft.path, shape, training["captured"])
     serving = to_serving(shape, config.dtype)
-    serving["dflow"] |= training_record(shape, target.digest)
+    serving["dflow"] |= training_record(shape, target.digest, training["captured"].get("server_args"))
     write_json(stage.out_dir / CONFIG, serving)
     dtype = getattr(torch, config.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(draft.path / "model.safetensors").items()}
@@ -50,7 +50,9 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
         parameters=parameters,
         target=target_info(target),
         target_digest=target.digest,
-        target_dtype=checkpoint_dtype(read_config(target.path / "model")),
+        served=Served.as_trained(
+            target_info(target), read_config(target.path / "model"), training["captured"], target.path / "model"
+        ),
         training=training,
         training_digest=draft.digest,
     )

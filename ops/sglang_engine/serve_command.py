@@ -11,9 +11,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from attrs import Factory, frozen
+
+from ops.vision.pixel_limits import served_pixels
 
 LAUNCHER = "sglang.launch_server"
 MENDED_LAUNCHER = "ops.sglang_engine.launch_server"
@@ -21,6 +24,9 @@ MENDED_LAUNCHER = "ops.sglang_engine.launch_server"
 MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
 # Linear attention keeps a convolution state, which SGLang holds in bfloat16 whatever the dtype of the model.
 CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+# What a capture's server_args tell its own process: memory, seeds and logs, not what the target computes.
+OWN_TO_CAPTURE = frozenset({"mem_fraction_static", "random_seed", "page_size", "load_format", "download_dir"})
+OWN_PREFIXES = ("log_", "max_", "enable_metrics", "show_", "crash_", "watchdog_", "cpu_offload")
 IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> as SGLang calls it
 
 
@@ -30,6 +36,7 @@ class Served:
 
     pixels: min_pixels and max_pixels of the training's images, both of them, where those of the target differ.
     dtype: of the weights and the cache, named since SGLang's own choice turns a float32 checkpoint into float16.
+    server_args: what SGLang was given for the capture of the training, as in features.json.
     """
 
     model_type: str
@@ -38,6 +45,12 @@ class Served:
     image_backend: str | None = "pillow"
     pixels: Mapping[str, int] = Factory(dict)
     trust_remote_code: bool = False
+    server_args: Mapping[str, Any] = Factory(dict)
+
+    @property
+    def captured_flags(self) -> list[str]:
+        """The server_args that change what the target computes, as arguments of the server."""
+        return server_flags(computing(self.server_args))
 
     @property
     def is_mended(self) -> bool:
@@ -58,6 +71,7 @@ class Served:
         dtype: str,
         image_backend: str | None = "pillow",
         pixels: Mapping[str, int] | None = None,
+        server_args: Mapping[str, Any] | None = None,
     ) -> Served:
         """From a target.json."""
         return cls(
@@ -67,7 +81,17 @@ class Served:
             image_backend=image_backend,
             pixels=dict(pixels or {}),
             trust_remote_code=target["trust_remote_code"],
+            server_args=dict(server_args or {}),
         )
+
+    @classmethod
+    def as_trained(
+        cls, target: Mapping[str, Any], config: Mapping[str, Any], captured: Mapping[str, Any], model_dir: Path
+    ) -> Served:
+        """From a target.json, its config.json, "captured" of the draft's training.json, and the target's checkpoint."""
+        images = (captured.get("image_backend") or "pillow") if target["vision"] else None
+        pixels, given = served_pixels(captured, model_dir), captured.get("server_args")
+        return cls.of(target, checkpoint_dtype(config), images, pixels, given)
 
 
 @frozen(kw_only=True)
@@ -114,7 +138,26 @@ def launch_command(
         command += ["--mm-process-config", json.dumps({"image": dict(served.pixels)})]
     if served.trust_remote_code:
         command.append("--trust-remote-code")
+    command += served.captured_flags
     return [*command, "--host", address.host, "--port", str(address.port), *extra]
+
+
+def computing(server_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a capture's server_args that may change what the target computes, which serving has to repeat."""
+    return {
+        name: value
+        for name, value in server_args.items()
+        if name not in OWN_TO_CAPTURE and not name.startswith(OWN_PREFIXES)
+    }
+
+
+def server_flags(server_args: Mapping[str, Any]) -> list[str]:
+    """Fields of SGLang's ServerArgs as its command line takes them: true is a flag alone, and false none at all."""
+    flags = []
+    for name, value in sorted(server_args.items()):
+        if value is not False:
+            flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return flags
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:

@@ -177,5 +177,6 @@ def tokens_info(processor: Processor, shards: list[dict[str, Any]]) -> dict[str,
         "patch_dim": processor.patch_dim,
         "merge_size": processor.merge_size,
         "image_backend": processor.image_backend,
+        "pixel_limits": processor.pixel_limits,
         "shards": shards,
     }

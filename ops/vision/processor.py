@@ -56,6 +56,14 @@ class Processor:
     vocab_size: int
 
     @property
+    def pixel_limits(self) -> dict[str, int] | None:
+        """min_pixels and max_pixels of an image, None without an image processor."""
+        if self.image_processor is None:
+            return None
+        size = self.image_processor.size
+        return {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+
+    @property
     def patch_dim(self) -> int:
         """Length of a row of pixel values; 0 without images."""
         images = self.image_processor

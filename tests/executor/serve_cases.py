@@ -133,6 +133,8 @@ def make_artifacts(folder: Path, model_type: str = "qwen3", max_pixels: int = 20
         {"role": "assistant", "content": [{"type": "text", "text": "It is red."}]},
     ]
     row = {"category": "image" if vision else "text", "messages": turns, "images": images}
+    limits = {"min_pixels": 64, "max_pixels": 1024}
+    images_of = {"image_backend": "torchvision" if vision else None, "pixel_limits": limits if vision else None}
     files: dict[str, dict[str, Any]] = {
         "target": {
             "target.json": {"model_type": model_type, "vision": vision, "trust_remote_code": False},
@@ -141,9 +143,9 @@ def make_artifacts(folder: Path, model_type: str = "qwen3", max_pixels: int = 20
         },
         "export": {"config.json": {"block_size": 4}},
         "check": {"draft/config.json": {"block_size": 4}, "check.json": {}},
-        "train": {"training.json": {"captured": {"image_backend": "torchvision" if vision else None}}},
+        "train": {"training.json": {"captured": images_of}},
         "eval": {"report.json": {}},
-        "tokenize": {"processor/preprocessor_config.json": {"size": {"shortest_edge": 64, "longest_edge": 1024}}},
+        "tokenize": {"tokens.json": images_of},
         "inject": {
             "samples.jsonl": [{**row, "id": "a", "split": "train"}, {**row, "id": "b", "split": "test"}],
             "images-00000.bin": b"xxPNGxx",

@@ -81,7 +81,13 @@ def test_a_target_is_served_as_its_config_says(tmp_path, model_type, config, dty
     vision = model_type != "qwen3"
     assert (model_type, vision, dtype) == (run.served.model_type, run.served.vision, run.served.dtype)
     assert ("torchvision" if vision else None) == run.served.image_backend
-    assert {"min_pixels": 64, "max_pixels": 1024} == run.served.pixels
+    assert ({"min_pixels": 64, "max_pixels": 1024} if vision else {}) == run.served.pixels
+
+
+def test_without_the_training_in_the_store_the_tokens_tell_how_images_were_prepared(tmp_path):
+    _store, run = found(tmp_path, "qwen3_vl", states={"train": {"digest": "0" * 64}})
+
+    assert ("torchvision", {"min_pixels": 64, "max_pixels": 1024}) == (run.served.image_backend, run.served.pixels)
 
 
 def test_sizes_of_images_are_said_only_where_the_target_has_others(tmp_path):

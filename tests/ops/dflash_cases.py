@@ -162,4 +162,5 @@ def _tokens_info(target: Target, prompts: list[TokenSample]) -> dict[str, Any]:
         "patch_dim": prompts[0].pixel_values.shape[1],
         "merge_size": family.merge_size if vision else None,
         "image_backend": "pillow" if vision else None,
+        "pixel_limits": None,
     }

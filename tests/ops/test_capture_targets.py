@@ -111,6 +111,7 @@ def test_features_json_says_where_the_features_come_from(tokens, target, feature
         "final_hidden": False,
         "mask_token_id": TokenReader(tokens).info["mask_token_id"],
         "image_backend": "pillow",
+        "pixel_limits": TokenReader(tokens).info["pixel_limits"],
     } == info
     for shard in shards:
         tensors = load_file(features.path / shard["file"])

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 from pathlib import Path
 
 import attrs
 import pytest
+from fake_stage import FakeStage
 from gate_cases import check
+from serve_cases import record_run
 
 from dsl.errors import ConfigError, DataError
 from dsl.fingerprint import code_fingerprints
 from dsl.op import Ref, op_of
+from executor.record import find_record
+from executor.served import find_served
 from ops.artifacts import CheckedDraft
 from ops.check_export import run as gate
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt
 from ops.check_export.mistake import Mistake
 from ops.check_export.op import CheckExport
+from ops.export_draft.op import ExportDraft
+from ops.export_draft.run import export_draft
 from ops.files import read_json, read_jsonl, write_json
+from ops.sglang_engine.serve_command import launch_command
+from ops.vision.pixel_limits import pixel_limits
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +95,34 @@ def test_the_card_tells_target_data_recipe_the_mlflow_run_and_the_command(gate_i
         "--dtype float32",
     ):
         assert part in command
-    assert f"TARGET=$DFLOW_STORE/objects/{gate_inputs['target'].digest}/model" in card
+    assert "\nTARGET=/path/to/target\n" in card
+    assert f"`objects/{gate_inputs['target'].digest}/model` in the store of the training" in card
+
+
+def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_trainings_images(tmp_path, gate_inputs):
+    """For a draft whose training limited images otherwise than the target does."""
+    own = gate_inputs["trained"]
+    limits = read_json(own.path / "training.json")["captured"]["pixel_limits"]
+    assert limits == pixel_limits(gate_inputs["target"].path / "model" / "preprocessor_config.json")
+    smaller = {**limits, "max_pixels": limits["max_pixels"] // 2}
+    trained = shutil.copytree(own.path, tmp_path / "trained")
+    training = read_json(trained / "training.json")
+    training["captured"]["pixel_limits"] = smaller
+    write_json(trained / "training.json", training)
+    for path, images in ((own.path, []), (trained, ["--mm-process-config", json.dumps({"image": smaller})])):
+        folder = tmp_path / ("limited" if images else "own")
+        stage = FakeStage(folder / "export", {**gate_inputs, "draft": attrs.evolve(own, path=path)})
+        export_draft(ExportDraft(draft=Ref("a"), target=Ref("b")), stage)
+        card = (stage.out_dir / "README.md").read_text()
+        told = shlex.split(next(line for line in card.splitlines() if line.startswith("python -m ")))
+        made = {"train": path, "export": stage.out_dir, "target": gate_inputs["target"].path}
+        store, run = record_run(folder / "store", made, more="")
+        served = find_served(store, find_record(store.records, run), None)
+        command = launch_command(str(served.target), served.served, served.draft)
+        places = {str(served.target): "$TARGET", served.draft.path: "."}
+        assert told == [places.get(part, part) for part in command]
+        at = told.index("--mm-process-config") if images else 0
+        assert images == told[at : at + len(images)]
 
 
 @pytest.mark.parametrize("name", ["draft", "target", "tokens"])

@@ -79,6 +79,7 @@ def drafts(request, target, loaded, prompts, tmp_path_factory):
         "patch_dim": 0,
         "merge_size": 1,
         "image_backend": None,
+        "pixel_limits": None,
     }
     answers = [decode_plain(loaded, prompt, NEW_TOKENS) for prompt in prompts]
     tokens = with_answers(folder / "tokens", info, prompts, answers)

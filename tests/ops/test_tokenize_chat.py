@@ -23,6 +23,7 @@ from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
+from ops.tokenize_chat.builtin import MAX_PIXELS, MIN_PIXELS
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.tokenize_chat.shards import TokenReader
@@ -206,6 +207,7 @@ def test_tokens_json_says_what_a_reader_needs(tokens, tokenizer):
         "patch_dim": 96,
         "merge_size": 2,
         "image_backend": "pillow",
+        "pixel_limits": {"min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS},
     }
 
 

@@ -146,6 +146,7 @@ def write_tokens(
             "merge_size": family.merge_size if vision else 2,
             "image_token_id": family.image_token_id if vision else -1,
             "image_backend": "pillow",
+            "pixel_limits": None,
         },
     )
     rows = [

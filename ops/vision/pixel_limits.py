@@ -1,0 +1,35 @@
+"""How large images may get, min_pixels and max_pixels: as a processor's file says it, and as a server must be told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DataError
+
+PREPROCESSOR = "preprocessor_config.json"
+
+
+def pixel_limits(preprocessor: Path) -> dict[str, int]:
+    """Those of an image processor's file; empty where it says neither, or is not there. Raises DataError."""
+    if not preprocessor.is_file():
+        return {}
+    try:
+        config = dict(json.loads(preprocessor.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{preprocessor}: cannot be read ({error}); verify the store") from error
+    size = config.get("size") or {}
+    least = size.get("shortest_edge", config.get("min_pixels"))
+    most = size.get("longest_edge", config.get("max_pixels"))
+    return {"min_pixels": least, "max_pixels": most} if least is not None and most is not None else {}
+
+
+def served_pixels(captured: Mapping[str, Any], model_dir: Path) -> dict[str, int]:
+    """The limits of the training's images ("captured" of training.json) where the target's own are others, else none.
+
+    Raises DataError where the target's processor cannot be read.
+    """
+    used = captured.get("pixel_limits") or {}
+    return dict(used) if used != pixel_limits(model_dir / PREPROCESSOR) else {}
