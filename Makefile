@@ -8,7 +8,7 @@ run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
 
 test: .venv/installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
 
 # SGLang's real code on a CPU, in an environment of its own.
 test-sglang: .venv-sglang/installed
@@ -18,7 +18,7 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
 
 check-slow: .venv/installed
 	$(BIN)/python -m pytest
