@@ -17,7 +17,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.check_export.fields import config_mistakes
 from ops.check_export.mistake import REWRITE, Mistake, refuse
-from ops.check_export.tensors import stored_tensors, tensor_mistakes, value_mistakes
+from ops.check_export.tensors import digest_mistakes, stored_tensors, tensor_mistakes, value_mistakes
 from ops.files import read_json
 from ops.load_target.model import target_info, text_config
 
@@ -27,6 +27,7 @@ NEEDED = {
     WEIGHTS: "finds no weights and refuses to start",
     CARD: "does not need it, but nobody learns how to serve the draft, and for which target",
 }
+NOT_PLAIN = "refuses to start, or follows a link that leads elsewhere, or nowhere, where the draft is shipped to"
 OF_THE_STORE = "manifest.json"  # beside the files of every committed artifact; it is not shipped
 MASK_EMBEDDING = "mask_embedding.pt"
 
@@ -59,9 +60,14 @@ def check_serving(directory: Path, target: TargetModel, tokens: TokenShards | No
 def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
     """What is wrong with a serving directory: its files, then config.json, then the tensors."""
     names = {path.name for path in directory.iterdir()} - {OF_THE_STORE}
+    present = names & NEEDED.keys()
     mistakes = [Mistake(f"{name}: is missing", NEEDED[name], REWRITE) for name in sorted(NEEDED.keys() - names)]
     mistakes += [_stray(name) for name in sorted(names - NEEDED.keys())]
+    names = {name for name in names & NEEDED.keys() if _is_plain(directory / name)}
+    mistakes += [_not_plain(name, directory) for name in sorted(present - names)]
     config: dict[str, Any] = {}
+    if CARD in names:
+        mistakes += _card_mistakes(directory / CARD)
     if CONFIG in names:
         config, unreadable = _read_config(directory / CONFIG)
         mistakes += unreadable or config_mistakes(config, target.info, target.digest, target.pad_token_ids)
@@ -70,10 +76,28 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Mistake]:
     return mistakes
 
 
+def _is_plain(path: Path) -> bool:
+    """Whether it is a file of its own: a link may lead nowhere, here or where the draft is shipped to."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _not_plain(name: str, directory: Path) -> Mistake:
+    kind = "a link" if (directory / name).is_symlink() else "a directory"
+    return Mistake(f"{name}: is no plain file but {kind}", NOT_PLAIN, REWRITE)
+
+
+def _card_mistakes(path: Path) -> list[Mistake]:
+    try:
+        path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return [Mistake(f"{CARD}: cannot be read as text in UTF-8 ({error})", "does not read it", REWRITE)]
+    return []
+
+
 def _read_config(path: Path) -> tuple[dict[str, Any], list[Mistake]]:
     try:
         config = read_json(path)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         return {}, [Mistake(f"{CONFIG}: not valid JSON ({error})", "refuses to start", REWRITE)]
     if not isinstance(config, dict):
         return {}, [Mistake(f"{CONFIG}: holds no object", "refuses to start", REWRITE)]
@@ -85,7 +109,8 @@ def _weight_mistakes(path: Path, config: Mapping[str, Any]) -> list[Mistake]:
         stored = stored_tensors(path)
     except DataError as error:
         return [Mistake(f"{WEIGHTS}: {error}", "refuses to start, or loads what is left of the file", REWRITE)]
-    return [*tensor_mistakes(config, stored), *value_mistakes(path)]
+    # What is wrong with single tensors says more than that their digest is another one.
+    return [*tensor_mistakes(config, stored), *value_mistakes(path)] or digest_mistakes(config, path)
 
 
 def _stray(name: str) -> Mistake:

@@ -16,7 +16,9 @@ MISSING = {
     "head_dim": DEFAULTS.format(default="128") + ", and stops at the weights' shapes where that is another size",
     "intermediate_size": DEFAULTS.format(default="22016") + ", and stops at the weights' shapes",
     "vocab_size": "does not check it",
-    "max_position_embeddings": DEFAULTS.format(default="32768"),
+    "max_position_embeddings": (
+        DEFAULTS.format(default="32768") + ", and refuses to start where the target's context is longer (ValueError)"
+    ),
     "rms_norm_eps": DEFAULTS.format(default="1e-6"),
     "rope_theta": DEFAULTS.format(default="10000") + ": other angles than in training, and fewer tokens are accepted",
     "rope_scaling": DEFAULTS.format(default="none") + ": other angles than in training where there was a scaling",
@@ -38,6 +40,7 @@ MISSING = {
     "dflow.positions": "does not read it: its positions are always 1-D",
     "dflow.target": "does not read it, and serves the draft with any target",
     "dflow.trained": "does not read it, and serves whatever the other fields say",
+    "dflow.digest": "does not read it, and serves whatever weights and fields it finds",
 }
 
 WRONG = {
@@ -52,7 +55,10 @@ WRONG = {
     "head_dim": "stops at the weights' shapes",
     "intermediate_size": "stops at the weights' shapes",
     "vocab_size": "does not check it",
-    "max_position_embeddings": "makes a RoPE table of that length, and reads behind its end in longer texts",
+    "max_position_embeddings": (
+        "refuses to start where the target's context is longer (ValueError: context_length is greater than the derived "
+        "one)"
+    ),
     "rms_norm_eps": "normalises with it and says nothing",
     "rope_theta": "turns by other angles than in training and says nothing: fewer tokens are accepted",
     "rope_scaling": "turns by other angles than in training and says nothing, or knows no such scaling and stops",
@@ -71,13 +77,17 @@ WRONG = {
     "positions": "does not read it: its positions are always 1-D, and a draft trained on others is of no use",
     "format": "does not read it",
     "target": "serves the draft with any target and says nothing: about 1 token a step is accepted",
-    "trained": "does not read it",
+    "trained": (
+        "does not read it, and serves the fields beside it, with which the draft was not trained, without a word"
+    ),
+    "digest": "does not read it, and serves whatever weights and fields it finds",
 }
 
 LAST_LAYER = (
     "captures inputs of the next layer, which the last one lacks: it drops the id without a word, starts, and dies at "
     "the first prefill"
 )
+NO_LAYERS = "refuses to start (ValueError: target_layer_ids must be non-empty)"
 NO_LAYER = "refuses to start (ValueError: an id out of range)"
 LAYER_ORDER = "captures in the order of the layers, each once, so that fc gets the wrong columns, or too few"
 NESTED = "takes the nested one, whatever stands at the top level"

@@ -6,6 +6,7 @@ is compared with it, so that a value changed later, or by a faulty export, is fo
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -22,14 +23,29 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NESTS = ("dflash_config", "dflow")
 RETRAIN = "train the draft again with the value that is wanted, or write the export of this training again"
 OPTIONAL = {"rope_scaling": dict, "sliding_window": int}
-RECORD = ("target", "trained")  # under dflow, written by export_draft alone
+UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; another training would change nothing
+RECORD = ("target", "trained", "digest", "server_args")  # under dflow, written by export_draft alone
 
 
-def training_record(config: DraftConfig, target_digest: str) -> dict[str, Any]:
-    """What goes under `dflow` beside format and positions: the target's digest, and every field as it was trained."""
+def training_record(
+    config: DraftConfig, target_digest: str, tensors_digest: str, server_args: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What goes under `dflow` beside format and positions: the target's digest, every field as it was trained, digests
+    of these fields and of the exported tensors, and what SGLang was given for the capture, if anything.
+    """
     serving = to_serving(config)
     trained = {attribute.name: _lookup(serving, _full(attribute.name))[1] for attribute in attrs.fields(DraftConfig)}
-    return {"target": target_digest, "trained": trained}
+    return {
+        "target": target_digest,
+        "trained": trained,
+        "digest": {"trained": fields_digest(trained), "tensors": tensors_digest},
+        **({"server_args": dict(server_args)} if server_args else {}),
+    }
+
+
+def fields_digest(trained: Mapping[str, Any]) -> str:
+    """sha256 over the fields as JSON with sorted names."""
+    return hashlib.sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()
 
 
 def config_mistakes(
@@ -84,7 +100,7 @@ def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
 
 def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[tuple[str, Mistake]]:
     record = _nest(config, "dflow")
-    for inner, kind in (("target", str), ("trained", Mapping)):
+    for inner, kind in (("target", str), ("trained", Mapping), ("digest", Mapping)):
         name = f"dflow.{inner}"
         if inner not in record:
             yield name, _mistake(name, "is missing", effects.missing(name))
@@ -94,6 +110,22 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[
             wrong = f"is {record[inner][:12]}, which the draft was trained for, but this target is {target_digest[:12]}"
             remedy = "give export_draft, evaluate and check_export the target of the training"
             yield name, _mistake(name, wrong, effects.wrong(inner), remedy)
+    yield from _digest_mistakes(record)
+
+
+def _digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+    """Digests that are missing, and fields changed together with their record; tensors.py looks at the tensors'."""
+    trained, digests = record.get("trained"), record.get("digest")
+    if not isinstance(digests, Mapping):
+        return
+    for inner in ("trained", "tensors"):
+        name = f"dflow.digest.{inner}"
+        if not isinstance(digests.get(inner), str):
+            yield name, _mistake(name, "is missing", effects.missing("dflow.digest"))
+        elif inner == "trained" and isinstance(trained, Mapping) and fields_digest(trained) != digests[inner]:
+            found = fields_digest(trained)
+            wrong = f"is not that of the export: {found[:12]}, but {name} is {digests[inner][:12]}"
+            yield "dflow.trained", _mistake("dflow.trained", wrong, effects.wrong("trained"))
 
 
 def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
@@ -135,13 +167,16 @@ def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
     except ConfigError as error:
         for line in str(error).splitlines()[1:]:
             name, _, wrong = line.strip().partition(": ")
-            yield _full(name), Mistake(f"config.json: {name}: {wrong}", _draft_effect(name, config), RETRAIN)
+            remedy = REWRITE if name in UNREAD else RETRAIN
+            yield _full(name), Mistake(f"config.json: {_full(name)}: {wrong}", _draft_effect(name, config), remedy)
 
 
 def _draft_effect(name: str, config: Mapping[str, Any]) -> str:
     if name != "target_layer_ids":
         return effects.wrong(name)
     ids, layers = config["dflash_config"]["target_layer_ids"], config["num_target_layers"]
+    if not ids:
+        return effects.NO_LAYERS
     if ids != sorted(set(ids)):
         return effects.LAYER_ORDER
     return effects.LAST_LAYER if all(0 <= layer < layers for layer in ids) else effects.NO_LAYER
@@ -159,7 +194,8 @@ def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake
             yield where, _mistake(where, "is missing", effects.missing("dflow.trained"))
         elif present and value != trained[attribute.name]:
             wrong = f"is {json.dumps(value)}, but the draft was trained with {json.dumps(trained[attribute.name])}"
-            yield name, _mistake(name, wrong, effects.wrong(attribute.name), RETRAIN)
+            remedy = REWRITE if attribute.name in UNREAD else RETRAIN
+            yield name, _mistake(name, wrong, effects.wrong(attribute.name), remedy)
 
 
 def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:

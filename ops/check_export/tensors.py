@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from dsl.errors import DataError
@@ -26,6 +29,10 @@ CAST = "casts it to the server's dtype without a word"
 NOT_FINITE = (
     "says nothing: logits that are no numbers propose one and the same token, and about 1 token a step is accepted"
 )
+REPLACED = (
+    "loads what fits by name and shape without a word: swapped or other weights propose other tokens, and about 1 "
+    "token a step is accepted"
+)
 _SIZE_FIELDS = (
     "hidden_size",
     "num_hidden_layers",
@@ -42,7 +49,7 @@ def stored_tensors(path: Path) -> Stored:
         with safe_open(path, framework="pt") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
             return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise DataError(f"cannot be read ({error})") from error
 
 
@@ -87,6 +94,30 @@ def value_mistakes(path: Path) -> list[Mistake]:
                 wrong = f"holds {count} values of {tensor.numel()} that are not finite"
                 mistakes.append(_mistake(name, wrong, NOT_FINITE, "train again from a checkpoint before they appeared"))
     return mistakes
+
+
+def tensors_digest(path: Path) -> str:
+    """sha256 over name, dtype, shape and bytes of every tensor, in the order of the names."""
+    digest = hashlib.sha256()
+    with safe_open(path, framework="pt") as tensors:
+        for name in sorted(tensors.keys()):
+            tensor = tensors.get_tensor(name)
+            digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def digest_mistakes(config: Mapping[str, Any], path: Path) -> list[Mistake]:
+    """Whether the tensors are those that were exported; nothing where the config holds no digest of them."""
+    record = config.get("dflow")
+    digests = record.get("digest") if isinstance(record, Mapping) else None
+    if not isinstance(digests, Mapping) or "tensors" not in digests:
+        return []  # the config's own mistakes say so
+    found, written = tensors_digest(path), str(digests["tensors"])
+    if found == written:
+        return []
+    what = f"the tensors are not those of the export: {found[:12]}, but dflow.digest.tensors is {written[:12]}"
+    return [Mistake(f"model.safetensors: {what}", REPLACED, REWRITE)]
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

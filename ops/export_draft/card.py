@@ -132,7 +132,7 @@ def _serving(facts: CardFacts) -> str:
     if facts.target["vision"]:
         text.append(
             f"The images of the training were prepared with {served.image_backend}. SGLang takes torchvision unless "
-            "told otherwise, and the two differ where an image is resized, so the command names the one of the training."
+            "told otherwise, and the two differ where an image is resized, so the command names that of the training."
         )
     if served.pixels:
         text.append(

@@ -14,6 +14,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.check_export.contract import CARD, CONFIG, WEIGHTS, check_serving
 from ops.check_export.fields import training_record
+from ops.check_export.tensors import tensors_digest
 from ops.dflash.config import DraftConfig, from_serving, to_serving
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
@@ -37,12 +38,12 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
         )
     shape = from_serving(read_json(draft.path / "config.json"))
     check_training(draft.path, shape, training["captured"])
-    serving = to_serving(shape, config.dtype)
-    serving["dflow"] |= training_record(shape, target.digest, training["captured"].get("server_args"))
-    write_json(stage.out_dir / CONFIG, serving)
     dtype = getattr(torch, config.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(draft.path / "model.safetensors").items()}
     save_file(weights, stage.out_dir / WEIGHTS, metadata={"format": "pt"})
+    serving, digest = to_serving(shape, config.dtype), tensors_digest(stage.out_dir / WEIGHTS)
+    serving["dflow"] |= training_record(shape, target.digest, digest, training["captured"].get("server_args"))
+    write_json(stage.out_dir / CONFIG, serving)
     parameters = sum(tensor.numel() for tensor in weights.values())
     facts = CardFacts(
         draft=shape,

@@ -17,6 +17,7 @@ from overfit import overfit, with_answers
 from safetensors.torch import load_file, save_file
 
 from ops.artifacts import Draft, TargetModel, TokenShards
+from ops.check_export.tensors import tensors_digest
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative
 from ops.dflash.load import load_draft, random_draft
 from ops.files import read_json, write_json
@@ -133,6 +134,9 @@ def _written(draft: Draft, weights: dict[str, torch.Tensor], folder: Path) -> Dr
     """A copy of the serving directory with other weights."""
     shutil.copytree(draft.path, folder)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = read_json(folder / "config.json")
+    config["dflow"]["digest"]["tensors"] = tensors_digest(folder / "model.safetensors")
+    write_json(folder / "config.json", config)
     return Draft(folder, folder.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import attrs
@@ -88,7 +89,7 @@ def rename(table, old, new):
         ),
         (
             lambda config: config["dflash_config"].update(mask_token_id=600),
-            "mask_token_id: 600 is no id below vocab_size = 600",
+            "dflash_config.mask_token_id: 600 is no id below vocab_size = 600",
             "refuses an id outside the target's vocabulary (ValueError)",
             "train the draft again",
         ),
@@ -155,6 +156,31 @@ def rename(table, old, new):
             "the target of the training",
         ),
         (lambda config: config["dflow"].pop("trained"), "dflow.trained is missing", "does not read it", REWRITE),
+        (lambda config: config["dflow"].pop("digest"), "dflow.digest is missing", "does not read it", REWRITE),
+        (
+            lambda config: config["dflow"]["digest"].pop("tensors"),
+            "dflow.digest.tensors is missing",
+            "does not read it",
+            REWRITE,
+        ),
+        (
+            lambda config: config["dflash_config"].update(target_layer_ids=[]),
+            "dflash_config.target_layer_ids: names no layer",
+            "refuses to start (ValueError: target_layer_ids must be non-empty)",
+            "train the draft again",
+        ),
+        (
+            lambda config: config.update(tie_word_embeddings=True),
+            "tie_word_embeddings",
+            "does not read it",
+            REWRITE,
+        ),
+        (
+            lambda config: config.update(max_position_embeddings=64),
+            "max_position_embeddings is 64, but the draft was trained with",
+            "refuses to start where the target's context is longer (ValueError",
+            "train the draft again",
+        ),
         (
             lambda config: config.update(hidden_act="gelu"),
             'hidden_act must be "silu", got "gelu"',
@@ -188,6 +214,77 @@ def test_a_wrong_field_is_told_with_what_sglang_does_and_the_remedy(tmp_path, da
     assert all(told.startswith("config.json") or "fc.weight" in told for told, _, _ in found)
 
 
+@pytest.mark.parametrize(("field", "value"), [("block_size", 8), ("rope_theta", 123.0)])
+def test_a_field_changed_together_with_the_record_of_the_training_is_told(tmp_path, damaged, field, value):
+    def both(config):
+        config[field] = value
+        config["dflow"]["trained"][field] = value
+
+    edit_config(damaged, both)
+    [(what, sglang, remedy)] = mistakes(tmp_path, damaged)
+    assert re.fullmatch(
+        r"config\.json: dflow\.trained is not that of the export: \w{12}, but dflow\.digest\.trained is \w{12}", what
+    )
+    assert "with which the draft was not trained, without a word" in sglang and REWRITE in remedy
+
+
+def swapped(weights, one, other):
+    for name in [name for name in weights if one in name]:
+        twin = name.replace(one, other)
+        weights[name], weights[twin] = weights[twin], weights[name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda weights: swapped(weights, "k_proj", "v_proj"), id="keys for values"),
+        pytest.param(lambda weights: swapped(weights, "layers.0.", "layers.1."), id="layers"),
+        pytest.param(lambda weights: [tensor.zero_() for tensor in weights.values()], id="zeros"),
+        pytest.param(lambda weights: [tensor.normal_() for tensor in weights.values()], id="by chance"),
+        pytest.param(lambda weights: weights["norm.weight"][:1].mul_(1.5), id="one number"),
+    ],
+)
+def test_other_weights_of_the_right_shapes_are_told(tmp_path, damaged, change):
+    edit_tensors(damaged, change)
+    [(what, sglang, remedy)] = mistakes(tmp_path, damaged)
+    assert re.fullmatch(
+        r"model\.safetensors: the tensors are not those of the export: \w{12}, but dflow\.digest\.tensors is \w{12}",
+        what,
+    )
+    assert "loads what fits by name and shape without a word" in sglang and REWRITE in remedy
+
+
+def as_directory(file):
+    file.unlink()
+    file.mkdir()
+
+
+def as_link(file):
+    """To a name beside it, where the content lies under another one than that of the contract."""
+    file.rename(file.parent.parent / "elsewhere")
+    file.symlink_to("../elsewhere")
+
+
+def as_dangling_link(file):
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+@pytest.mark.parametrize("change", [as_directory, as_link, as_dangling_link])
+def test_what_is_no_plain_file_is_told_and_not_shipped(tmp_path, damaged, name, change):
+    change(damaged["draft"].path / name)
+    [(what, sglang, remedy)] = mistakes(tmp_path, damaged)
+    assert f"{name}: is no plain file but {'a directory' if change is as_directory else 'a link'}" == what
+    assert "follows a link that leads elsewhere" in sglang and REWRITE in remedy
+
+
+def test_a_card_that_is_no_text_is_told(tmp_path, damaged):
+    (damaged["draft"].path / "README.md").write_bytes(b"\xff\xfe\x00")
+    [(what, _, _)] = mistakes(tmp_path, damaged)
+    assert what.startswith("README.md: cannot be read as text in UTF-8 (")
+
+
 def test_every_field_of_the_contract_is_missed_by_its_name(tmp_path, damaged):
     whole = read_json(damaged["draft"].path / "config.json")
     fields = [name for name in whole if name not in ("dflash_config", "dflow")]
@@ -199,7 +296,7 @@ def test_every_field_of_the_contract_is_missed_by_its_name(tmp_path, damaged):
         write_json(damaged["draft"].path / "config.json", config)
         assert f"config.json: {name} is missing" in [what for what, _, _ in mistakes(tmp_path, damaged)]
         write_json(damaged["draft"].path / "config.json", whole)
-    assert 29 == len(fields)
+    assert 30 == len(fields)
 
 
 def test_every_missing_tensor_is_told_by_its_name(tmp_path, damaged):

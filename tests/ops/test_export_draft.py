@@ -1,5 +1,9 @@
 """The exported draft: its files, the contract, and its forward pass beside the training model's."""
 
+import hashlib
+import json
+import shutil
+
 import attrs
 import pytest
 import torch
@@ -13,7 +17,8 @@ from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import DraftCheckpoint
 from ops.check_export.contract import check_serving
-from ops.check_export.tensors import expected_shapes
+from ops.check_export.run import server_arg_warnings
+from ops.check_export.tensors import expected_shapes, tensors_digest
 from ops.dflash.config import from_serving, to_serving
 from ops.dflash.model import DraftModel
 from ops.export_draft.op import ExportDraft
@@ -44,9 +49,14 @@ def test_an_export_is_exactly_the_three_files_of_the_contract(tmp_path, trained)
     assert config["dflash_config"] == {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
     assert (config["block_size"], config["num_target_layers"], config["vocab_size"]) == (4, 4, VOCAB)
     shape = from_serving(read_json(trained["draft"].path / "config.json"))
-    assert config["dflow"].pop("trained") == attrs.asdict(shape) | {
+    trained_fields = config["dflow"].pop("trained")
+    assert trained_fields == attrs.asdict(shape) | {
         "target_layer_ids": [0, 1],
         "layer_types": ["full_attention", "full_attention"],
+    }
+    assert config["dflow"].pop("digest") == {
+        "trained": hashlib.sha256(json.dumps(trained_fields, sort_keys=True).encode()).hexdigest(),
+        "tensors": tensors_digest(out / "model.safetensors"),
     }
     assert config["dflow"] == {"format": 1, "positions": "sequential", "target": trained["target"].digest}
     assert folder_digest(out) == folder_digest(export(tmp_path / "b", trained))
@@ -100,6 +110,23 @@ def test_a_half_precision_export_says_so_and_is_rounded(tmp_path, trained, dtype
     assert read_json(out / "config.json")["dtype"] == dtype
     for name, weight in weights.items():
         assert torch.equal(weight, exact[name].to(getattr(torch, dtype)))
+
+
+def test_what_sglang_was_given_for_the_capture_is_in_the_config_the_card_and_the_gates_warning(tmp_path, trained):
+    """Only what changes numbers is repeated in the command; the record keeps all of it."""
+    given = {"kv_cache_dtype": "fp8_e5m2", "mem_fraction_static": 0.5}
+    copy = shutil.copytree(trained["draft"].path, tmp_path / "draft")
+    training = read_json(copy / "training.json")
+    training["captured"] |= {"backend": "sglang", "backend_version": "0.5.21", "server_args": given}
+    write_json(copy / "training.json", training)
+    out = export(tmp_path / "export", trained | {"draft": attrs.evolve(trained["draft"], path=copy)})
+    config, card = read_json(out / "config.json"), (out / "README.md").read_text()
+    assert given == config["dflow"]["server_args"]
+    assert 2 == card.count("--kv-cache-dtype fp8_e5m2")
+    assert "mem" not in card.split("## Serving")[1].split("##")[0]
+    (warning,) = server_arg_warnings(config)
+    assert "captured by SGLang with --kv-cache-dtype fp8_e5m2, which the live stage and evaluate do without" in warning
+    assert [] == server_arg_warnings(read_json(export(tmp_path / "plain", trained) / "config.json"))
 
 
 def test_a_draft_trained_for_another_target_is_refused(tmp_path, trained):
