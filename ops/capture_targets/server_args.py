@@ -1,8 +1,52 @@
-"""Which of SGLang's server arguments a capture may be given, and why not the others. Loads neither torch nor sglang."""
+"""Which of SGLang's server arguments a capture may be given, and why not the others. Loads neither torch nor sglang.
+
+SGLang 0.5.21 has more than 500 of them. Those in ALLOWED choose kernels, number formats and memory, and leave what a
+pass computes what it is; everything else is refused, since nobody looked at what it would do to the captured states.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from dsl.errors import did_you_mean
+
+# name -> the type of its value
+ALLOWED: Mapping[str, type] = {
+    # kernels of attention, of the vision tower's, of linear attention, of experts and of matrices in few bits
+    "attention_backend": str,
+    "prefill_attention_backend": str,
+    "mm_attention_backend": str,
+    "linear_attn_backend": str,
+    "linear_attn_prefill_backend": str,
+    "mamba_backend": str,
+    "moe_runner_backend": str,
+    "moe_a2a_backend": str,
+    "fp8_gemm_runner_backend": str,
+    "fp4_gemm_runner_backend": str,
+    "bf16_gemm_backend": str,
+    "disable_flashinfer_autotune": bool,
+    "enable_deterministic_inference": bool,
+    # number formats
+    "quantization": str,
+    "kv_cache_dtype": str,
+    "mamba_ssm_dtype": str,
+    # memory
+    "mem_fraction_static": float,
+    "page_size": int,
+    "max_mamba_cache_size": int,
+    "mamba_full_memory_ratio": float,
+    "cpu_offload_gb": int,
+    "offload_group_size": int,
+    "offload_num_in_group": int,
+    "offload_prefetch_step": int,
+    "offload_mode": str,
+    "weight_loader_disable_mmap": bool,
+    "weight_loader_prefetch_checkpoints": bool,
+    # ranks that share a model
+    "ep_size": int,
+    "disable_custom_all_reduce": bool,
+    "log_level": str,
+}
 
 OURS = "the capture sets it"
 CHUNKS = "a prompt cut into chunks would keep the states of its last chunk alone"
@@ -15,6 +59,9 @@ BLIND = "images would not be seen"
 SPLIT = "prefill and decoding in different servers have no place in one process"
 STATES = "the capture itself says which states a pass returns"
 ORDER = "it moves what deepstack adds behind the states that are kept, unlike in serving"
+
+WEIGHTS = "weights other than the checkpoint's, or random ones, would take their place without a word"
+IMAGES = "tokenize_chat prepares the images"
 
 # name -> why; the reasons above say what would go wrong with the captured states.
 FIXED: Mapping[str, str] = {
@@ -42,7 +89,6 @@ FIXED: Mapping[str, str] = {
     "disable_cuda_graph": GRAPHS,
     "disable_prefill_cuda_graph": GRAPHS,
     "disable_decode_cuda_graph": GRAPHS,
-    "disable_piecewise_cuda_graph": GRAPHS,
     "enable_torch_compile": GRAPHS,
     "disable_overlap_schedule": LATER,
     "enable_two_batch_overlap": LATER,
@@ -66,16 +112,43 @@ FIXED: Mapping[str, str] = {
     "enable_return_hidden_states": STATES,
     "return_hidden_states_mode": STATES,
     "rl_on_policy_target": ORDER,
+    "load_format": WEIGHTS,
+    "model_loader_extra_config": WEIGHTS,
+    "json_model_override_args": WEIGHTS,
+    "custom_weight_loader": WEIGHTS,
+    "enable_lora": WEIGHTS,
+    "image_processor_backend": IMAGES,
+    "mm_process_config": IMAGES,
+    "enable_prefix_mm_cache": PREFIXES,
+    "enable_mm_global_cache": PREFIXES,
 }
-FIXED_FAMILIES: Mapping[str, str] = {"cuda_graph": GRAPHS, "speculative_": DRAFTS, "disaggregation_": SPLIT}
+FIXED_FAMILIES: Mapping[str, str] = {
+    "cuda_graph": GRAPHS,
+    "speculative_": DRAFTS,
+    "disaggregation_": SPLIT,
+    "hicache_": PREFIXES,
+    "lora_": WEIGHTS,
+}
 
 
-def refused_args(names: Mapping[str, object]) -> list[str]:
-    """One line for each name that must not be given, with the reason."""
-    lines = []
-    for name in names:
-        family = next((reason for prefix, reason in FIXED_FAMILIES.items() if name.startswith(prefix)), None)
-        reason = FIXED.get(name, family)
-        if reason is not None:
-            lines.append(f"{name} cannot be given: {reason}")
-    return lines
+def refused_args(given: Mapping[str, object]) -> list[str]:
+    """One line for each argument that must not be given, or not with this value, with the reason."""
+    return [line for name, value in given.items() if (line := _refused(name, value))]
+
+
+def _refused(name: str, value: object) -> str | None:
+    plain = name.lstrip("-").replace("-", "_")  # as on SGLang's command line
+    family = next((reason for prefix, reason in FIXED_FAMILIES.items() if plain.startswith(prefix)), None)
+    reason = FIXED.get(plain, family)
+    if reason is not None:
+        return f"{name} cannot be given: {reason}"
+    if plain not in ALLOWED:
+        near = did_you_mean(plain, list(ALLOWED))
+        return f"{name} is not among those that may be given{f', {near}' if near else ''}: {', '.join(ALLOWED)}"
+    if plain != name:
+        return f"write {name} as {plain}"
+    wanted = ALLOWED[name]
+    fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
+    if not fits or (isinstance(value, bool) and wanted is not bool):
+        return f"{name} takes a {wanted.__name__}, got {value!r}"
+    return None

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch.distributed as dist
 from attrs import define, frozen
 
-from dsl.errors import ConfigError, DataError, did_you_mean
+from dsl.errors import ConfigError, DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States, default_batch_tokens
 from ops.capture_targets.op import CaptureTargets
 from ops.load_target.model import read_config, target_info
 from ops.sglang_engine.layers import Recipe
-from ops.sglang_engine.process import context_length, server_arg_names
+from ops.sglang_engine.process import context_length
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.vision.families import VisionFamily, family_of
@@ -29,6 +30,8 @@ from ops.vision.families import VisionFamily, family_of
 # What was compared with transformers' states, see docs/sglang.md.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 INTERLEAVED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+# What SGLang raises, somewhere between its arguments and its first allocation, for arguments that it cannot use.
+STARTING_ERRORS = (ValueError, TypeError, AssertionError, AttributeError, RuntimeError)
 PATCH_DIM_OF_QWEN25 = 1176  # the one width of pixel rows that SGLang's Qwen2.5-VL takes for pixels
 
 
@@ -44,12 +47,12 @@ class SglangBackend:
         """Load the target, after everything that can be refused has been.
 
         Raises DataError for a target that SGLang cannot capture, and for samples longer than the target's context or
-        than what memory holds; ConfigError for server arguments that SGLang does not know or take.
+        than what memory holds; ConfigError for server arguments that SGLang does not take, and for ranks that cannot
+        share the target evenly.
         """
         target: TargetModel = stage.inputs["target"]
-        check_target(target)
+        check_target(target, config)
         given = config.server_args or {}
-        check_arg_names(given)
         longest = longest_sample(readers)
         trust = bool(target_info(target).get("trust_remote_code", False))
         check_length(longest, context_length(target.path / "model", trust), "the target's context")
@@ -65,12 +68,15 @@ class SglangBackend:
                 tp_size=config.tp_degree,
                 dist_port=agreed_port(stage, config.tp_degree) if config.tp_degree > 1 else None,
             )
-        except (ValueError, AssertionError) as error:
+        except STARTING_ERRORS as error:
             if not given:
                 raise
             shown = ", ".join(f"{name} = {value!r}" for name, value in given.items())
             raise ConfigError(f"SGLang does not start with server_args {shown}: {error}") from error
-        check_length(longest, runtime.pool_tokens, "what memory holds,")
+        with ExitStack() as undo:
+            undo.callback(runtime.close)
+            check_length(longest, runtime.pool_tokens, "what memory holds,")
+            undo.pop_all()
         return cls(runtime, config.recipe)
 
     def forward(
@@ -114,8 +120,8 @@ def check_length(longest: Longest, limit: int, what: str) -> None:
         )
 
 
-def check_target(target: TargetModel) -> None:
-    """Refuse a target whose states SGLang was not seen to give. Raises DataError."""
+def check_target(target: TargetModel, options: CaptureTargets) -> None:
+    """Refuse a target whose states SGLang was not seen to give. Raises DataError, and ConfigError for its ranks."""
     config = read_config(target.path / "model")
     model_type, remedy = config.get("model_type"), 'use backend = "huggingface"'
     if model_type not in MODEL_TYPES:
@@ -135,14 +141,32 @@ def check_target(target: TargetModel) -> None:
             "rotates that way all the same, and SGLang would not, so images would have other states: add it, or "
             f"{remedy}"
         )
+    check_degree(config, options.tp_degree, int((options.server_args or {}).get("ep_size", 1)))
 
 
-def check_arg_names(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError with all names that SGLang's ServerArgs does not have."""
-    known = server_arg_names()
-    unknown = [f"{name} ({did_you_mean(name, known) or 'see ServerArgs'})" for name in given if name not in known]
-    if unknown:
-        raise ConfigError(f"server_args: SGLang has no {', '.join(unknown)}")
+def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) -> None:
+    """Refuse ranks that cannot share a target of this config.json evenly. Raises ConfigError.
+
+    SGLang's rule: each rank has as many query heads, and as many columns of each MLP; key/value heads are dealt out, or
+    each is held by several ranks where there are fewer of them.
+    """
+    text, seeing = config.get("text_config") or config, config.get("vision_config") or {}
+    dense = not text.get("num_experts") or bool(text.get("mlp_only_layers"))
+    names = ["num_attention_heads", "linear_num_key_heads", "linear_num_value_heads", "shared_expert_intermediate_size"]
+    named = {name: text.get(name) for name in [*names, *(["intermediate_size"] if dense else [])]}
+    named |= {f"vision_config.{name}": seeing.get(name) for name in ("num_heads", "intermediate_size")}
+    uneven = [f"{name} = {size}" for name, size in named.items() if size and size % tp_degree]
+    columns = text.get("moe_intermediate_size")
+    if columns and columns % max(1, tp_degree // ep_size):  # whole experts are dealt out first
+        uneven.append(f"moe_intermediate_size = {columns}")
+    shared = text.get("num_key_value_heads")
+    if shared and shared % tp_degree and tp_degree % shared:
+        uneven.append(f"num_key_value_heads = {shared}")
+    if uneven:
+        raise ConfigError(
+            f"tp_degree = {tp_degree} does not divide {', '.join(uneven)} of the target's config.json, so that many "
+            "ranks cannot share it: give another tp_degree"
+        )
 
 
 def agreed_port(stage: Stage, tp_degree: int) -> int:

@@ -6,13 +6,13 @@ Written for SGLang 0.5.21 (version.py refuses others).
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from attrs import frozen
@@ -33,6 +33,7 @@ from ops.load_target.sizes import TargetSizes
 
 IMAGE_CACHE_BYTES = 2**30
 MAX_REQUESTS = 256
+POOL_UNIT = 256  # a multiple of every page that a kind of attention asks for, and more than SGLang's smallest pool
 STATE_BYTES = 8 * 2**30  # SGLang would keep the recurrent state of every request that might run, 150 MB each at 27 B
 
 
@@ -49,14 +50,14 @@ def make_server_args(
 ) -> ServerArgs:
     """The arguments of a runtime that captures; `further` are added as they are.
 
-    On a CPU: attention and sampling in plain torch, the only kinds that run there. Raises ConfigError where SGLang
-    refuses them, or would fail at the first forward pass.
+    The pool is rounded up to whole pages, so that a sample of `pool_tokens` fits into it. Raises ConfigError where
+    SGLang refuses the arguments, or would fail at the first forward pass.
     """
     sizes = TargetSizes.of(read_config(model_dir))
-    if sizes.state_per_sequence and device == "cuda" and dtype == "float32":
-        raise ConfigError('SGLang\'s linear attention on a GPU knows no float32: give dtype = "bfloat16"')
+    if dtype == "float32" and (why := float32_refusal(model_dir, device)):
+        raise ConfigError(f'{why}: give dtype = "bfloat16"')
     speculative = "speculative_algorithm" in further
-    on_cpu = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "mm_attention_backend": "sdpa"}
+    unit = math.lcm(POOL_UNIT, max(1, int(further.get("page_size") or 1)))
     arguments: dict[str, Any] = {
         "model_path": str(model_dir),
         "device": device,
@@ -65,14 +66,14 @@ def make_server_args(
         "disable_radix_cache": True,
         "chunked_prefill_size": -1,
         "max_prefill_tokens": pool_tokens,
-        "max_total_tokens": pool_tokens,
+        "max_total_tokens": -(-pool_tokens // unit) * unit,
         "max_running_requests": _requests_with_states(sizes, max_requests, speculative),
         "context_length": context_length,
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
         "random_seed": 0,
         "tp_size": tp_size,
-        **({"mem_fraction_static": 0.5, **on_cpu} if device == "cpu" else {}),
+        **kernel_args(device, dtype),
         **further,
     }
     try:
@@ -83,6 +84,29 @@ def make_server_args(
     return made
 
 
+def kernel_args(device: str, dtype: str) -> dict[str, Any]:
+    """Arguments where SGLang's own choice of kernels would not run.
+
+    On a CPU only attention and sampling in plain torch do. On a GPU the kinds of attention that SGLang takes by itself
+    (fa3, flashinfer, trtllm_mha) know 16 bits alone, and float32 needs others.
+    """
+    if device == "cpu":
+        return {
+            "mem_fraction_static": 0.5,
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "mm_attention_backend": "sdpa",
+        }
+    return {"attention_backend": "triton", "mm_attention_backend": "sdpa"} if dtype == "float32" else {}
+
+
+def float32_refusal(model_dir: Path, device: str) -> str | None:
+    """Why SGLang cannot run a checkpoint in float32 there, None where it can."""
+    if device == "cuda" and TargetSizes.of(read_config(model_dir)).state_per_sequence:
+        return "SGLang's linear attention on a GPU knows no float32"
+    return None
+
+
 def _requests_with_states(sizes: TargetSizes, max_requests: int, speculative: bool) -> int:
     """How many requests can run at once, less where their recurrent states would take more than STATE_BYTES.
 
@@ -90,11 +114,6 @@ def _requests_with_states(sizes: TargetSizes, max_requests: int, speculative: bo
     """
     bytes_each = 4 * sizes.state_per_sequence * (17 if speculative else 1)
     return max_requests if bytes_each == 0 else max(1, min(max_requests, STATE_BYTES // bytes_each))
-
-
-def server_arg_names() -> list[str]:
-    """What ServerArgs may be given."""
-    return [field.name for field in msgspec.structs.fields(ServerArgs) if not field.name.startswith("_")]
 
 
 def context_length(model_dir: Path, trust_remote_code: bool = False) -> int:

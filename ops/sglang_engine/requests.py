@@ -32,6 +32,7 @@ class VisionTokens:
     video_token_id: int
     vision_start_token_id: int
     merge_size: int
+    patch_dim: int
     tokens_per_second: float | None
 
     @classmethod
@@ -46,6 +47,7 @@ class VisionTokens:
             video_token_id=hf_config.video_token_id,
             vision_start_token_id=hf_config.vision_start_token_id,
             merge_size=vision.spatial_merge_size,
+            patch_dim=_channels(vision) * vision.temporal_patch_size * vision.patch_size**2,
             tokens_per_second=getattr(vision, "tokens_per_second", None),
         )
 
@@ -62,6 +64,11 @@ class VisionTokens:
             image_grid_thw=image_grid_thw,
         )
         return positions.squeeze(1), delta
+
+
+def _channels(vision: Any) -> int:
+    """Of a pixel, whose number Qwen2.5-VL calls otherwise."""
+    return int(getattr(vision, "in_channels", None) or vision.in_chans)
 
 
 def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | None, max_new_tokens: int = 1) -> Req:
@@ -91,26 +98,56 @@ def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | 
 
 
 def check_expansion(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | None) -> None:
-    """Raises DataError where the engine would take another number of image tokens than the ids hold.
+    """Raises DataError where the engine would take other image tokens than the ids hold, or other pixel rows.
 
-    An image of grid t, h, w is t*h*w / merge_size^2 tokens in one run, and t*h*w pixel rows.
+    An image of grid t, h, w is t*h*w / merge_size^2 tokens in one run behind a vision start token, by which SGLang
+    finds its positions, and t*h*w pixel rows.
     """
     if vision is None:
         raise DataError(f"sample {sample.id}: it holds images, but the target is a text model: leave it out")
+    mistakes = [*_token_mistakes(sample, input_ids, vision), *_row_mistakes(sample, vision)]
+    if mistakes:
+        raise DataError(
+            f"sample {sample.id}: {'; '.join(mistakes)}: tokenize it again with the target's own processor, or leave "
+            "it out"
+        )
+
+
+def _token_mistakes(sample: TokenSample, input_ids: Tensor, vision: VisionTokens) -> Iterator[str]:
+    if bool((input_ids == vision.video_token_id).any()):
+        yield "it holds video tokens, and only images are captured"
+    if len(input_ids) and int(input_ids[-1]) == vision.vision_start_token_id:
+        yield "it ends with a vision start token, and no image behind it"
     grids = sample.image_grid_thw
     expected = (grids.prod(dim=1) // vision.merge_size**2).tolist()
-    found = int((input_ids == vision.image_token_id).sum())
-    if found != sum(expected):
-        raise DataError(
-            f"sample {sample.id}: {found} image tokens, but the engine makes {sum(expected)} of its {len(grids)} "
-            f"images (grids {grids.tolist()}, {vision.merge_size} x {vision.merge_size} patches to a token): "
-            "tokenize it with the target's own processor"
+    runs = image_runs(input_ids, vision.image_token_id)
+    found = [end - first for first, end in runs]
+    if sum(found) != sum(expected):
+        yield (
+            f"{sum(found)} image tokens, but the engine makes {sum(expected)} of its {len(grids)} images (grids "
+            f"{grids.tolist()}, {vision.merge_size} x {vision.merge_size} patches to a token)"
         )
-    if int(grids.prod(dim=1).sum()) != len(sample.pixel_values):
-        raise DataError(
-            f"sample {sample.id}: {len(sample.pixel_values)} pixel rows, but its grids {grids.tolist()} take "
-            f"{int(grids.prod(dim=1).sum())}: tokenize it again"
-        )
+    elif found != expected:
+        yield f"runs of {found} image tokens, but its images {grids.tolist()} take runs of {expected}"
+    bare = [first for first, _end in runs if first == 0 or int(input_ids[first - 1]) != vision.vision_start_token_id]
+    if bare:
+        yield f"no vision start token before the image tokens at {bare}, so the images would get the positions of text"
+
+
+def _row_mistakes(sample: TokenSample, vision: VisionTokens) -> Iterator[str]:
+    grids, rows = sample.image_grid_thw, sample.pixel_values
+    if rows.shape[1] != vision.patch_dim:
+        yield f"pixel rows of {rows.shape[1]} numbers, but the target's patches have {vision.patch_dim}"
+    if int(grids.prod(dim=1).sum()) != len(rows):
+        yield f"{len(rows)} pixel rows, but its grids {grids.tolist()} take {int(grids.prod(dim=1).sum())}"
+
+
+def image_runs(input_ids: Tensor, image_token_id: int) -> list[tuple[int, int]]:
+    """First place, and the place behind the last, of each run of image tokens in ids [S]."""
+    is_image = torch.nn.functional.pad((input_ids == image_token_id).long(), (1, 1))
+    steps = is_image.diff()
+    starts, ends = ((steps == step).nonzero().flatten().tolist() for step in (1, -1))
+    return list(zip(starts, ends, strict=True))
 
 
 def _image_inputs(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | None) -> MultimodalInputs:

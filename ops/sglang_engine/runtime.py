@@ -110,7 +110,8 @@ class SglangRuntime:
             leave()
             raise
         vision = VisionTokens.of(place.model_config.hf_config)
-        held = min(pool_tokens, runner.max_total_num_tokens)  # memory may not take more
+        page = runner.page_size
+        held = min(-(-pool_tokens // page), runner.max_total_num_tokens // page) * page  # memory may not take more
         requests = min(max_requests, runner.max_running_requests)
         return cls(arguments, place.model_config, runner, vision, held, context_length, requests)
 

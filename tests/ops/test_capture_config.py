@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
+from pathlib import Path
 
 import pytest
 
 from dsl.errors import ConfigError, PipelineError
+from dsl.fingerprint import code_fingerprints
 from dsl.graph import compile_pipeline, graph_from_json, graph_to_json
-from dsl.op import Ref
+from dsl.op import Ref, op_of
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from executor.content import ExternalDigests
 from executor.keys import graph_parts
 from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.server_args import ALLOWED
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
+from ops.sglang_engine.version import SGLANG_VERSION
 from ops.tokenize_chat.op import TokenizeChat
+from ops.train_dflash.op import TrainDflash
 
 PIPELINE = """
 [pipeline]
@@ -41,6 +47,7 @@ target = "@target"
 backend = "sglang"
 [node.capture.server_args]
 """
+ROOT = Path(__file__).parents[2]
 BACKEND = "ops.capture_targets.sglang:SglangBackend"
 
 
@@ -74,11 +81,38 @@ def test_fields_that_do_not_go_together_are_refused_when_the_config_is_made(chan
         ("disable_overlap_schedule", "the states are read at once"),
         ("speculative_algorithm", "without a draft"),
         ("tp_size", "the node's own tp_degree says it"),
+        ("load_format", "weights other than the checkpoint's, or random ones"),
+        ("lora_paths", "weights other than the checkpoint's, or random ones"),
+        ("--chunked-prefill-size", "a prompt cut into chunks would keep the states of its last chunk alone"),
     ],
 )
 def test_server_arguments_that_would_spoil_the_states_are_refused_with_the_reason(name, reason):
     with pytest.raises(ConfigError, match=rf"{name} cannot be given: .*{reason}"):
         config(backend="sglang", server_args={name: True})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"atention_backend": "triton"}, r'not among those that may be given, did you mean "attention_backend"\?: att'),
+        ({"schedule_policy": "fcfs"}, "schedule_policy is not among those that may be given.*: attention_backend, pre"),
+        ({"mem-fraction-static": 0.5}, "write mem-fraction-static as mem_fraction_static"),
+        ({"mem_fraction_static": "x"}, "mem_fraction_static takes a float, got 'x'"),
+        ({"page_size": True}, "page_size takes a int, got True"),
+        ({"page_size": 1.5}, "page_size takes a int, got 1.5"),
+        ({"attention_backend": 1}, "attention_backend takes a str, got 1"),
+        ({"disable_custom_all_reduce": 1}, "disable_custom_all_reduce takes a bool, got 1"),
+    ],
+)
+def test_server_arguments_unknown_here_or_of_another_type_are_refused_when_the_config_is_made(given, message):
+    with pytest.raises(ConfigError, match=message):
+        config(backend="sglang", server_args=given)
+
+
+def test_every_argument_that_may_be_given_is_taken_with_a_value_of_its_type():
+    given = {name: kind("1") if kind is not bool else True for name, kind in ALLOWED.items()}
+    assert given == config(backend="sglang", server_args=given).server_args
+    assert {"mem_fraction_static": 1} == config(backend="sglang", server_args={"mem_fraction_static": 1}).server_args
 
 
 def graph_of(folder, lines):
@@ -127,6 +161,32 @@ def test_a_pipeline_in_python_with_server_arguments_is_the_twin_of_one_in_toml(t
         CaptureTargets(tokens=tokens, target=target, backend="sglang", server_args={"mem_fraction_static": 0.5}),
     )
     assert graph_of(tmp_path, "mem_fraction_static = 0.5\n") == compile_pipeline(p)
+
+
+def bumped(folder):
+    """The project's sources with another version of SGLang pinned, as roots of a fingerprint."""
+    pinned = folder / "ops" / "sglang_engine" / "version.py"
+    for file in (ROOT / "ops").rglob("*.py"):
+        copy = folder / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    pinned.write_text(pinned.read_text().replace(f'"{SGLANG_VERSION}"', '"9.9.9"'))
+    assert '"9.9.9"' in pinned.read_text()
+    return [folder]
+
+
+def test_another_pinned_version_of_sglang_changes_the_code_of_its_own_captures_alone(tmp_path):
+    def code(symbols, roots):
+        return {place: digest for symbol in symbols for place, digest in code_fingerprints(symbol, roots).items()}
+
+    now, later = [ROOT], bumped(tmp_path)
+    capture, training = op_of(CaptureTargets).run, op_of(TrainDflash).run
+    for symbols in ([capture, *config().chosen_code()], [training]):
+        assert code(symbols, now) == code(symbols, later)
+    served = [capture, *config(backend="sglang").chosen_code()]
+    before, after = code(served, now), code(served, later)
+    assert before.keys() == after.keys()
+    assert ["ops.sglang_engine.version:SGLANG_VERSION"] == [name for name in before if before[name] != after[name]]
 
 
 def test_sglang_enters_the_key_only_where_it_captures(tmp_path, monkeypatch):

@@ -71,26 +71,37 @@ def family(request, tmp_path_factory):
         )
 
 
+@pytest.fixture
+def show(capsys):
+    """Print a figure also where pytest keeps the output of tests to itself."""
+
+    def print_line(line):
+        with capsys.disabled():
+            print(f"\n{line}", end="")
+
+    return print_line
+
+
 def captured(family, samples, layer_ids=LAYER_IDS):
     return family.runtime.capture(samples, layer_ids)
 
 
-def test_states_of_each_kind_of_sample_equal_those_of_transformers(family):
+def test_states_of_each_kind_of_sample_equal_those_of_transformers(family, show):
     for kind, sample in family.samples.items():
         (states,) = captured(family, [sample])
         difference = furthest([states], [family.expected[kind]])
         scale = float(family.expected[kind].abs().max())
-        print(f"{family.name}, {kind}: {difference:.1e} of {scale:.1f}, tolerance {family.tolerance:.0e}")
+        show(f"{family.name}, {kind}: {difference:.1e} of {scale:.1f}, tolerance {family.tolerance:.0e}")
         assert states.shape == family.expected[kind].shape
         assert difference <= family.tolerance
         assert scale > 1
 
 
-def test_texts_and_images_go_through_in_one_batch(family):
+def test_texts_and_images_go_through_in_one_batch(family, show):
     samples = list(family.samples.values())
     assert family.runtime.pool_tokens >= sum(len(sample.input_ids) for sample in samples)  # one pass
     difference = furthest(captured(family, samples), list(family.expected.values()))
-    print(f"{family.name}, mixed batch: {difference:.1e}, tolerance {family.tolerance:.0e}")
+    show(f"{family.name}, mixed batch: {difference:.1e}, tolerance {family.tolerance:.0e}")
     assert difference <= family.tolerance
 
 
@@ -100,16 +111,16 @@ def test_more_samples_than_the_pool_holds_take_more_passes(family):
     assert furthest(captured(family, samples), expected) <= family.tolerance
 
 
-def test_the_layer_before_would_be_seen(family):
+def test_the_layer_before_would_be_seen(family, show):
     wrong = [layer_id - 1 for layer_id in LAYER_IDS[1:]]
     shifted = captured(family, list(family.samples.values()), wrong)
     width = family.ours.hidden_size
     difference = furthest(shifted, [states[:, width:] for states in family.expected.values()])
-    print(f"{family.name}, the layer before: {difference:.2f} = {difference / family.tolerance:,.0f} tolerances")
+    show(f"{family.name}, the layer before: {difference:.2f} = {difference / family.tolerance:,.0f} tolerances")
     assert difference >= TIMES * family.tolerance
 
 
-def test_positions_in_one_dimension_would_be_seen(family, monkeypatch):
+def test_positions_in_one_dimension_would_be_seen(family, monkeypatch, show):
     images = with_images(family)
 
     def in_one_dimension(_vision, input_ids, _grids):
@@ -118,21 +129,23 @@ def test_positions_in_one_dimension_would_be_seen(family, monkeypatch):
     monkeypatch.setattr(VisionTokens, "positions", in_one_dimension)
     for kind, sample in images.items():
         difference = furthest(captured(family, [sample]), [family.expected[kind]])
-        print(f"{family.name}, {kind} at 1-D positions: {difference:.2f}")
+        show(f"{family.name}, {kind} at 1-D positions: {difference:.2f}")
         assert difference >= TIMES * family.tolerance
 
 
-def test_swapped_images_would_be_seen(family):
+def test_swapped_images_would_be_seen(family, show):
     """Two images of one shape, whose pixels change places."""
     with_images(family)
     side = FAMILIES[family.name].side
     images = [picture(side, side, seed) for seed in (4, 5)]
     sample = token_sample(processor_of(family.target), "Which is first?", images=images, name="pair")
-    rows = len(sample.pixel_values) // 2
-    swapped = evolve(sample, pixel_values=sample.pixel_values.roll(rows, dims=0))
+    assert sample.image_grid_thw[0].tolist() == sample.image_grid_thw[1].tolist()
+    first, second = sample.pixel_values.chunk(2)
+    assert not torch.equal(first, second)
+    swapped = evolve(sample, pixel_values=torch.cat([second, first]))
     expected = forward_batch(family.ours, [sample], LAYER_IDS)[0][0]
     right, wrong = (furthest(captured(family, [one]), [expected]) for one in (sample, swapped))
-    print(f"{family.name}, two images of one shape: {right:.1e}, swapped {wrong:.2f}")
+    show(f"{family.name}, two images of one shape: {right:.1e}, swapped {wrong:.2f}")
     assert right <= family.tolerance
     assert wrong >= TIMES * family.tolerance
 
@@ -144,7 +157,7 @@ def with_images(family):
     return images
 
 
-def test_changed_pixels_change_the_hash_and_the_states(family, monkeypatch):
+def test_changed_pixels_change_the_hash_and_the_states(family, monkeypatch, show):
     """And what a stale hash would do: the first image's embedding, from SGLang's cache, for the second image."""
     sample = with_images(family)["one image"]
     other = evolve(sample, pixel_values=sample.pixel_values + 0.25)
@@ -157,19 +170,19 @@ def test_changed_pixels_change_the_hash_and_the_states(family, monkeypatch):
     monkeypatch.setattr(requests, "image_hash", lambda _pixels, _grid: 1)
     stale = captured(family, [sample, other])
     right, wrong = furthest([honest[1]], [expected]), furthest([stale[1]], [expected])
-    print(f"{family.name}, a second image: {right:.1e} by its own hash, {wrong:.2f} by a stale one")
+    show(f"{family.name}, a second image: {right:.1e} by its own hash, {wrong:.2f} by a stale one")
     assert right <= family.tolerance
     assert wrong >= TIMES * family.tolerance
 
 
-def test_an_image_of_one_colour_is_another_one_when_it_is_turned(family):
+def test_an_image_of_one_colour_is_another_one_when_it_is_turned(family, show):
     """Its pixel rows are the same numbers, so a hash of them alone would give it the first one's embedding."""
     sample = with_images(family)["one image"]
     flat = evolve(sample, pixel_values=torch.full_like(sample.pixel_values, 0.5))
     turned = evolve(flat, image_grid_thw=flat.image_grid_thw[:, [0, 2, 1]])
     for one, states in zip([flat, turned], captured(family, [flat, turned]), strict=True):
         difference = furthest([states], [forward_batch(family.ours, [one], LAYER_IDS)[0][0]])
-        print(f"{family.name}, one colour, grid {one.image_grid_thw.tolist()}: {difference:.1e}")
+        show(f"{family.name}, one colour, grid {one.image_grid_thw.tolist()}: {difference:.1e}")
         assert difference <= family.tolerance
 
 
@@ -193,11 +206,11 @@ def test_both_recipes_keep_the_same_states_of_the_same_layers(family):
         assert furthest([features for features, _final in states], list(family.expected.values())) <= family.tolerance
 
 
-def test_final_hidden_states_are_those_behind_the_final_norm(family):
+def test_final_hidden_states_are_those_behind_the_final_norm(family, show):
     states = family.runtime.states(list(family.samples.values()), LAYER_IDS, final_hidden=True)
     difference = furthest([final for _features, final in states], list(family.expected_final.values()))
     scale = max(float(final.abs().max()) for final in family.expected_final.values())
-    print(f"{family.name}, final hidden states: {difference:.1e} of {scale:.1f}")
+    show(f"{family.name}, final hidden states: {difference:.1e} of {scale:.1f}")
     assert difference <= family.tolerance
 
 
@@ -227,15 +240,94 @@ def test_a_sample_longer_than_the_runtime_is_refused_by_name(family):
         captured(family, [many])
 
 
-def test_an_image_whose_expansion_differs_is_refused_by_name(family):
+def cut(ids, places, _vision):
+    return torch.cat([ids[: places[0]], ids[places[0] + 1 :]])
+
+
+def no_start(ids, places, _vision):
+    return replaced(ids, places[0] - 1, int(ids[0]))
+
+
+def moved(ids, places, vision):
+    """The last token of the first image among those of the second: the sum is right."""
+    last = next(place for place in places if int(ids[place + 1]) != vision.image_token_id)
+    without = torch.cat([ids[:last], ids[last + 1 :]])
+    return torch.cat([without[: places[-1]], ids[last : last + 1], without[places[-1] :]])
+
+
+def torn(ids, places, _vision):
+    """A word between the tokens of the first image, which end one place later."""
+    return torch.cat([ids[: places[1]], ids[:1], ids[places[1] :]])
+
+
+def with_video(ids, _places, vision):
+    return replaced(ids, len(ids) - 2, vision.video_token_id)
+
+
+def open_end(ids, _places, vision):
+    return replaced(ids, len(ids) - 1, vision.vision_start_token_id)
+
+
+def replaced(ids, place, token):
+    ids = ids.clone()
+    ids[place] = token
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, r"\d+ image tokens, but the engine makes \d+ of its 2 images"),
+        (no_start, r"no vision start token before the image tokens at \[\d+\], so the images would get the positions"),
+        (moved, r"runs of \[.*\] image tokens, but its images .* take runs of \["),
+        (torn, r"runs of \[.*\] image tokens, but its images .* take runs of \["),
+        (with_video, "it holds video tokens, and only images are captured"),
+        (open_end, "it ends with a vision start token, and no image behind it"),
+    ],
+)
+def test_image_tokens_that_are_not_those_of_the_images_are_refused_by_name(family, damage, message):
     sample = with_images(family)["two images"]
-    place = int(torch.nonzero(sample.input_ids == family.runtime.vision.image_token_id)[0])
-    fewer = evolve(sample, id="cut", input_ids=torch.cat([sample.input_ids[:place], sample.input_ids[place + 1 :]]))
-    with pytest.raises(DataError, match=r"sample cut: \d+ image tokens, but the engine makes \d+ of its 2 images"):
-        captured(family, [fewer])
-    rows = evolve(sample, id="torn", pixel_values=sample.pixel_values[:-4])
+    vision = family.runtime.vision
+    places = torch.nonzero(sample.input_ids == vision.image_token_id).flatten().tolist()
+    damaged = evolve(sample, id="odd", input_ids=damage(sample.input_ids, places, vision))
+    with pytest.raises(DataError, match=rf"sample odd: {message}.*: tokenize it again with the target's own processor"):
+        captured(family, [damaged])
+
+
+def test_pixel_rows_that_are_not_those_of_the_images_are_refused_by_name(family):
+    sample = with_images(family)["two images"]
+    fewer = evolve(sample, id="torn", pixel_values=sample.pixel_values[:-4])
     with pytest.raises(DataError, match=r"sample torn: \d+ pixel rows, but its grids .* take \d+: tokenize it again"):
-        captured(family, [rows])
+        captured(family, [fewer])
+    narrow = evolve(sample, id="narrow", pixel_values=sample.pixel_values[:, :-1].contiguous())
+    with pytest.raises(DataError, match=r"sample narrow: pixel rows of \d+ numbers, but the target's patches have"):
+        captured(family, [narrow])
+
+
+def test_an_image_has_the_same_states_whatever_an_earlier_call_held(family, monkeypatch, show):
+    """Also where two images share a hash: SGLang's cache of their embeddings lasts for one call."""
+    images = with_images(family)
+    one, two = images["one image"], images["two images"]
+    (first,) = captured(family, [one])
+    captured(family, [two, one])
+    assert torch.equal(first, captured(family, [one])[0])
+    other = evolve(one, pixel_values=one.pixel_values + 0.25)
+    (expected,) = forward_batch(family.ours, [other], LAYER_IDS)[0]
+    monkeypatch.setattr(requests, "image_hash", lambda _pixels, _grid: 1)
+    captured(family, [one])
+    difference = furthest(captured(family, [other]), [expected])
+    show(f"{family.name}, an image behind another one of its hash in an earlier call: {difference:.1e}")
+    assert difference <= family.tolerance
+
+
+def test_nothing_of_a_pass_stays_in_the_pools(family):
+    runner = family.runtime.runner
+    pools = (runner.req_to_token_pool, runner.token_to_kv_pool_allocator)
+    captured(family, [family.samples["text"]])
+    free = [pool.available_size() for pool in pools]
+    captured(family, list(family.samples.values()))
+    assert free == [pool.available_size() for pool in pools]
+    assert runner.req_to_token_pool.size <= free[0] + 1
 
 
 def test_images_for_a_text_model_are_refused_by_name(family):

@@ -20,7 +20,7 @@ from fake_stage import FakeStage
 from family_checkpoints import picture, token_sample
 from safetensors.torch import load_file
 
-from dsl.errors import ConfigError, DataError
+from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets import sglang as sglang_backend
@@ -213,18 +213,6 @@ def nothing_loaded(monkeypatch):
     monkeypatch.setattr(SglangRuntime, "start", loaded)
 
 
-def test_unknown_server_arguments_are_refused_with_a_suggestion(tokens, target, tmp_path, nothing_loaded):
-    with pytest.raises(
-        ConfigError, match=r"SGLang has no atention_backend \(did you mean \"attention_backend\"\?\), xyz"
-    ):
-        capture(tmp_path, tokens, target, server_args={"atention_backend": "triton", "xyz": 1})
-
-
-def test_what_sglang_itself_refuses_is_told(tokens, target, tmp_path):
-    with pytest.raises(ConfigError, match="does not start with server_args attention_backend = 'abacus': Invalid"):
-        capture(tmp_path, tokens, target, server_args={"attention_backend": "abacus"})
-
-
 def test_a_sample_beyond_the_targets_context_is_refused_by_name(tokens, target, tmp_path, nothing_loaded, monkeypatch):
     longest = max(TokenReader(tokens, "train").records, key=lambda record: record["tokens"])
     limit = longest["tokens"] - 1
@@ -305,16 +293,3 @@ def test_finished_shards_stay_when_a_later_sample_is_refused(tokens, target, tmp
     print(f"{len(kept)} finished shards stay")
     assert len(kept) >= 2
     assert "train-00000.safetensors" == kept[0]
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_sglang_captures_what_transformers_does(tokens, target, tmp_path):
-    """In float32; attention and graphs are those that serve there."""
-    folders = []
-    for backend in ("sglang", "huggingface"):
-        stage = FakeStage(tmp_path / backend, {"tokens": tokens, "target": target}, device="cuda")
-        capture_targets(config(backend=backend), stage)
-        folders.append(stage.out_dir)
-    for file in sorted(folders[0].glob("*.safetensors")):
-        ours, theirs = (load_file(folder / file.name)["features"] for folder in folders)
-        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
