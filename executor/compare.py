@@ -56,6 +56,8 @@ class Compared:
                 f"log-probabilities of the answers differ by up to {logs['largest']:.1e}, allowed {logs['allowed']:.1e}"
                 f"{'' if logs['agrees'] else '  TOO FAR'}"
             )
+        if result["left_out"]:
+            lines += ["", f"float32 is not compared: {result['left_out']}"]
         lines += ["", *_preprocessing_lines(result["preprocessing"])]
         if result["image_bounds"]:
             told = json.dumps({"image": result["image_bounds"]})

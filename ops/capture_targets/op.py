@@ -132,5 +132,7 @@ class CaptureTargets:
         return ("sglang",) if self.backend == "sglang" else ()
 
     def chosen_code(self) -> tuple[str, ...]:
-        """And the code of its backend, which run.py imports by name."""
-        return ("ops.capture_targets.sglang:SglangBackend",) if self.backend == "sglang" else ()
+        """And the code of its backend and the version it is written for, which run.py imports by name."""
+        if self.backend != "sglang":
+            return ()
+        return ("ops.capture_targets.sglang:SglangBackend", "ops.sglang_engine.version:require_sglang")

@@ -31,11 +31,11 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.shards import feature_info, write_feature_shard
 from ops.files import finish_file, link_or_copy, write_json
 from ops.load_target.model import check_images_fit, check_tokens_fit, read_config, target_info
-from ops.sglang_engine.version import require_sglang
 from ops.tokenize_chat.shards import TokenReader
 from ops.vision.families import Family, family_of
 
 LOOK_EVERY_S = 0.2
+PINNED = "ops.sglang_engine.version"  # imported by name, so that the version is in the key of SGLang's captures alone
 
 
 @frozen
@@ -109,7 +109,7 @@ def group_of(config: CaptureTargets, stage: Stage) -> tuple[int, int]:
 def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> Backend:
     """The backend of the config with its target loaded; SGLang's module is imported by name where it is asked for."""
     if config.backend == "sglang":
-        require_sglang('backend = "sglang" of capture_targets')
+        importlib.import_module(PINNED).require_sglang('backend = "sglang" of capture_targets')
         sglang = importlib.import_module("ops.capture_targets.sglang")
         backend: Backend = sglang.SglangBackend.start(config, stage, readers)
         return backend
@@ -258,10 +258,16 @@ def write_features_json(
         layer_ids,
         config.dtype,
         final_hidden=config.final_hidden,
-        backend=config.backend,
+        backend=sglang_info(config) if config.backend == "sglang" else None,
     )
     shards = [
         {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}
         for plan in plans
     ]
     write_json(stage.out_dir / "features.json", info | {"shards": shards})
+
+
+def sglang_info(config: CaptureTargets) -> dict[str, Any]:
+    """What features.json says of SGLang: its version, and the arguments that it was given, if any."""
+    given = {"server_args": dict(config.server_args)} if config.server_args else {}
+    return {"backend": "sglang", "backend_version": importlib.import_module(PINNED).SGLANG_VERSION, **given}

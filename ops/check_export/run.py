@@ -5,6 +5,7 @@ The static stage needs no SGLang and always runs. The live stage asks SGLang's o
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import with_measured
 from ops.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.on_demand import OnDemand
+from ops.sglang_engine.serve_command import number_formats
 from ops.sglang_engine.version import require_sglang
 from ops.tokenize_chat.shards import TokenReader
 
@@ -45,7 +47,10 @@ def check_export(config: CheckExport, stage: Stage) -> None:
         prompts=prompts,
         served=served,
         skipped=skipped,
-        warnings=tuple(image_warnings(read_json(tokens.path / "tokens.json"))),
+        warnings=(
+            *image_warnings(read_json(tokens.path / "tokens.json")),
+            *server_arg_warnings(read_json(draft.path / CONFIG)),
+        ),
     )
     for line in outcome.told():
         print(line, flush=True)
@@ -110,6 +115,17 @@ def image_warnings(tokens: Mapping[str, Any]) -> list[str]:
     return [
         "the draft's images were prepared with pillow, and SGLang prepares them with torchvision, whose pixels differ "
         "where an image is resized: start the server with --image-processor-backend pil, as the model card does"
+    ]
+
+
+def server_arg_warnings(config: Mapping[str, Any]) -> list[str]:
+    """What to mind where the features were captured with arguments that the live stage does not give SGLang."""
+    flags = number_formats(config["dflow"].get("server_args"))
+    if not flags:
+        return []
+    return [
+        f"the draft's features were captured by SGLang with {shlex.join(flags)}, which the live stage and evaluate do "
+        "without: start the server with it, as dflow serve and the model card do; tau may differ there"
     ]
 
 

@@ -24,9 +24,8 @@ MENDED_LAUNCHER = "ops.sglang_engine.launch_server"
 MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
 # Linear attention keeps a convolution state, which SGLang holds in bfloat16 whatever the dtype of the model.
 CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
-# What a capture's server_args tell its own process: memory, seeds and logs, not what the target computes.
-OWN_TO_CAPTURE = frozenset({"mem_fraction_static", "random_seed", "page_size", "load_format", "download_dir"})
-OWN_PREFIXES = ("log_", "max_", "enable_metrics", "show_", "crash_", "watchdog_", "cpu_offload")
+# Of a capture's server_args those that change what the target computes; the others choose kernels and memory.
+NUMBER_FORMATS = ("kv_cache_dtype", "mamba_ssm_dtype", "quantization")
 IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> as SGLang calls it
 
 
@@ -49,8 +48,8 @@ class Served:
 
     @property
     def captured_flags(self) -> list[str]:
-        """The server_args that change what the target computes, as arguments of the server."""
-        return server_flags(computing(self.server_args))
+        """The number formats in which the target was captured, as arguments of the server."""
+        return number_formats(self.server_args)
 
     @property
     def is_mended(self) -> bool:
@@ -142,22 +141,12 @@ def launch_command(
     return [*command, "--host", address.host, "--port", str(address.port), *extra]
 
 
-def computing(server_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a capture's server_args that may change what the target computes, which serving has to repeat."""
-    return {
-        name: value
-        for name, value in server_args.items()
-        if name not in OWN_TO_CAPTURE and not name.startswith(OWN_PREFIXES)
-    }
-
-
-def server_flags(server_args: Mapping[str, Any]) -> list[str]:
-    """Fields of SGLang's ServerArgs as its command line takes them: true is a flag alone, and false none at all."""
-    flags = []
-    for name, value in sorted(server_args.items()):
-        if value is not False:
-            flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return flags
+def number_formats(server_args: Mapping[str, Any] | None) -> list[str]:
+    """Those of a capture's server_args that serving has to repeat, as arguments of SGLang's command line."""
+    given = server_args or {}
+    return [
+        part for name in NUMBER_FORMATS if name in given for part in (f"--{name.replace('_', '-')}", str(given[name]))
+    ]
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ def state(layer, kind, relative, allowed=2e-3):
     return row | {"agrees": relative <= allowed}
 
 
-def result(*states, log_probs=1e-6, preprocessing=()):
+def result(*states, log_probs=1e-6, preprocessing=(), left_out=None):
     logs = {"largest": log_probs, "allowed": 0.02, "agrees": log_probs <= 0.02}
     differ = any(row["differences"] for row in preprocessing or ())
     return {
@@ -56,6 +56,7 @@ def result(*states, log_probs=1e-6, preprocessing=()):
         "backends": {"huggingface": "5.12.1", "sglang": "0.5.21"},
         "samples": [{"id": "s1", "tokens": 1200, "images": 2}],
         "dtypes": [{"dtype": "float32", "states": list(states), "log_probs": logs}],
+        "left_out": left_out,
         "preprocessing": preprocessing,
         "image_bounds": {"min_pixels": 256, "max_pixels": 512} if preprocessing else {},
         "agree": all(row["agrees"] for row in [*states, logs]) and not differ,
@@ -85,7 +86,7 @@ def test_a_missing_sglang_or_another_version_is_refused_first(file, monkeypatch,
     error = capsys.readouterr().err
     assert "dflow compare-backends" in error
     assert said in error
-    assert f"sglang=={version.SGLANG_VERSION}" in error or "pip install 'dflow[sglang]'" in error
+    assert f"sglang=={version.SGLANG_VERSION}" in error or "pip install -c constraints.txt -e '.[sglang]'" in error
 
 
 def test_inputs_that_no_run_has_made_are_named_with_the_command_that_makes_them(file, sglang, capsys):
@@ -188,3 +189,12 @@ def test_tokens_whose_messages_are_gone_are_said_to_be_not_compared(monkeypatch,
     )
     assert dflow(file) == OK
     assert "preprocessing: not compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("left_out", [None, "SGLang knows none"])
+def test_a_dtype_that_was_left_out_is_told_with_the_reason(monkeypatch, file, capsys, left_out):
+    said = result(state(1, "text", 1e-6), left_out=left_out)
+    monkeypatch.setattr("executor.cli.compare", lambda *_arguments: [Compared(said)])
+    assert dflow(file) == OK
+    shown = capsys.readouterr().out.splitlines()
+    assert (left_out is not None) is ("float32 is not compared: SGLang knows none" in shown)

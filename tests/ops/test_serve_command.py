@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ops.sglang_engine.serve_command import (
@@ -69,6 +71,16 @@ def test_without_a_draft_sglangs_own_launcher_serves_the_target_alone():
 def test_code_of_the_target_is_run_only_where_it_was_trusted():
     assert "--trust-remote-code" not in launch_command("target", served("qwen3"), DRAFT)
     assert "--trust-remote-code" in launch_command("target", served("qwen3", trust_remote_code=True), DRAFT)
+
+
+def test_the_number_formats_of_the_capture_are_those_of_the_server_and_its_kernels_and_memory_are_not():
+    given = {"quantization": "fp8", "kv_cache_dtype": "fp8_e5m2", "page_size": 16, "attention_backend": "triton"}
+    command = launch_command("target", served("qwen3", server_args=given), DRAFT)
+
+    assert ["--kv-cache-dtype", "fp8_e5m2", "--quantization", "fp8", *AT] == command[-8:]
+    captured = {"backend": "sglang", "server_args": given}
+    target = {"model_type": "qwen3", "vision": False, "trust_remote_code": False}
+    assert given == Served.as_trained(target, {"dtype": "bfloat16"}, captured, Path("target")).server_args
 
 
 def test_further_arguments_come_last_and_so_win():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attrs import frozen
-from capture_cases import FAMILIES, calm
+from capture_cases import FAMILIES, calm, make_samples, make_target, processor_of, write_tokens
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint, picture
 from PIL import Image
@@ -20,6 +20,8 @@ from dsl.read_toml import read_graph
 from executor.begin import make_planner
 from executor.cli import FAILED, OK, main
 from executor.store import Store
+from ops.capture_targets import compare
+from ops.capture_targets.agreement import ALONE_TOLERANCE
 
 PIPELINE = """
 [pipeline]
@@ -182,6 +184,42 @@ def test_a_photo_that_sglang_does_not_turn_is_told_apart_from_other_states(proje
     assert differences["upright"] == ""
     assert "grids [[1, 6, 4]], SGLang's [[1, 4, 6]]" in differences["turned"]
     assert node["image_bounds"] == {"min_pixels": 256, "max_pixels": 512}
+
+
+def test_where_sglang_knows_no_float32_it_runs_in_the_dtype_of_the_capture_alone(tmp_path, monkeypatch):
+    """As on a GPU for a recurrent target, whose weights fit there in float32; both backends compute on the CPU."""
+    target = make_target("qwen3_5", tmp_path / "target")
+    samples = list(make_samples(processor_of(target), FAMILIES["qwen3_5"]).values())
+    tokens = write_tokens(tmp_path / "tokens", target, processor_of(target), samples)
+    (tmp_path / "pipeline.toml").write_text(PIPELINE)
+    (tmp_path / "data.jsonl").touch()
+    (tmp_path / "checkpoint").mkdir()
+    graph = read_graph(tmp_path / "pipeline.toml", ["capture.dtype=bfloat16"])
+    artifacts = {"tokenize": (tokens.path, tokens.digest), "target": (target.path, target.digest)}
+    asked = {}
+
+    def on_the_cpu(name):
+        run = getattr(compare, name)
+
+        def ran(request, samples, layer_ids, dtype, device):
+            asked.setdefault(name, []).append((dtype, device))
+            return run(request, samples, layer_ids, dtype, "cpu")
+
+        return ran
+
+    for name in ("with_transformers", "with_sglang"):
+        monkeypatch.setattr(compare, name, on_the_cpu(name))
+    monkeypatch.setattr(compare, "device_of", lambda _node: "cuda")
+    monkeypatch.setattr(compare, "float32_fits", lambda _target, _device: True)
+    monkeypatch.setattr(compare, "image_bounds", lambda _request: {})
+    result = compare.compare(compare.Request(graph, graph.nodes["capture"], artifacts, 2))
+    assert [("bfloat16", "cuda")] == asked["with_sglang"]
+    assert [("float32", "cuda"), ("bfloat16", "cuda")] == asked["with_transformers"]
+    assert ["bfloat16"] == [part["dtype"] for part in result["dtypes"]]
+    assert result["left_out"].startswith("SGLang's linear attention on a GPU knows no float32; transformers' float32")
+    allowed = {row["allowed"] for row in result["dtypes"][0]["states"]}
+    assert ALONE_TOLERANCE["bfloat16"] not in allowed
+    assert len(allowed) > 1
 
 
 def add_photos(data: Path) -> None:
