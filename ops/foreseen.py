@@ -58,9 +58,19 @@ class FeaturesForeseen:
 
 @frozen(kw_only=True)
 class DraftForeseen:
-    """The shape of a draft that is to be trained, or was."""
+    """The shape of a draft that is to be trained, or was. dtype: of its weights in the store."""
 
     shape: DraftConfig
+    dtype: str = "float32"
+
+
+@frozen(kw_only=True)
+class ReportForeseen:
+    """An evaluation: of how many prompts of a category (None: all), how many new tokens each, in which dtype."""
+
+    max_prompts: int | None
+    max_new_tokens: int
+    dtype: str
 
 
 def read_config(path: Path) -> dict[str, Any]:

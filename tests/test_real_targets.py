@@ -98,7 +98,11 @@ def test_every_pipeline_compiles_on_a_data_set_of_the_users_own(name: str, tmp_p
     assert 6 == graph.nodes["shard"].config.epochs
     assert (8 if name.endswith("_8gpu") else 1) == train.launch.nproc
     assert ("online" if name.endswith("_8gpu") else "stored") == train.config.capture
-    assert "sglang" == (graph.nodes["capture"].config.backend if "capture" in graph.nodes else "sglang")
+    if name.endswith("_8gpu"):  # transformers captures while the draft trains, on every rank
+        assert "capture" not in graph.nodes
+        assert ("bfloat16", 0) == (train.config.capture_dtype, train.config.capture_ranks)
+    else:
+        assert "sglang" == graph.nodes["capture"].config.backend
     assert ["check"] == [node.id for node in graph.nodes.values() if node.op.name == "check_export"]
 
 
@@ -201,6 +205,37 @@ def test_ranks_that_share_sequences_or_capture_for_others_need_less(tmp_path: Pa
     assert f"4 ranks train; 4 capture for them and need {capturing / 1e9:.1f} GB each" == apart["notes"][1]
 
 
+def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) -> None:
+    told = resources("qwen3_8b_8gpu", tmp_path, "train.capture_ranks=8")["train"]
+    assert {} == told["memory"]
+    assert told["notes"] == [
+        "what it needs cannot be told: capture_ranks = 8 of 8 ranks leave none to train, and the node will fail: set "
+        "nproc of the launch to at least 9"
+    ]
+
+
+def test_the_plan_of_the_gate_is_this_arithmetic(tmp_path: Path) -> None:
+    told = resources("qwen3_8b", tmp_path)
+    check, draft = told["check"], told["export"]["disk"]["draft"]
+    assert {"draft": draft} == check["disk"]
+    # In bfloat16, as SGLang serves drafts on a GPU; eight prompts, of 3,072 tokens at most, with 512 new ones, and
+    # room for three blocks of 16. The target's 36 layers and the draft's 5 have 8 heads of 128 for keys and values.
+    pool = 8 * (3072 + 512 + 3 * 16) * (36 + 5) * 2 * 8 * 128 * 2
+    assert (2 * 8_190_735_360, 2 * draft, pool) == (
+        check["memory"]["target"],
+        check["memory"]["drafts"],
+        check["memory"]["pool of keys and values"],
+    )
+    assert ["one process: SGLang's live stage does not share the target out over GPUs"] == check["notes"]
+    seeing = resources("qwen3_vl_8b", tmp_path)["check"]["memory"]
+    # Eight with images and eight without, of 4,096 tokens at most.
+    assert 16 * (4096 + 512 + 3 * 16) * (36 + 5) * 2 * 8 * 128 * 2 == seeing["pool of keys and values"]
+    more = resources("qwen3_8b", tmp_path, "check.live_prompts=none")["check"]["memory"]
+    assert 2 * pool == more["pool of keys and values"]  # no more than sixteen at once
+    off = resources("qwen3_8b", tmp_path, "check.live=off")["check"]
+    assert ({}, {"draft": draft}) == (off["memory"], off["disk"])
+
+
 def test_features_that_do_not_fit_the_disk_are_told_with_the_remedy(tmp_path: Path) -> None:
     short = resources("qwen3_8b", tmp_path, free_disk=819 * 10**9)["capture"]
     assert short["notes"][1].startswith("the features take 819.3 GB, and 819.0 GB are free: capture fewer, or let")
@@ -248,6 +283,7 @@ def test_the_table_in_the_docs_is_what_the_plan_tells(tmp_path: Path) -> None:
             capture,
             shown_bytes(needs["train"]["memory_total"]),
             shown_bytes(needs["eval"]["memory_total"]),
+            shown_bytes(needs["check"]["memory_total"]),
         ]
         assert f"| {' | '.join(cells)} |" == rows[f"{name}.toml"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
 from ops.dflash.footprint import draft_parameters
-from ops.foreseen import DraftForeseen, TargetForeseen
+from ops.foreseen import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.load_target.sizes import ITEM_SIZES
 
 LONGEST = 3072  # tokens of a prompt where nothing says how long they get
@@ -12,10 +12,11 @@ LONGEST = 3072  # tokens of a prompt where nothing says how long they get
 
 def evaluate_resources(outlook: Outlook) -> Resources:
     config = outlook.config
+    foreseen = ReportForeseen(max_prompts=config.max_prompts, max_new_tokens=config.max_new_tokens, dtype=config.dtype)
     target: TargetForeseen | None = outlook.inputs["target"]
     draft: DraftForeseen | None = outlook.inputs["draft"]
     if target is None or draft is None:
-        return Resources()
+        return Resources(foreseen=foreseen)
     sizes, shape, item_size = target.sizes, draft.shape, ITEM_SIZES[config.dtype]
     tokens = outlook.inputs["tokens"]
     prompt = tokens.longest if tokens is not None else LONGEST
@@ -29,5 +30,6 @@ def evaluate_resources(outlook: Outlook) -> Resources:
             "drafts": drafts * draft_parameters(shape) * item_size,
             "caches": (length * (sizes.cache_per_token + own_cache) + 2 * sizes.state_per_sequence) * item_size,
             "prefill": sizes.forward_bytes(prompt, item_size) + features * item_size,
-        }
+        },
+        foreseen=foreseen,
     )

@@ -12,4 +12,8 @@ def export_draft_resources(outlook: Outlook) -> Resources:
     draft: DraftForeseen | None = outlook.inputs["draft"]
     if draft is None:
         return Resources()
-    return Resources(disk={"draft": draft_parameters(draft.shape) * ITEM_SIZES[outlook.config.dtype]}, foreseen=draft)
+    dtype = outlook.config.dtype
+    return Resources(
+        disk={"draft": draft_parameters(draft.shape) * ITEM_SIZES[dtype]},
+        foreseen=DraftForeseen(shape=draft.shape, dtype=dtype),
+    )

@@ -1,0 +1,49 @@
+"""What `check_export` needs: the memory of the live stage, in one process, and the disk for what is shipped."""
+
+from __future__ import annotations
+
+from dsl.resources import Outlook, Resources
+from ops.dflash.footprint import draft_parameters
+from ops.evaluate.resources import LONGEST
+from ops.foreseen import DraftForeseen, ReportForeseen, TargetForeseen
+from ops.load_target.sizes import ITEM_SIZES
+
+TOGETHER = 16  # requests of a batch, as in ops/check_export/live.py, which loads SGLang
+RESERVED_BLOCKS = 3  # of a request, as in ops/sglang_engine/dflash_worker.py
+
+
+def check_export_resources(outlook: Outlook) -> Resources:
+    """Target and draft in SGLang with a pool for a batch of prompts; then dflow's own target in their place.
+
+    The draft is there twice while the two forward passes are compared. dflow's target, which says where accepted
+    lengths part, is loaded when SGLang's is gone, and needs no pool.
+    """
+    config, on_cpu = outlook.config, outlook.launch.device == "cpu"
+    target: TargetForeseen | None = outlook.inputs["target"]
+    draft: DraftForeseen | None = outlook.inputs["draft"]
+    report: ReportForeseen | None = outlook.inputs["report"]
+    if target is None or draft is None or report is None:
+        return Resources()
+    sizes, shape = target.sizes, draft.shape
+    disk = {"draft": draft_parameters(shape) * ITEM_SIZES[draft.dtype]}
+    if config.live == "off":
+        return Resources(disk=disk)
+    item_size = ITEM_SIZES[config.dtype or (report.dtype if on_cpu else "bfloat16")]
+    tokens = outlook.inputs["tokens"]
+    prompt = tokens.longest if tokens is not None else LONGEST
+    categories = 1 if sizes.seeing is None else 2
+    asked = config.live_prompts or report.max_prompts
+    requests = TOGETHER if asked is None else min(TOGETHER, asked * categories)
+    pool = requests * (prompt + report.max_new_tokens + RESERVED_BLOCKS * shape.block_size)
+    own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
+    elements = pool * (sizes.cache_per_token + own_cache) + requests * sizes.state_per_sequence
+    return Resources(
+        memory={
+            "target": sizes.parameters * item_size,
+            "drafts": 2 * draft_parameters(shape) * item_size,
+            "pool of keys and values": elements * item_size,
+            "prefill": sizes.forward_bytes(requests * prompt, item_size),
+        },
+        disk=disk,
+        notes=("one process: SGLang's live stage does not share the target out over GPUs",),
+    )
