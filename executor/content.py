@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any
 
 from attrs import frozen
 
@@ -57,6 +58,20 @@ def hash_artifact_files(folder: Path) -> dict[str, FileEntry]:
             os.fsync(file.fileno())
             files[name] = FileEntry(os.fstat(file.fileno()).st_size, sha256)
     return files
+
+
+def altered_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Names of an artifact's files that are gone, or hold something else than when it was committed; reads them all."""
+    altered = []
+    for name, entry in manifest["files"].items():
+        try:
+            with (folder / name).open("rb") as file:
+                is_same = hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
+        except OSError:
+            is_same = False
+        if not is_same:
+            altered.append(name)
+    return altered
 
 
 class ExternalDigests:

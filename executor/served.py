@@ -97,10 +97,25 @@ class _Made:
                 "reads wrongly"
             ]
         state = self.record.state.nodes[check.id]
-        if state.state == "done" and state.digest is not None and self.store.has(state.digest):
+        if state.state == "done":
+            self._require_unaltered(export, check)
             return self.path(check.id) / "draft", []
         why = f"failed: {state.error}" if state.state == "failed" else f"is {state.state}"
         return self.path(export.id), [f"the draft of {export.id} was not passed by its gate; {check.id} {why}"]
+
+    def _require_unaltered(self, export: GraphNode, check: GraphNode) -> None:
+        """Raises StoreError where a file is not as the gate passed it. The export may share it, as a hard link."""
+        altered = self._altered(check)
+        if altered:
+            first = export.id if self._altered(export) else check.id
+            raise StoreError(
+                f"{altered[0]}: the checked draft is damaged: {', '.join(path.name for path in altered)} "
+                f"is gone or was altered; make it again: dflow resume {self.record.run} --from {first}"
+            )
+
+    def _altered(self, node: GraphNode) -> list[Path]:
+        digest = self.record.state.nodes[node.id].digest
+        return [self.store.object_path(digest) / name for name in self.store.altered(digest)] if digest else []
 
     def captured(self, export: GraphNode) -> dict[str, Any]:
         """How the images of the training were prepared: by its training.json, or where the store has lost the training,

@@ -24,7 +24,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import StageError, StoreError
-from executor.content import MANIFEST, artifact_digest, hash_artifact_files
+from executor.content import MANIFEST, altered_files, artifact_digest, hash_artifact_files
 from executor.jsonlines import append_line, read_json, read_lines, sync_folder, write_json
 from executor.lease import Lease, remove_leftovers
 
@@ -99,6 +99,12 @@ class Store:
             self._intact.add(digest)
         return digest in self._intact
 
+    def altered(self, digest: str) -> list[str]:
+        """Names of the artifact's files that are gone or hold something else, by reading them; its manifest's too."""
+        folder = self.object_path(digest)
+        manifest: dict[str, Any] | None = read_json(folder / MANIFEST)
+        return [MANIFEST] if manifest is None else altered_files(folder, manifest)
+
     def index(self, key: str) -> list[IndexLine]:
         """All that was ever computed for a key, oldest first."""
         return [IndexLine(**line) for line in read_lines(self.path / "index" / key)]
@@ -143,7 +149,7 @@ class Store:
 
     def _place(self, out: Path, digest: str) -> None:
         target = self.object_path(digest)
-        if self.manifest(digest) is not None:  # the same content was there: it never changes
+        if not self.altered(digest):  # the same content was there: it never changes
             shutil.rmtree(out)
             return
         altered = out.with_name("altered")

@@ -116,6 +116,16 @@ def test_an_artifact_with_a_file_of_another_size_is_absent_and_can_be_made_again
     assert path.read_text() == "hello"
 
 
+def test_a_file_that_was_edited_to_the_same_size_is_found_by_reading_and_can_be_made_again(store):
+    digest = commit(store)
+    path = store.object_path(digest) / "sub/text.txt"
+    path.chmod(0o644)
+    path.write_text("jello")
+    assert (True, ["sub/text.txt"]) == (store.has(digest), store.altered(digest))
+    assert commit(store, run="r2") == digest
+    assert ("hello", []) == (path.read_text(), store.altered(digest))
+
+
 def test_what_a_killed_commit_put_aside_is_in_nobodys_way(store):
     digest = commit(store)
     (store.object_path(digest) / "sub/text.txt").unlink()

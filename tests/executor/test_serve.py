@@ -24,6 +24,7 @@ from executor.chat_request import Answer, read_answer
 from executor.record import find_record
 from executor.serve import accepted_lengths
 from executor.served import ChatPrompt, find_served
+from executor.store import Store
 from ops.sglang_engine.version import SGLANG_VERSION
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -64,6 +65,30 @@ def test_a_draft_that_no_gate_passed_is_served_with_a_warning(tmp_path, run, war
     assert str(store.object_path(export)) == served.draft.path
     assert 1 == len(served.warnings)
     assert warning in served.warnings[0]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("content", [None, '{"block_size": 8}'])
+def test_a_checked_draft_whose_files_were_altered_is_not_served(tmp_path, content, is_shared):
+    """Its digest tells, not its size alone. Files that check took over as links are altered in the export too."""
+    made = make_artifacts(tmp_path / "made")
+    store, run_id = record_run(tmp_path, made)
+    record = find_record(store.records, run_id)
+    folders = {node: store.object_path(record.state.nodes[node].digest) for node in ("check", "export")}
+    config = folders["check"] / "draft" / "config.json"
+    for path in [config, *([folders["export"] / "config.json"] if is_shared else [])]:
+        size = path.stat().st_size
+        path.unlink()
+        if content is not None:
+            path.write_text(content)
+            assert size == path.stat().st_size
+
+    with pytest.raises(StoreError) as caught:
+        find_served(Store.open(store.path, write=False), record, None)
+    assert (
+        f"{config}: the checked draft is damaged: config.json is gone or was altered; make it again: "
+        f"dflow resume {run_id} --from {'export' if is_shared else 'check'}"
+    ) == str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +248,7 @@ def test_sglangs_refusal_is_told_as_such(tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "problem"),
-    [("0.5.20", "and 0.5.20 is installed: pip install sglang=="), (None, "which is not installed: pip install")],
+    [("0.5.20", "and 0.5.20 is installed: pip install sglang=="), (None, "which is not installed: .venv/bin/pip install")],
 )
 def test_without_the_pinned_version_the_command_is_shown_and_nothing_starts(tmp_path, version, problem):
     case = Served(tmp_path, "qwen3_vl", version)
