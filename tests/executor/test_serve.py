@@ -248,7 +248,10 @@ def test_sglangs_refusal_is_told_as_such(tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "problem"),
-    [("0.5.20", "and 0.5.20 is installed: pip install sglang=="), (None, "which is not installed: .venv/bin/pip install")],
+    [
+        ("0.5.20", "and 0.5.20 is installed: pip install sglang=="),
+        (None, "which is not installed: .venv/bin/pip install"),
+    ],
 )
 def test_without_the_pinned_version_the_command_is_shown_and_nothing_starts(tmp_path, version, problem):
     case = Served(tmp_path, "qwen3_vl", version)
