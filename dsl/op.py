@@ -120,7 +120,7 @@ class ConfigField:
 
 @frozen
 class OpSpec:
-    """What `@op` knows about a config class. `run` and `resources` are "module:function"."""
+    """What `@op` knows about a config class. `run`, `resources` and `unmet` are "module:function"."""
 
     name: str
     version: int
@@ -131,6 +131,7 @@ class OpSpec:
     sequence_parallel: bool
     shows_results: bool
     resources: str | None
+    unmet: str | None
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]
@@ -148,6 +149,7 @@ def op(
     sequence_parallel: bool = False,
     shows_results: bool = False,
     resources: str | None = None,
+    unmet: str | None = None,
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
 
@@ -155,7 +157,9 @@ def op(
     between ranks, so a launch under torchrun is refused when the pipeline is compiled. sequence_parallel: groups of
     `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1 is refused.
     shows_results: its figures are those of the whole pipeline, also where another node reads its artifact. resources:
-    "module:function" that tells `dflow plan` what a node needs (dsl/resources.py); it is no part of the key.
+    "module:function" that tells `dflow plan` what a node needs (dsl/resources.py); it is no part of the key. unmet:
+    "module:function" that loads no torch and tells of a config what it needs of this machine and is not there, a
+    library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -182,6 +186,7 @@ def op(
             sequence_parallel=sequence_parallel,
             shows_results=shows_results,
             resources=resources,
+            unmet=unmet,
             config_class=cls,
             output=output,
             edges=edges,

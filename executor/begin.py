@@ -18,6 +18,7 @@ from executor.keys import graph_parts, node_parts
 from executor.plan import Decision, Planner, Previous
 from executor.record import NodeState, Record, find_record, newest_records
 from executor.store import Store
+from executor.unmet import require_met
 
 RECORDS_SEARCHED = 50
 
@@ -55,8 +56,9 @@ def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:
 
 
 def new_run(store: Store, graph: Graph) -> Session:
-    """A fresh record for a graph."""
+    """A fresh record for a graph. Raises PipelineError where a node that will run lacks something of this machine."""
     planner = make_planner(store, graph)
+    require_met(planner)
     return _session(store, Record.create(store.records, graph), planner)
 
 
@@ -77,6 +79,7 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
             record.state.nodes[node_id] = NodeState(**kept)
     pinned = {**record.state.pinned, **done}
     planner = make_planner(store, record.graph(), pinned, record.state.forced)
+    require_met(planner)
     return _session(store, record, planner, record.plan())
 
 
@@ -87,7 +90,7 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
     taken = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in anew}
     forced = [node_id for node_id in source.state.forced if node_id not in done]
     planner = make_planner(store, graph, {**taken, **done}, forced)
-    planner.plan()  # before there is a record: says which artifact is gone
+    require_met(planner)
     record = Record.create(store.records, graph, pinned=taken, forced=forced, goes_on_from=source.run)
     record.state.nodes.update({node_id: _taken(source, node_id) for node_id in done})
     return _session(store, record, planner, source.plan())
@@ -124,7 +127,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
         pinned[other] = state.digest
         states[other] = _taken(source, other)
     planner = make_planner(store, graph, pinned, anew)
-    planner.plan()  # before there is a record: says which artifact is gone
+    require_met(planner)
     record = Record.create(store.records, graph, pinned=pinned, forced=sorted(anew))
     record.state.nodes.update(states)
     return _session(store, record, planner, source.plan())

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,12 +22,14 @@ from executor.begin import Session, make_planner, new_run, resumed_run, run_from
 from executor.compare import compare
 from executor.follow import send_in_foreground
 from executor.keys import PROJECT
+from executor.plan import Decision
 from executor.port import require_free_port
 from executor.record import find_record, mlflow_ids
 from executor.resources import free_bytes, graph_resources, resources_row
 from executor.run import run_session
 from executor.store import Store, store_path
 from executor.table import make_display, print_lines, print_plan, print_resources, print_results
+from executor.unmet import unmet
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -73,16 +75,18 @@ def resume(options: argparse.Namespace) -> int:
 def plan(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set)
     store = Store.open(store_path(options.store, options.file), write=False)
-    rows = _plan_rows(store, graph)
+    decisions = make_planner(store, graph).plan()
+    missing = [str(each) for each in unmet(graph, decisions)]
+    rows = _plan_rows(graph, decisions)
     made = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
     free_disk = free_bytes(store.path)
     needs = graph_resources(graph, made, free_disk)
     if options.json:
         told = {node_id: resources_row(need) for node_id, need in needs.items()}
-        whole = {"pipeline": graph.name, "nodes": rows, "resources": told, "free_disk": free_disk}
+        whole = {"pipeline": graph.name, "nodes": rows, "resources": told, "free_disk": free_disk, "unmet": missing}
         print_lines(json.dumps(whole, indent=1))
     else:
-        print_plan(rows)
+        print_plan(rows, missing)
         print_resources(graph, needs, free_disk, store.path)
     return OK
 
@@ -90,7 +94,7 @@ def plan(options: argparse.Namespace) -> int:
 def explain(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set)
     store = Store.open(store_path(options.store, options.file), write=False)
-    rows = {row["id"]: row for row in _plan_rows(store, graph)}
+    rows = {row["id"]: row for row in _plan_rows(graph, make_planner(store, graph).plan())}
     if options.node not in rows:
         hint = did_you_mean(options.node, list(rows)) or f"nodes: {', '.join(rows)}"
         print_lines(f'there is no node "{options.node}" ({hint})', error=True)
@@ -225,7 +229,7 @@ def _run(session: Session, *, adopt: bool = False) -> int:
     return code
 
 
-def _plan_rows(store: Store, graph: Graph) -> list[dict[str, Any]]:
+def _plan_rows(graph: Graph, decisions: Mapping[str, Decision]) -> list[dict[str, Any]]:
     return [
         {
             "id": node_id,
@@ -238,7 +242,7 @@ def _plan_rows(store: Store, graph: Graph) -> list[dict[str, Any]]:
             "seconds": None,
             "mlflow_run_id": None,
         }
-        for node_id, decision in make_planner(store, graph).plan().items()
+        for node_id, decision in decisions.items()
     ]
 
 

@@ -198,8 +198,8 @@ def nodes_table(state: RunState, progress: Mapping[str, Any] | None = None) -> T
     return table
 
 
-def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
-    """The plan: what is taken from the store, what runs and why, what may be cut off."""
+def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> None:
+    """The plan: what is taken from the store, what runs and why, what may be cut off; and what is not there for it."""
     words = {"hit": "cached", "miss": "runs", "maybe": "may run"}
     table = Table(box=None, header_style="bold")
     for name in ("node", "op", "plan", "digest", "why"):
@@ -207,6 +207,8 @@ def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         table.add_row(row["id"], row["op"], words[row["cache"]], _short(row["digest"]), Text(row["reason"] or ""))
     Console().print(table)
+    if missing:
+        print_lines("\n".join(["", "not there, so that `dflow run` would refuse:", *missing]))
 
 
 def print_resources(graph: Graph, needs: Mapping[str, Resources], free_disk: int, store: Path) -> None:

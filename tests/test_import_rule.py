@@ -19,7 +19,7 @@ ROOMS = set(MAY_IMPORT)
 HEAVY = {"torch", "transformers", "mlflow"}
 FILES = [path for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 DECLARATIONS = [ROOT / "ops" / "__init__.py", ROOT / "ops" / "artifacts.py", *sorted((ROOT / "ops").glob("*/op.py"))]
-DECLARATIONS += sorted((ROOT / "ops").glob("*/resources.py"))
+DECLARATIONS += [*sorted((ROOT / "ops").glob("*/resources.py")), ROOT / "ops" / "unmet.py"]
 
 
 def module_name(path: Path) -> str:

@@ -65,6 +65,7 @@ def degree(instance: CaptureTargets, attribute: Attribute[Any], value: int) -> N
     version=1,
     run="ops.capture_targets.run:capture_targets",
     resources="ops.capture_targets.resources:capture_targets_resources",
+    unmet="ops.unmet:capture_targets_unmet",
     key_libraries=("torch", "transformers"),
     resumable=True,
 )

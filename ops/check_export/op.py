@@ -13,6 +13,7 @@ from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
 @op(
     version=1,
     run="ops.check_export.run:check_export",
+    unmet="ops.unmet:check_export_unmet",
     resources="ops.check_export.resources:check_export_resources",
     key_libraries=("safetensors", "torch", "transformers"),
     single_process=True,

@@ -15,7 +15,10 @@ from ops.ingest.records import Record
 
 BATCH_ROWS = 32  # a row may hold images of megabytes
 BUFFER = 1 << 20  # of each column: a column of a row group may hold gigabytes
-NEEDS_DATASETS = 'Arrow data sets are read by the library `datasets`; install it: pip install "dflow[datasets]"'
+NEEDS_DATASETS = (
+    "Arrow data sets are read by the library `datasets`, which is not installed: .venv/bin/pip install -c "
+    "constraints.txt -e '.[datasets]' in dflow's folder"
+)
 
 
 def parquet_records(file: Path) -> Iterator[Record]:

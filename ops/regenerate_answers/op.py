@@ -29,6 +29,7 @@ OWN_PARAMETERS = (
     version=1,
     run="ops.regenerate_answers.run:regenerate_answers",
     resources="ops.regenerate_answers.resources:regenerate_answers_resources",
+    unmet="ops.unmet:regenerate_answers_unmet",
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),
     resumable=True,
     single_process=True,

@@ -7,6 +7,7 @@ import importlib.metadata
 from dsl.errors import DataError
 
 SGLANG_VERSION = "0.5.21"
+INSTALL = ".venv/bin/pip install -c constraints.txt -e '.[sglang]' in dflow's folder"
 
 
 def installed_version() -> str | None:
@@ -24,7 +25,7 @@ def require_sglang(what: str) -> None:
     """
     found = installed_version()
     if found is None:
-        raise DataError(f"{what} needs SGLang {SGLANG_VERSION}, which is not installed: pip install 'dflow[sglang]'")
+        raise DataError(f"{what} needs SGLang {SGLANG_VERSION}, which is not installed: {INSTALL}")
     if found != SGLANG_VERSION:
         raise DataError(
             f"{what} is written for SGLang {SGLANG_VERSION}, whose inner calls change with every release, and "

@@ -14,6 +14,7 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
     version=2,
     run="ops.tokenize_chat.run:tokenize_chat",
     resources="ops.tokenize_chat.resources:tokenize_chat_resources",
+    unmet="ops.unmet:tokenize_chat_unmet",
     key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy", "regex"),
     single_process=True,
 )

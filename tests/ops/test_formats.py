@@ -199,7 +199,7 @@ def test_a_name_stands_for_a_split_where_its_first_word_is_one(name, split):
 def test_without_the_library_an_arrow_data_set_names_the_extra(tmp_path, monkeypatch):
     datasets.Dataset.from_list([{"messages": TURNS}]).save_to_disk(str(tmp_path / "saved"))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r'pip install "dflow\[datasets\]"'):
+    with pytest.raises(DataError, match=r"pip install -c constraints.txt -e '\.\[datasets\]'"):
         read(tmp_path / "saved", tmp_path)
 
 
