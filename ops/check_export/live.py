@@ -2,7 +2,8 @@
 
 Identical output does not prove a good draft, since the target verifies every token: the accepted lengths of every step
 decide. In float32 they must be equal, ties of two logits apart; in bfloat16 and float16 rounding makes ties common,
-and there tau must not lie below the evaluation's interval.
+and there tau must not lie below the evaluation's interval. Whatever tau is, what the draft was given of some prompts
+and answers must be what dflow's target gives for the same tokens (live_seen.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import frozen
+from attrs import Factory, frozen
 
 from dsl.errors import DataError
 from dsl.stage import Stage
@@ -26,8 +27,9 @@ from ops.check_export.departures import (
     tau_mistake,
     tau_of,
 )
-from ops.check_export.live_cause import UNKNOWN, Cause, find_cause, is_tie, other_dtype
+from ops.check_export.live_cause import find_cause, is_tie, other_dtype
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
+from ops.check_export.live_seen import Cause, Watched, compare_watched, prompts_to_watch, seen_mistake
 from ops.check_export.mistake import REWRITE, Mistake
 from ops.check_export.op import CheckExport
 from ops.dflash.config import DraftConfig
@@ -64,6 +66,7 @@ class Setting:
     evaluated_in: str
     tie_margin: float
     forward_tolerance: float
+    server_args: Mapping[str, Any] = Factory(dict)
 
     @property
     def exact(self) -> bool:
@@ -79,18 +82,35 @@ def check_live(
     Raises LiveUnavailable where SGLang cannot serve a draft on this machine.
     """
     report = read_json(stage.inputs["report"].path / "report.json")
-    dtype = choose_dtype(config, report, stage.device)
     setting = Setting(
         draft_dir=draft_dir,
         target_dir=target_dir,
         info=target_info(stage.inputs["target"]),
         device=stage.device,
-        dtype=dtype,
+        dtype=choose_dtype(config, report, stage.device),
         evaluated_in=report["dtype"],
         tie_margin=report["tie_margin"],
         forward_tolerance=config.forward_tolerance,
+        server_args=config.server_args or {},
     )
-    draft, mistakes = own_draft(draft_dir)
+    try:
+        return serve_and_judge(setting, prompts)
+    except torch.OutOfMemoryError as error:
+        raise no_room(error) from error
+
+
+def no_room(error: Exception) -> LiveUnavailable:
+    """What is to be done where target and draft do not fit."""
+    return LiveUnavailable(
+        f"there is no room on this device for the target and the draft: {error}. The stage runs on one GPU: take a "
+        "larger one, or one that nothing else uses, or give check_export fewer live_prompts, or another share of the "
+        "memory: server_args = { mem_fraction_static = 0.9 }"
+    )
+
+
+def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
+    """SGLang first; dflow's target is loaded once it is closed."""
+    draft, mistakes = own_draft(setting.draft_dir)
     engine = start_engine(setting, prompts)
     if isinstance(engine, Mistake):
         return LiveResult(SGLANG_VERSION, (), {}, mistakes=(*mistakes, engine))
@@ -100,10 +120,11 @@ def check_live(
             mistakes += setting_mistakes(engine, draft.config)
             forward, found = compare_forward(engine, draft, setting)
             mistakes += found
-        served = serve(engine, prompts, setting.info["eos_token_ids"])
+        eos = setting.info["eos_token_ids"]
+        served = serve(engine, prompts, eos)
         left = departures(prompts, served)
-        seen = [engine.context_of(departure.prompt.sample) for departure in left[:ENOUGH]]
-    judged = judge(setting, None if mistakes else draft, prompts, served, left, seen)
+        watched = [] if mistakes else watch(engine, prompts_to_watch(prompts, left), eos)
+    judged = judge(setting, None if mistakes else draft, prompts, served, left, watched)
     return LiveResult(
         version=SGLANG_VERSION,
         prompts=tuple(
@@ -114,11 +135,20 @@ def check_live(
         ties=judged.ties,
         mistakes=(*mistakes, *judged.mistakes),
         details={
-            "dtype": dtype,
+            "dtype": setting.dtype,
             "equal_steps": equal_steps(prompts, served),
             "equal_answers": sum(departure.position is None for departure in left) + len(prompts) - len(left),
+            **judged.figures,
         },
     )
+
+
+def watch(engine: dflash_worker.DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Watched]:
+    """Each prompt once more and alone, with what the draft is given of it and of its answer."""
+    seen = [engine.context_of(prompt.sample, prompt.max_new_tokens, eos_token_ids) for prompt in prompts]
+    return [
+        Watched(prompt, one.features_SF, one.positions_S, one.answer) for prompt, one in zip(prompts, seen, strict=True)
+    ]
 
 
 def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) -> str:
@@ -166,6 +196,7 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.D
             dtype=setting.dtype,
             pool_tokens=room,
             max_requests=TOGETHER,
+            server_args=setting.server_args,
         )
     except dflash_worker.DraftRefused as error:
         return Mistake(
@@ -175,8 +206,8 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.D
         )
     except dflash_worker.DflashRefused as error:
         raise LiveUnavailable(str(error)) from error
-    except torch.OutOfMemoryError as error:
-        raise LiveUnavailable(f"SGLang has no room for the target and the draft on this device: {error}") from error
+    except dflash_worker.NoRoom as error:
+        raise no_room(error) from error
 
 
 def setting_mistakes(engine: dflash_worker.DflashEngine, config: DraftConfig) -> list[Mistake]:
@@ -204,7 +235,8 @@ def compare_forward(
         return {}, []
     lengths = draft_forward.context_lengths(draft.config, LONGEST_CONTEXT)
     found = draft_forward.compare_forward(engine, draft, lengths)
-    wrong = [one for one in found if one.difference > setting.forward_tolerance + ROUNDINGS * one.rounding]
+    # Negated, so that NaN is wrong too.
+    wrong = [one for one in found if not one.difference <= setting.forward_tolerance + ROUNDINGS * one.rounding]
     mistakes = [
         Mistake(
             what=f"the draft's forward pass in {setting.dtype} ({one.name}) differs by {one.difference:.2g} from "
@@ -234,6 +266,7 @@ def serve(engine: dflash_worker.DflashEngine, prompts: Sequence[Prompt], eos_tok
 class Judgement:
     mistakes: tuple[Mistake, ...] = ()
     ties: int = 0
+    figures: Mapping[str, float] = Factory(dict)
 
 
 def judge(
@@ -242,33 +275,33 @@ def judge(
     prompts: Sequence[Prompt],
     served: Sequence[Decoded],
     left: Sequence[Departure],
-    seen: Sequence[dflash_worker.SeenContext],
+    watched: Sequence[Watched],
 ) -> Judgement:
-    """Which of the departures are mistakes, and why they came about; SGLang is closed by now.
+    """Which of the departures are mistakes, and why they came about, and what was watched; SGLang is closed by now.
 
-    draft: None where a mistake is known that explains them. seen: what the draft was given of the prompts of the first
-    departures.
+    draft: None where a mistake is known that explains them.
     """
     tau = served_tau(served)
-    if not left or not (setting.exact or is_below(tau, tau_of(prompts))):
-        return Judgement()
+    decisive = bool(left) and (setting.exact or is_below(tau, tau_of(prompts)))
     if draft is None:
-        return Judgement(_mistakes(setting, prompts, left, tau, Cause("what is wrong is said above", REWRITE)))
+        known = Cause("what is wrong is said above", REWRITE)
+        return Judgement(_mistakes(setting, prompts, left, tau, known) if decisive else ())
     dtype = getattr(torch, setting.dtype)
     target = Target.from_directory(setting.target_dir, setting.info, setting.device, dtype)
     draft = draft.to(setting.device, dtype)
+    comparison = compare_watched(target, draft, watched)
     real: list[Departure] = []
-    for departure in left:
+    for departure in left if decisive else ():
         if len(real) >= ENOUGH or not (setting.exact and is_tie(target, draft, departure, setting.tie_margin)):
             real.append(departure)
-    if not real:
-        return Judgement(ties=len(left))
-    pairs = list(zip(left, seen, strict=False))
-    departure, given = next((pair for pair in pairs if pair[0] in real), pairs[0])
-    cause = find_cause(target, draft, departure, given.features_SF, given.positions_S)
-    if cause == UNKNOWN and setting.dtype != setting.evaluated_in:
-        cause = other_dtype(setting.dtype, setting.evaluated_in)
-    return Judgement(_mistakes(setting, prompts, real, tau, cause), len(left) - len(real))
+    ties = len(left) - len(real) if decisive else 0
+    if real:
+        cause = find_cause(target, draft, real[0], comparison)
+        if comparison.cause is None and setting.dtype != setting.evaluated_in:
+            cause = other_dtype(setting.dtype, setting.evaluated_in)
+        return Judgement(_mistakes(setting, prompts, real, tau, cause), ties, comparison.figures())
+    found = () if comparison.cause is None else (seen_mistake(comparison.cause),)
+    return Judgement(found, ties, comparison.figures())
 
 
 def _mistakes(

@@ -24,8 +24,10 @@ class Mistake:
         return f"  {self.what}\n    SGLang: {self.sglang}\n    remedy: {self.remedy}"
 
 
-def refuse(directory: Path, mistakes: Sequence[Mistake]) -> None:
-    """Raises DataError that lists all mistakes; does nothing where there are none."""
+def refuse(directory: Path, mistakes: Sequence[Mistake], more: str = "") -> None:
+    """Raises DataError that lists all mistakes, with `more` behind them; does nothing where there are none."""
     if mistakes:
         listed = "\n".join(str(mistake) for mistake in mistakes)
-        raise DataError(f"{directory}: the draft breaks the serving contract:\n{listed}")
+        raise DataError(
+            f"{directory}: the draft breaks the serving contract:\n{listed}" + (f"\n  {more}" if more else "")
+        )

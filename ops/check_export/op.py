@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from attrs import frozen, validators
+from attrs import Attribute, frozen, validators
 
 from dsl.op import field, op
 from ops.artifacts import CheckedDraft, Draft, Report, TargetModel, TokenShards
+from ops.capture_targets.server_args import refused_args
+
+
+def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
+    """Refuse arguments that a capture may not be given either, all of them at once."""
+    refused = refused_args(given or {})
+    if refused:
+        raise ValueError(f"'{attribute.name}': {'; '.join(refused)}")
 
 
 @op(
@@ -43,6 +51,11 @@ class CheckExport:
         default=1e-4,
         validator=validators.gt(0),
         help="largest difference of a forward pass in float32 between SGLang's draft class and dflow's",
+    )
+    server_args: dict[str, bool | int | float | str] | None = field(
+        default=None,
+        validator=sglang_args,
+        help="further arguments of SGLang's ServerArgs for the live stage: those that capture_targets takes",
     )
     output = CheckedDraft
 

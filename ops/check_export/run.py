@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 else:
     live = OnDemand("ops.check_export.live")  # it imports SGLang
 
+SERVED = "served.jsonl"
+
 
 def check_export(config: CheckExport, stage: Stage) -> None:
     """Write the CheckedDraft artifact.
@@ -55,8 +57,10 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     for line in outcome.told():
         print(line, flush=True)
     stage.log(outcome.metrics(), step=0)
-    if served is not None:
-        refuse(draft.path, served.mistakes)
+    if served is not None and served.mistakes:
+        kept = stage.work_dir / SERVED
+        write_jsonl(kept, outcome.served_rows())
+        refuse(draft.path, served.mistakes, f"what SGLang decoded of each prompt: {kept}")
     write(stage, outcome)
     stage.progress(1, 1)
 
@@ -139,4 +143,4 @@ def write(stage: Stage, outcome: Outcome) -> None:
     replace_file(shipped / CARD, card.encode())
     write_json(stage.out_dir / "check.json", outcome.to_json())
     if outcome.served is not None:
-        write_jsonl(stage.out_dir / "served.jsonl", outcome.served_rows())
+        write_jsonl(stage.out_dir / SERVED, outcome.served_rows())

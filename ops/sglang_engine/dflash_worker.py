@@ -37,6 +37,7 @@ from ops.tokenize_chat.shards import TokenSample
 
 MAX_REQUESTS = 16
 REFUSAL = "speculative decoding is not supported by"
+NO_ROOM = ("leave no GPU memory for the KV cache", "Not enough memory")  # SGLang raises plain errors for these
 # Where a request stops, the worker has reserved two blocks behind the one that it verifies.
 RESERVED_BLOCKS = 3
 
@@ -49,12 +50,20 @@ class DraftRefused(DataError):
     """SGLang does not start with this target and this draft."""
 
 
+class NoRoom(DataError):
+    """SGLang finds no memory for the target, the draft or their pools."""
+
+
 @frozen(eq=False)
 class SeenContext:
-    """What a worker gave its draft of one prompt: features [S, F] of the target and their positions [S]."""
+    """What a worker gave its draft of one prompt, and of the accepted tokens of its answer.
+
+    features_SF: of the target; positions_S: theirs; answer: as decoded. The last token of an answer is never given.
+    """
 
     features_SF: Tensor
     positions_S: Tensor
+    answer: Decoded
 
 
 @define(eq=False)
@@ -96,8 +105,8 @@ class DflashEngine:
         dtype: "float32", "bfloat16" or "float16", of both. pool_tokens: what all requests of a batch take together, see
         `tokens_of`. context_length: as a server would have it unless given, the target's own. server_args: further
         arguments of SGLang's ServerArgs. Raises DflashRefused where SGLang has no DFLASH on this device, DraftRefused
-        where it does not take the draft or the target, and DataError where SGLang is missing or another version, or
-        this process holds an open runtime.
+        where it does not take the draft or the target, NoRoom where memory is short, and DataError where SGLang is
+        missing or another version, or this process holds an open runtime.
         """
         require_sglang("serving a draft")
         arguments = _arguments(
@@ -117,9 +126,13 @@ class DflashEngine:
                 target = TpModelWorker(**common)
                 worker = SpeculativeAlgorithm.DFLASH.create_worker(arguments)(**common, target_worker=target)
                 _allocate(target, worker)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             leave()
-            raise DraftRefused(f"SGLang refuses to start with {draft_dir}: {error}") from error
+            if isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in NO_ROOM):
+                raise NoRoom(str(error)) from error
+            if isinstance(error, ValueError):
+                raise DraftRefused(f"SGLang refuses to start with {draft_dir}: {error}") from error
+            raise
         except BaseException:
             leave()
             raise
@@ -174,24 +187,34 @@ class DflashEngine:
             answers += self._decode_together(group, max_new_tokens, frozenset(eos_token_ids))
         return answers
 
-    @torch.inference_mode()
-    def context_of(self, sample: TokenSample) -> SeenContext:
-        """What the draft is given of a sample's prompt: the features and positions that its keys are made of."""
-        seen: list[SeenContext] = []
-        append = self.worker._append_target_hidden_to_draft_kv_by_loc
+    def context_of(
+        self, sample: TokenSample, max_new_tokens: int = 0, eos_token_ids: Collection[int] = ()
+    ) -> SeenContext:
+        """What the draft is given of a sample's prompt and answer: the features and positions its keys are made of."""
+        features: list[Tensor] = []
+        taken: list[Tensor] = []
+        worker, model = self.worker, self.worker.draft_model
+        append, project = worker._append_target_hidden_to_draft_kv_by_loc, model.project_target_hidden
 
-        def record(*, target_hidden: Tensor, positions: Tensor, **others: Any) -> None:
-            seen.append(SeenContext(target_hidden.float().cpu(), positions.cpu()))
-            append(target_hidden=target_hidden, positions=positions, **others)
+        def record(*, positions: Tensor, commit_lens: Tensor | None = None, **others: Any) -> None:
+            append(positions=positions, commit_lens=commit_lens, **others)
+            kept = len(positions) if commit_lens is None else int(commit_lens[0])
+            taken.append(positions[:kept].to("cpu", copy=True))  # the worker fills the same tensor again
+            features[-1] = features[-1][:kept]
+
+        def projected(target_hidden: Tensor) -> Tensor:
+            features.append(target_hidden.to("cpu", torch.float32, copy=True))
+            return project(target_hidden)
 
         mm_schedule.embedding_cache.clear()
-        self.worker._append_target_hidden_to_draft_kv_by_loc = record
+        worker._append_target_hidden_to_draft_kv_by_loc = record
+        model.project_target_hidden = projected  # what goes in here is what the keys are made of
         try:
-            self.worker.forward_batch_generation(self._prefill([sample], max_new_tokens=1))
+            (answer,) = self._decode_together([sample], max_new_tokens, frozenset(eos_token_ids))
         finally:
-            del self.worker._append_target_hidden_to_draft_kv_by_loc
-            self.clear_pools()
-        return seen[0]
+            del worker._append_target_hidden_to_draft_kv_by_loc
+            del model.project_target_hidden
+        return SeenContext(torch.cat(features), torch.cat(taken), answer)
 
     @torch.inference_mode()
     def _decode_together(

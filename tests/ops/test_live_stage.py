@@ -20,8 +20,9 @@ from ops.check_export.departures import (
     tau_of,
 )
 from ops.check_export.live import Setting, check_live, judge
-from ops.check_export.live_cause import UNKNOWN, find_cause, is_tie
+from ops.check_export.live_cause import OTHER_REPORT, UNKNOWN, find_cause, is_tie
 from ops.check_export.live_result import LiveUnavailable, Prompt
+from ops.check_export.live_seen import Comparison, Watched, compare_watched, prompts_to_watch, replay
 from ops.check_export.op import CheckExport
 from ops.dflash import decode
 from ops.dflash.decode import Decoded, decode_speculative
@@ -132,33 +133,100 @@ def test_what_evaluate_itself_could_decode_in_two_ways_is_tied(case, draft, prom
 
 def given(case, prompt, layer_ids=LAYERS, outputs=False):
     """Features of these layers, or of their outputs, and the positions, as SGLang would hand them to its draft."""
+    done = sum(prompt.accepted) + len(prompt.accepted)
+    ids = torch.cat([prompt.sample.input_ids[: prompt.sample.prompt_tokens], torch.tensor(prompt.tokens[:done])])
+    whole = attrs.evolve(prompt.sample, input_ids=ids, loss_mask=torch.zeros(len(ids), dtype=torch.bool))
     with torch.no_grad(), case.loaded.capture_inputs(layer_ids) as captured:
-        states = case.loaded.forward(case.loaded.prompts([prompt.sample]), output_hidden_states=True).hidden_states
+        states = case.loaded.forward(case.loaded.inputs([whole]), output_hidden_states=True).hidden_states
     features = torch.cat([states[k + 1][0] for k in layer_ids], dim=-1) if outputs else captured.features()[0]
-    return features, torch.arange(prompt.sample.prompt_tokens)
+    return features, torch.arange(len(ids))
+
+
+def watched(case, prompt, features_SF=None, positions_S=None):
+    """As SGLang would have been watched with the noisy draft, unless something else is given."""
+    features, positions = given(case, prompt)
+    return Watched(
+        prompt,
+        features if features_SF is None else features_SF,
+        positions if positions_S is None else positions_S,
+        as_evaluated(prompt),
+    )
 
 
 def test_the_cause_is_named_from_what_the_draft_was_given(case, draft, prompts):
     image = prompts[1]
-    departure = left_at_step(image, 0)
     features, positions = given(case, image)
 
-    def cause(features_SF, positions_S):
-        return find_cause(case.loaded, draft, departure, features_SF, positions_S).text
+    def cause(**changes):
+        compared = compare_watched(case.loaded, draft, [watched(case, prompts[0]), watched(case, image, **changes)])
+        return find_cause(case.loaded, draft, left_at_step(image, 0), compared).text
 
-    assert "position 3 for token 0 of the prompt" in cause(features, positions + 3)
-    shifted = cause(given(case, image, [k + 1 for k in LAYERS])[0], positions)
+    assert "position 3 for token 0 of the prompt" in cause(positions_S=positions + 3)
+    late = positions + (positions >= image.sample.prompt_tokens + 2)
+    assert f"position {image.sample.prompt_tokens + 3} for token 2 of the answer" in cause(positions_S=late)
+    shifted = cause(features_SF=given(case, image, [k + 1 for k in LAYERS])[0])
     assert [f"states for layer {k} that differ by" for k in LAYERS] == [
         f"states for layer {part.split('layer ')[1].split(' ')[0]} that differ by" for part in shifted.split("; ")
     ]
     assert [f"are those of layer {k + 1}" for k in LAYERS] == [
         part[part.index("are those") :] for part in shifted.split("; ")
     ]
-    early = cause(given(case, image, outputs=True)[0], positions)
+    early = cause(features_SF=given(case, image, outputs=True)[0])
     assert 2 == early.count("before deepstack's visual features are added")
     assert "layer 3" not in early
-    assert 4 == cause(features.flip(0), positions).count("are of no layer's")
-    assert UNKNOWN.text == cause(features, positions)
+    assert 4 == cause(features_SF=features.flip(0)).count("are of no layer's")
+    assert 4 == cause(features_SF=features * torch.nan).count("differ by nan of their size and are of no layer's")
+    start = image.sample.prompt_tokens
+    moved = torch.cat([features[:start], features[start:].roll(1, dims=0)])
+    assert 4 == cause(features_SF=moved).count("are of no layer's answer")
+    assert UNKNOWN.text == cause()
+
+
+def test_states_that_lie_closer_to_another_layers_are_told_though_the_limit_of_the_dtype_holds(case, draft, prompts):
+    """Layers of a deep target may differ by less than bfloat16 is allowed to."""
+    features = given(case, prompts[0])[0]
+    shifted = given(case, prompts[0], [k + 1 for k in LAYERS])[0]
+    half = case.loaded.from_directory(case.checkpoint, case.loaded.info, "cpu", torch.bfloat16)
+    for weight in (0.0, 0.02, 1.0):
+        states = features + weight * (shifted - features)
+        compared = compare_watched(half, draft, [watched(case, prompts[0], features_SF=states)])
+        print(f"{weight} of the way to the next layer: distance {compared.feature_distance:.3f}, {compared.cause}")
+        assert (weight == 1.0) == (compared.cause is not None)
+
+
+def test_dflows_draft_on_an_answer_has_as_many_tokens_right_as_it_had_in_decoding(case, draft, prompts):
+    other = load_draft(case.drafts["random"].path)
+    shares = []
+    for model in (draft, other):
+        found = []
+        for prompt in prompts:
+            features = given(case, prompt)[0]
+            found.append(replay(case.loaded, model, watched(case, prompt), features))
+        shares.append(sum(equal for equal, _ in found) / sum(steps for _, steps in found))
+    print(f"replayed: {shares[0]:.2f} with the draft that was served, {shares[1]:.2f} with another")
+    assert 1.0 == shares[0]
+    assert 0.7 > shares[1]
+
+
+def test_below_float32_a_draft_that_has_other_tokens_right_is_told(case, prompts):
+    half = case.loaded.from_directory(case.checkpoint, case.loaded.info, "cpu", torch.bfloat16)
+    seen = [watched(case, prompt) for prompt in prompts]
+    causes = []
+    for quality in ("noisy", "random"):
+        compared = compare_watched(half, load_draft(case.drafts[quality].path).to(torch.bfloat16), seen)
+        print(f"{quality}: {compared.replayed:.2f} of the steps, features differ by {compared.feature_distance:.3f}")
+        causes.append(compared.cause)
+    assert causes[0] is None
+    assert "dflow's draft has as many tokens right in" in causes[1].text
+    assert "85% are expected" in causes[1].text
+
+
+def test_prompts_with_and_without_images_and_departures_are_watched(prompts):
+    names = [prompt.sample.id for prompt in prompts]
+    assert names[:3] == [prompt.sample.id for prompt in prompts_to_watch(prompts, [])]
+    assert [*names[:3], names[4]] == [
+        prompt.sample.id for prompt in prompts_to_watch(prompts, [left_at_step(prompts[4], 0)])
+    ]
 
 
 def test_lengths_that_dflow_gets_from_the_same_directory_point_at_the_report(case, prompts, tmp_path):
@@ -166,10 +234,8 @@ def test_lengths_that_dflow_gets_from_the_same_directory_point_at_the_report(cas
     prompt = prompts[0]
     served = decode_speculative(case.loaded, other, prompt.sample, NEW_TOKENS)
     departure = departures([prompt], [served])[0]
-    assert (
-        "the report is of other weights or of another config.json"
-        in find_cause(case.loaded, other, departure, *given(case, prompt)).text
-    )
+    assert "the report is of other weights or of another config.json" in OTHER_REPORT.text
+    assert OTHER_REPORT == find_cause(case.loaded, other, departure, Comparison(None, 1.0, 0.0))
 
 
 def setting(case, **changes):
@@ -186,16 +252,10 @@ def setting(case, **changes):
     return Setting(**values | changes)
 
 
-@attrs.frozen
-class Context:
-    features_SF: torch.Tensor
-    positions_S: torch.Tensor
-
-
 def test_ties_are_counted_and_are_no_mistakes(case, draft, prompts):
     left = [left_at_step(prompts[0], 1), left_at_step(prompts[2], 0)]
     served = [as_evaluated(prompt) for prompt in prompts]
-    seen = [Context(*given(case, departure.prompt)) for departure in left]
+    seen = [watched(case, departure.prompt) for departure in left]
     tied = judge(setting(case, tie_margin=1e9), draft, prompts, served, left, seen)
     assert (2, ()) == (tied.ties, tied.mistakes)
     judged = judge(setting(case), draft, prompts, served, left, seen)
@@ -205,7 +265,7 @@ def test_ties_are_counted_and_are_no_mistakes(case, draft, prompts):
 
 def test_below_float32_tau_decides(case, draft, prompts):
     left = [left_at_step(prompts[0], 1)]
-    seen = [Context(*given(case, left[0].prompt))]
+    seen = [watched(case, left[0].prompt)]
     half = setting(case, dtype="bfloat16", evaluated_in="float32")
     worse = [Decoded(prompt.tokens, (0,) * (len(prompt.tokens) - 1)) for prompt in prompts]
     assert () == judge(half, draft, prompts, [as_evaluated(prompt) for prompt in prompts], left, seen).mistakes

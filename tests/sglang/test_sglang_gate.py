@@ -18,12 +18,15 @@ from gate_cases import check
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import Draft, Report
-from ops.check_export.live import check_live
+from ops.check_export.live import check_live, choose_dtype
 from ops.check_export.live_result import LiveUnavailable, Prompt
 from ops.check_export.op import CheckExport
+from ops.dflash.decode import decode_speculative
+from ops.dflash.load import load_draft
 from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
 from ops.files import read_json, read_jsonl, write_json
+from ops.load_target.model import Target
 
 WORKER = "sglang.srt.speculative.dflash_worker_v2"
 
@@ -40,6 +43,39 @@ def config(**changes):
     return CheckExport(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), report=Ref("d"), **changes)
 
 
+@pytest.fixture(scope="module")
+def half_report(tmp_path_factory):
+    """The same of an evaluation in bfloat16, the only dtype of a draft on a GPU."""
+    folder = tmp_path_factory.mktemp("half")
+    write_json(folder / "report.json", {"dtype": "bfloat16", "tie_margin": 1e-4})
+    return Report(folder, "report")
+
+
+def prompts_in_bfloat16(case, draft: Draft):
+    """What `evaluate` makes of a case in bfloat16, on this machine's device."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    target = Target.from_directory(case.checkpoint, case.loaded.info, device, torch.bfloat16)
+    model = load_draft(draft.path).to(device, torch.bfloat16)
+    decoded = [decode_speculative(target, model, prompt, NEW_TOKENS) for prompt in case.prompts]
+    return [
+        Prompt(prompt, answer.tokens, answer.accepted, NEW_TOKENS)
+        for prompt, answer in zip(case.prompts, decoded, strict=True)
+    ]
+
+
+@pytest.fixture
+def live_in_bfloat16(half_report, tmp_path):
+    """Runs the live stage in bfloat16 beside an evaluation in bfloat16."""
+
+    def run(case, draft: Draft, device="cpu"):
+        stage = FakeStage(tmp_path, {"target": case.target, "report": half_report}, device=device)
+        result = check_live(draft.path, case.checkpoint, prompts_in_bfloat16(case, draft), config(), stage)
+        print(f"{result.details}, {len(result.mistakes)} mistakes")
+        return result
+
+    return run
+
+
 @pytest.fixture
 def live(report, tmp_path):
     """Runs the live stage on a draft of a case, whose accepted lengths are those of another, sound one."""
@@ -53,7 +89,7 @@ def live(report, tmp_path):
         result = check_live(served or sound.path, case.checkpoint, prompts, config(**changes), stage)
         for mistake in result.mistakes:
             print(mistake)
-        print(f"equal steps {result.details.get('equal_steps')}, ties {result.ties}")
+        print(f"{result.details}, ties {result.ties}")
         return result
 
     return run
@@ -68,7 +104,15 @@ def test_a_sound_draft_passes(request, live, name):
     case = request.getfixturevalue(name)
     result = live(case, case.drafts["noisy"])
     assert ((), 0) == (result.mistakes, result.ties)
-    assert {"dtype": "float32", "equal_steps": 1.0, "equal_answers": len(case.prompts)} == result.details
+    distance = result.details["feature_distance"]
+    assert 1e-4 > distance
+    assert {
+        "dtype": "float32",
+        "equal_steps": 1.0,
+        "equal_answers": len(case.prompts),
+        "replayed_steps": 1.0,
+        "feature_distance": distance,
+    } == result.details
     assert 1e-5 > max(result.forward.values())
     assert [prompt.id for prompt in case.prompts] == [prompt.id for prompt in result.prompts]
 
@@ -139,7 +183,7 @@ ERRORS = {
     layers_one_higher: ("text_case", r"states for layer 0 that differ by .* and are those of layer 1; .* of layer 2; "),
     another_mask_token: ("text_case", r"mask_token_id is \d+\n    SGLang: reads 9\n"),
     another_theta: ("text_case", r"forward pass in float32 \(1 layers, block 6, context \d+\) differs by"),
-    features_of_the_token_before: ("text_case", "what differs comes behind it: the block"),
+    features_of_the_token_before: ("text_case", "states for layer 0 that .* are of no layer's answer"),
     moved_by_the_mrope_delta: ("vision_case", r"the draft gets position \d+ for token 0 of the prompt"),
     features_before_deepstack: ("vision_case", "states for layer 0 that .* are those before deepstack's"),
 }
@@ -158,6 +202,86 @@ def test_a_server_that_gives_the_draft_something_else_is_caught_and_the_cause_na
     assert "prompts are accepted otherwise than in evaluate:\n    sample prompt-" in text
     assert "so that the answers are right all the same" in text
     assert re.search(expected, text)
+
+
+def passes_in_bfloat16(case, result):
+    figures = result.details
+    assert () == result.mistakes
+    assert "bfloat16" == figures["dtype"]
+    assert 0.15 > figures["feature_distance"] > 0
+    assert figures["replayed_steps"] > 0.9
+    assert len(case.prompts) == len(result.prompts)
+
+
+@pytest.mark.parametrize("quality", ["noisy", "trained"])
+@pytest.mark.parametrize("name", ["text_case", "vision_case"])
+def test_a_sound_draft_passes_in_bfloat16(request, live_in_bfloat16, name, quality):
+    case = request.getfixturevalue(name)
+    passes_in_bfloat16(case, live_in_bfloat16(case, case.drafts[quality]))
+
+
+IN_THE_CONTEXT = (
+    layers_one_higher,
+    features_of_the_token_before,
+    features_before_deepstack,
+    moved_by_the_mrope_delta,
+)
+
+
+@pytest.mark.parametrize("quality", ["noisy", "trained"])
+@pytest.mark.parametrize("error", IN_THE_CONTEXT, ids=lambda error: error.__name__)
+def test_in_bfloat16_too_a_server_that_gives_the_draft_something_else_is_caught(
+    request, live_in_bfloat16, monkeypatch, error, quality
+):
+    name, expected = ERRORS[error]
+    case = request.getfixturevalue(name)
+    error(monkeypatch)
+    result = live_in_bfloat16(case, case.drafts[quality])
+    (mistake,) = result.mistakes
+    assert re.search(expected, str(mistake))
+    assert "so that the answers are right all the same" in mistake.sglang
+
+
+@pytest.mark.parametrize("error", [another_mask_token, another_theta], ids=lambda error: error.__name__)
+def test_in_bfloat16_too_a_draft_that_is_computed_otherwise_is_caught(text_case, live_in_bfloat16, monkeypatch, error):
+    error(monkeypatch)
+    assert re.search(
+        ERRORS[error][1].replace("float32", "bfloat16"), told(live_in_bfloat16(text_case, text_case.drafts["noisy"]))
+    )
+
+
+def accepted_tokens_that_are_not_kept(patch):
+    """Features and positions are right, and only the first of a step's tokens gets into the draft's cache."""
+    worker = importlib.import_module(WORKER).DFlashWorkerV2
+    append = worker._append_target_hidden_to_draft_kv_by_loc
+
+    def forgetful(self, *, commit_lens=None, **others):
+        append(self, commit_lens=None if commit_lens is None else torch.ones_like(commit_lens), **others)
+
+    patch.setattr(worker, "_append_target_hidden_to_draft_kv_by_loc", forgetful)
+
+
+def test_in_bfloat16_what_the_draft_makes_of_right_features_is_checked_too(text_case, live_in_bfloat16, monkeypatch):
+    accepted_tokens_that_are_not_kept(monkeypatch)
+    (mistake,) = live_in_bfloat16(text_case, text_case.drafts["noisy"]).mistakes
+    assert re.search(r"has as many tokens right in \d+ of \d+ steps, and 85% are expected", str(mistake))
+    assert "features and positions are the right ones" in str(mistake)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["text_case", "vision_case"])
+def test_on_a_gpu_a_sound_draft_passes_in_bfloat16(request, live_in_bfloat16, name):
+    case = request.getfixturevalue(name)
+    passes_in_bfloat16(case, live_in_bfloat16(case, case.drafts["noisy"], device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("error", IN_THE_CONTEXT, ids=lambda error: error.__name__)
+def test_on_a_gpu_a_server_that_gives_the_draft_something_else_is_caught(request, live_in_bfloat16, monkeypatch, error):
+    name, expected = ERRORS[error]
+    case = request.getfixturevalue(name)
+    error(monkeypatch)
+    assert re.search(expected, told(live_in_bfloat16(case, case.drafts["noisy"], device="cuda")))
 
 
 DAMAGED = {
@@ -239,3 +363,7 @@ def test_on_a_gpu_the_draft_is_checked_in_bfloat16(text_case, report, tmp_path):
     stage = FakeStage(tmp_path, {"target": text_case.target, "report": report}, device="cuda")
     with pytest.raises(LiveUnavailable, match="casts what goes into a draft to bfloat16 on a GPU"):
         check_live(text_case.drafts["noisy"].path, text_case.checkpoint, [], config(dtype="float32"), stage)
+    asked = [(None, "float32"), ("bfloat16", "float32"), (None, "bfloat16")]
+    chosen = [choose_dtype(config(dtype=dtype), {"dtype": evaluated}, "cuda") for dtype, evaluated in asked]
+    assert ["bfloat16"] * 3 == chosen
+    assert "float32" == choose_dtype(config(), {"dtype": "float32"}, "cpu")
