@@ -52,14 +52,19 @@ def ask(url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> Ans
 
 
 def read_answer(response: Mapping[str, Any]) -> Answer:
-    choice = response["choices"][0]
-    meta = choice.get("meta_info") or {}
-    return Answer(
-        text=choice["message"]["content"] or choice["message"].get("reasoning_content") or "",
-        tokens=response["usage"]["completion_tokens"],
-        steps=meta.get("spec_verify_ct", 0),
-        spec_accept_length=meta.get("spec_accept_length"),
-    )
+    """Raises ServerError for a response that is no chat completion."""
+    try:
+        choice = response["choices"][0]
+        message, meta = choice["message"], choice.get("meta_info") or {}
+        return Answer(
+            text=message.get("content") or message.get("reasoning_content") or "",
+            tokens=int(response["usage"]["completion_tokens"]),
+            steps=int(meta.get("spec_verify_ct") or 0),
+            spec_accept_length=meta.get("spec_accept_length"),
+        )
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        shown = json.dumps(response)[:500]
+        raise ServerError(f"the server's response is no chat completion of SGLang ({error!r}): {shown}") from error
 
 
 def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,11 +72,14 @@ def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S) as response:
-            return dict(json.loads(response.read()))
+            answer = json.loads(response.read())
     except urllib.error.HTTPError as error:
         raise ServerError(f"{url}: {error.code}: {error.read().decode(errors='replace')[:500]}") from error
     except (OSError, HTTPException, ValueError) as error:
         raise ServerError(f"{url}: no answer ({error})") from error
+    if not isinstance(answer, dict):
+        raise ServerError(f"{url}: no JSON object but {json.dumps(answer)[:500]}")
+    return answer
 
 
 def flush_cache(url: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from attrs import frozen
 
-from dsl.errors import DflowError
+from dsl.errors import ConfigError, DflowError
 from executor.chat_request import Answer, ServerError, ask, is_healthy
 from executor.keys import PROJECT
 from executor.launch import LOG_LINES
@@ -40,6 +40,14 @@ TELL_EVERY_S = 5.0
 HELLO = ChatPrompt(
     "no held-out sample", [{"role": "user", "content": [{"type": "text", "text": "Hello! Who are you?"}]}]
 )
+OF_THE_RUN = "the run decides it; for another draft name its run, or choose with --node"
+OWN = {
+    "--port": "give --port before the --",
+    "--host": "give --host before the --",
+    "--model-path": OF_THE_RUN,  # or --model
+    "--speculative-algorithm": OF_THE_RUN,
+    "--speculative-draft-model-path": OF_THE_RUN,  # or --speculative-draft-model
+}
 # What SGLang says where there is no GPU: before it loads a model it picks a device, and then checks the algorithm.
 REFUSALS = re.compile(r"^.*(speculative decoding is not supported by|No accelerator \(CUDA).*$", re.MULTILINE)
 
@@ -142,9 +150,11 @@ def main(asked: str) -> int:
 def serve_run(asked: Asked) -> None:
     """Start the server, ask it one prompt, and stay until it is interrupted, or with `check` until it has answered.
 
-    Raises StoreError where the run has nothing to serve, DataError where the pinned SGLang is not installed, and
-    ServerError where the server does not start or does not use the draft.
+    Raises ConfigError for an argument of SGLang's that dflow gives, StoreError where the run has nothing to serve,
+    DataError where the pinned SGLang is not installed, and ServerError where the server does not start or does not use
+    the draft.
     """
+    refuse_own(asked.extra)
     store = Store.open(Path(asked.store), write=True)
     record = find_record(store.records, asked.run)
     address = Address(host=asked.host, port=asked.port)
@@ -172,6 +182,20 @@ def serve_run(asked: Asked) -> None:
                 server.wait()
             except KeyboardInterrupt:
                 print_lines("stopping")
+
+
+def refuse_own(extra: Sequence[str]) -> None:
+    """Raises ConfigError for arguments that contradict what dflow waits for and says, as SGLang takes them: with "=",
+    with underscores, and shortened.
+    """
+    wrong = []
+    for argument in extra:
+        name = argument.partition("=")[0].replace("_", "-")
+        own = next((each for each in OWN if name.startswith("--") and len(name) > 2 and each.startswith(name)), None)
+        if own is not None:
+            wrong.append(f"  {argument}: {OWN[own]}")
+    if wrong:
+        raise ConfigError("behind -- stand arguments that dflow serve gives itself:\n" + "\n".join(wrong))
 
 
 def wait_until_ready(server: Server, url: str) -> None:
@@ -209,10 +233,10 @@ def try_prompt(url: str, run: ServedRun) -> None:
 
 def accepted_lengths(answer: Answer) -> str:
     """tau as dflow counts it, beside SGLang's figure."""
-    return (
-        f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens behind the first in {answer.steps} verification steps); "
-        f"SGLang's spec_accept_length, which counts the first token too: {answer.spec_accept_length:.3g}"
-    )
+    own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens behind the first in {answer.steps} verification steps)"
+    if answer.spec_accept_length is None:
+        return f"{own}; the server tells no spec_accept_length"
+    return f"{own}; SGLang's spec_accept_length, which counts the first token too: {answer.spec_accept_length:.3g}"
 
 
 def prompt_text(prompt: ChatPrompt) -> str:

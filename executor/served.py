@@ -17,6 +17,7 @@ from executor.store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
 from ops.sglang_engine.serve_command import DraftOption, Served
 
+LONGEST_ERROR = 500
 HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first of these that holds one
 
 
@@ -100,7 +101,7 @@ class _Made:
         if state.state == "done":
             self._require_unaltered(export, check)
             return self.path(check.id) / "draft", []
-        why = f"failed: {state.error}" if state.state == "failed" else f"is {state.state}"
+        why = f"failed: {_one_line(state.error or '')}" if state.state == "failed" else f"is {state.state}"
         return self.path(export.id), [f"the draft of {export.id} was not passed by its gate; {check.id} {why}"]
 
     def _require_unaltered(self, export: GraphNode, check: GraphNode) -> None:
@@ -186,6 +187,12 @@ class _Made:
     def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
         """Nodes of this output that read the exported draft."""
         return [node for node in self._of(output) if export.id in node.inputs.get("draft", ())]
+
+
+def _one_line(text: str) -> str:
+    """The lines of an error one behind the other, cut where they are many."""
+    joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
+    return joined if len(joined) <= LONGEST_ERROR else joined[:LONGEST_ERROR] + " ..."
 
 
 def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:

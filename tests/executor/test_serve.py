@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_run
 
-from dsl.errors import StoreError
-from executor.chat_request import Answer, read_answer
+from dsl.errors import ConfigError, DflowError, StoreError
+from executor.chat_request import Answer, ServerError, read_answer
+from executor.port import require_free_port
 from executor.record import find_record
-from executor.serve import accepted_lengths
+from executor.serve import accepted_lengths, refuse_own
 from executor.served import ChatPrompt, find_served
 from executor.store import Store
 from ops.sglang_engine.version import SGLANG_VERSION
@@ -55,6 +56,10 @@ def test_the_checked_draft_is_served(tmp_path):
     [
         ({"more": ""}, "no node checks the draft of export"),
         ({"states": {"check": {"state": "failed", "error": "DataError: tau"}}}, "check failed: DataError: tau"),
+        (
+            {"states": {"check": {"state": "failed", "error": "DataError: it breaks\n  the contract\n"}}},
+            "check failed: DataError: it breaks | the contract",
+        ),
         ({"states": {"check": {"state": "pending", "digest": None}}}, "check is pending"),
     ],
 )
@@ -65,6 +70,7 @@ def test_a_draft_that_no_gate_passed_is_served_with_a_warning(tmp_path, run, war
     assert str(store.object_path(export)) == served.draft.path
     assert 1 == len(served.warnings)
     assert warning in served.warnings[0]
+    assert "\n" not in served.warnings[0]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -169,6 +175,78 @@ def test_tau_leaves_the_first_token_out_and_sglangs_figure_does_not():
         "tau: 3.67 (11 tokens behind the first in 3 verification steps); "
         "SGLang's spec_accept_length, which counts the first token too: 4"
     ) == accepted_lengths(answer)
+
+
+def test_a_server_that_tells_no_figure_of_its_own_is_no_error():
+    answer = Answer("It is.", 12, 3, None)
+
+    assert accepted_lengths(answer).endswith("in 3 verification steps); the server tells no spec_accept_length")
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"error": {"message": "no such model"}},
+        {"choices": []},
+        {"choices": [{"message": None}], "usage": {"completion_tokens": 2}},
+        {"choices": [{"message": {"content": "x"}}], "usage": None},
+        {"choices": "no list", "usage": {"completion_tokens": 2}},
+    ],
+)
+def test_a_response_of_another_kind_is_told_as_it_is(response):
+    with pytest.raises(ServerError, match="the server's response is no chat completion of SGLang") as error:
+        read_answer(response)
+    assert json.dumps(response) in str(error.value)
+
+
+OWN_ARGUMENTS = (
+    *("--port", "--port=8000", "--por", "--host=0.0.0.0", "--model-path", "--model_path=x", "--model", "--mod"),
+    *("--speculative-algorithm=EAGLE", "--speculative-algo", "--speculative_draft_model_path"),
+    *("--speculative-draft-model", "--speculative-draft-model-path=x"),
+)
+
+
+@pytest.mark.parametrize("argument", OWN_ARGUMENTS)
+def test_sglangs_arguments_that_are_dflows_to_give_are_refused(argument):
+    with pytest.raises(ConfigError, match=f"arguments that dflow serve gives itself:\n  {argument}: "):
+        refuse_own(["--tp-size", "2", argument])
+
+
+def test_other_arguments_of_sglang_are_not_refused():
+    refuse_own(
+        ["--tp-size", "2", "--mem-fraction-static=0.8", "--dtype", "float16", "--ports", "--model-impl", "-p", "--"]
+    )
+
+
+def test_every_refused_argument_is_told_at_once_and_with_what_to_do(tmp_path):
+    result = Served(tmp_path).dflow("--check", extra=("--port=8000", "--model-path", "other"))
+
+    assert (1, "") == (result.returncode, result.stdout)
+    assert (
+        "dflow: behind -- stand arguments that dflow serve gives itself:\n"
+        "  --port=8000: give --port before the --\n"
+        "  --model-path: the run decides it; for another draft name its run, or choose with --node\n"
+    ) == result.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "problem"),
+    [
+        ("127.0.0.1", 99999, "--port 99999: ports are 1 to 65535"),
+        ("127.0.0.1", 0, "--port 0: ports are 1 to 65535"),
+        ("no..host", 30000, "--host no..host: no IPv4 address is known for it"),
+        ("nosuch.invalid", 30000, "--host nosuch.invalid: no IPv4 address is known for it"),
+        (
+            "192.0.2.1",
+            30000,
+            "192.0.2.1:30000: Cannot assign requested address; give --host an address of this machine",
+        ),
+    ],
+)
+def test_what_is_no_place_to_listen_is_told_with_what_to_change(host, port, problem):
+    with pytest.raises(DflowError) as error:
+        require_free_port(host, port)
+    assert str(error.value).startswith(problem)
 
 
 class Served:
