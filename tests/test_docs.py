@@ -11,6 +11,7 @@ from fake_stage import FakeStage
 
 from dsl.op import Ref, op_of
 from ops.artifacts import ImageSamples, Samples
+from ops.capture_targets.server_args import ALLOWED
 from ops.files import read_json
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
@@ -49,3 +50,9 @@ def test_every_test_that_the_features_table_names_exists() -> None:
             if not (tests / file).is_file() or f"def {function}" not in (tests / file).read_text():
                 missing.append(f"{file}::{function}")
     assert [] == missing
+
+
+def test_every_server_argument_that_may_be_given_is_in_the_list_and_no_other() -> None:
+    text = (DOCS / "sglang.md").read_text()
+    rows = text[text.index("| for | names |") : text.index("Not among them")]
+    assert sorted(ALLOWED) == sorted(re.findall(r"`(\w+)`", rows))
