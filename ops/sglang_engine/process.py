@@ -9,7 +9,7 @@ import gc
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +143,14 @@ def enter(arguments: ServerArgs, tp_rank: int = 0, dist_port: int | None = None)
         raise DataError("SGLang makes its own process group, but this process is in one already: leave it first")
     gpu_id = torch.cuda.current_device() if arguments.device == "cuda" else 0
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=tp_rank, gpu_id=gpu_id))
-    try:
+    with ExitStack() as undo:
+        undo.callback(leave)
         model_config = ModelConfig.from_server_args(arguments)
         port = dist_port or PortArgs.init_new(arguments).nccl_port
         with _own_store():
             bootstrap.init_parallel_runtime(server_args=arguments, device=arguments.device, dist_port=port)
         bootstrap.init_layer_runtime(model_config=model_config)
-    except BaseException:
-        leave()
-        raise
+        undo.pop_all()
     mm_schedule.init_mm_embedding_cache(IMAGE_CACHE_BYTES)
     return Place(model_config, resolving_view(arguments).mem_fraction_static, gpu_id, port)
 

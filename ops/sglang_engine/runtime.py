@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
@@ -93,7 +93,8 @@ class SglangRuntime:
             **(server_args or {}),
         )
         place = enter(arguments, tp_rank, dist_port)
-        try:
+        with ExitStack() as undo:
+            undo.callback(leave)
             runner = ModelRunner(
                 model_config=place.model_config,
                 mem_fraction_static=place.mem_fraction_static,
@@ -106,9 +107,7 @@ class SglangRuntime:
             if mambaish_config(place.model_config) is not None:
                 initialize_mamba_selective_state_update_backend(arguments)
             runner.init_cuda_graphs()
-        except BaseException:
-            leave()
-            raise
+            undo.pop_all()
         vision = VisionTokens.of(place.model_config.hf_config)
         page = runner.page_size
         held = min(-(-pool_tokens // page), runner.max_total_num_tokens // page) * page  # memory may not take more

@@ -21,7 +21,7 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.capture_targets.server_args import ALLOWED, FIXED, FIXED_FAMILIES
 from ops.sglang_engine.layers import set_layers_to_capture
-from ops.sglang_engine.process import kernel_args
+from ops.sglang_engine.process import make_server_args
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.tokenize_chat.shards import TokenReader
 
@@ -66,9 +66,19 @@ def test_what_sglang_itself_refuses_is_told_and_leaves_the_process_as_it_was(tok
             capture(tmp_path, tokens, target, server_args=given)
 
 
-def test_float32_on_a_gpu_gets_kernels_that_know_it():
-    assert {"attention_backend": "triton", "mm_attention_backend": "sdpa"} == kernel_args("cuda", "float32")
-    assert {} == kernel_args("cuda", "bfloat16")
+@pytest.mark.parametrize(
+    ("dtype", "given", "expected"),
+    [
+        ("float32", {}, ("triton", "sdpa")),
+        ("float32", {"attention_backend": "torch_native"}, ("torch_native", "sdpa")),
+        ("bfloat16", {"attention_backend": "fa3"}, ("fa3", None)),
+    ],
+)
+def test_float32_on_a_gpu_gets_attention_that_knows_it_unless_another_is_given(target, dtype, given, expected):
+    made = make_server_args(
+        target.path / "model", device="cuda", dtype=dtype, pool_tokens=100, context_length=50, **given
+    )
+    assert expected == (made.attention_backend, made.mm_attention_backend)
 
 
 @pytest.mark.parametrize(
