@@ -147,7 +147,10 @@ def test_the_draft_knows_what_it_was_trained_on_and_is_exported_alike(
     for name, run in (("offline", offline_run), ("online", online_run)):
         stage = FakeStage(tmp_path / name, {"draft": run.artifact(DraftCheckpoint), "target": target})
         export_draft(ExportDraft(draft=Ref("train"), target=Ref("target")), stage)
-        configs.append((stage.out_dir / "config.json").read_bytes())
+        config = read_json(stage.out_dir / "config.json")
+        weights = config["dflow"]["digest"].pop("tensors")  # they differ by rounding
+        assert 64 == len(weights)
+        configs.append(config)
     assert configs[0] == configs[1]
 
 
@@ -346,6 +349,21 @@ capture_dtype = "bfloat16"
     assert {"node.shard.features", "node.train.capture", "node.other.capture_ranks", "node.other.capture_dtype"} == {
         mistake.path for mistake in caught.value.mistakes
     }
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ({"nproc": 2}, "2 of 2 ranks leave none to train; set nproc of the launch to at least 3"),
+        ({"nproc": 6, "sp_degree": 3}, "2 of 6 ranks leave 4 to train, no multiple of sp_degree = 3"),
+        ({"nproc": 6, "sp_degree": 2}, None),
+    ],
+)
+def test_ranks_that_capture_are_checked_against_the_launch(launch, message):
+    told = TrainDflash.launch_mistakes({"capture_ranks": 2}, launch)
+    assert (message or "") in told.get("capture_ranks", "")
+    assert set(told) == ({"capture_ranks"} if message else set())
+    assert TrainDflash.launch_mistakes({}, launch) == {}
 
 
 def test_layers_that_the_target_does_not_have_are_named_by_the_field(online, tmp_path):

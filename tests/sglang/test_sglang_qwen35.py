@@ -145,7 +145,7 @@ def test_the_text_model_alone_gives_the_features_of_the_same_layers(captured, tm
             patch.setattr(layers, "mend_setter", lambda _model: False)
             released = runtime.capture(texts, [layer + 1 for layer in LAYERS[:3]])
             other = runtime.capture(texts, LAYERS[:3])
-    rounding = 2 * furthest(captured.theirs, captured.exact)
+    rounding = furthest(captured.theirs, captured.exact)
     same = [one[:, : 3 * hidden_size] for one in expected]
     figures = {"mended": furthest(features, expected), "as released": furthest(other, same)}
     with capsys.disabled():
