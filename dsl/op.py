@@ -73,7 +73,9 @@ def field(
     the contents of those files enter the key as well. An op with a field that chooses the library which does the work
     may have a method `chosen_libraries(self) -> tuple[str, ...]`: they enter the key beside the op's key_libraries.
     Where its run function imports the code for it by name, which nobody can follow, a method
-    `chosen_code(self) -> tuple[str, ...]` names it as "module:symbol".
+    `chosen_code(self) -> tuple[str, ...]` names it as "module:symbol". An op with a field that has to fit the launch
+    may have a static method `launch_mistakes(values, launch) -> Mapping[str, str]`: field -> what is wrong, by the
+    values and the keys of launch that are given and right by themselves.
     """
     metadata = {"help": help, "neutral": neutral, "external": external, "model_id": model_id, "pinned_by": pinned_by}
     return attrs.field(default=default, validator=validator, metadata=metadata)

@@ -12,7 +12,7 @@ import networkx
 
 from dsl.errors import Mistake, did_you_mean
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
-from dsl.written import WrittenNode
+from dsl.written import COMMAND_LINE, WrittenNode
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -112,6 +112,8 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
             yield node.mistake(field.name, "expected a path, got an empty string")
         elif not path.exists() and not _may_be_model_id(str(value), field, path):
             hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
+            if not hint and node.positions.get(field.name) != COMMAND_LINE:
+                hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
             yield node.mistake(field.name, f"there is no file or folder {path}", hint)
 
 
@@ -137,6 +139,13 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
     if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
         message = f'the op "{op.name}" does no sequence parallelism'
         yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")
+    told: Mapping[str, str] = getattr(op.config_class, "launch_mistakes", _none)(node.values, node.launch)
+    for name, message in told.items():
+        yield node.mistake(name, message)
+
+
+def _none(_values: Mapping[str, Any], _launch: Mapping[str, Any]) -> dict[str, str]:
+    return {}
 
 
 def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:

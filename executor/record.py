@@ -196,13 +196,14 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
 
 
 def find_record(records: Path, run: str | None) -> Record:
-    """The record of a run by its id or the beginning or end of it; the newest one for None. Raises StoreError."""
+    """The record of a run by its id or a part of it; the newest one for None. Raises StoreError."""
     if run is None:
         for record in newest_records(records):
             return record
         raise StoreError(f"{records.parent}: the store holds no run yet; start one with `dflow run FILE`")
     folders = sorted(records.iterdir()) if records.is_dir() else []
-    named = [folder for folder in folders if folder.name.startswith(run) or folder.name.endswith(run)]
+    ends = [folder for folder in folders if folder.name.startswith(run) or folder.name.endswith(run)]
+    named = ends or [folder for folder in folders if run in folder.name]
     if len(named) != 1:
         found = ", ".join(folder.name for folder in (named or folders)[-5:]) or "none"
         problem = "fits several runs" if named else "is no run of this store"

@@ -206,11 +206,18 @@ def test_ranks_that_share_sequences_or_capture_for_others_need_less(tmp_path: Pa
 
 
 def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) -> None:
-    told = resources("qwen3_8b_8gpu", tmp_path, "train.capture_ranks=8")["train"]
-    assert {} == told["memory"]
-    assert told["notes"] == [
-        "what it needs cannot be told: capture_ranks = 8 of 8 ranks leave none to train, and the node will fail: set "
-        "nproc of the launch to at least 9"
+    with pytest.raises(PipelineError) as error:
+        compiled("qwen3_8b_8gpu", tmp_path, "train.capture_ranks=8")
+    assert str(error.value) == (
+        "-s: train.capture_ranks: 8 of 8 ranks leave none to train; set nproc of the launch to at least 9"
+    )
+
+
+def test_layers_that_the_target_does_not_have_are_told_before_anything_runs(tmp_path: Path) -> None:
+    given = ("capture.num_layers=none", "capture.target_layer_ids=[1, 35]")
+    assert resources("qwen3_8b", tmp_path, *given)["capture"]["notes"] == [
+        "what it needs cannot be told: target_layer_ids: 35 is the last of 36 layers, which cannot be captured; use "
+        "ids from 0 to 34"
     ]
 
 

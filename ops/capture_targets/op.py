@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from attrs import Attribute, frozen, validators
@@ -35,6 +36,15 @@ def number_of_layers(instance: CaptureTargets, _attribute: object, count: int | 
         raise ValueError(
             "'num_layers' is for recipe = \"dflash\"; eagle3 takes three layers, others by target_layer_ids"
         )
+
+
+def layers_by_number(instance: CaptureTargets, attribute: Attribute[Any], layer_ids: tuple[int, ...] | None) -> None:
+    """Refuse ids that are no layers in order, and ids beside a number of layers."""
+    if layer_ids is None:
+        return
+    ascending_layers(instance, attribute, layer_ids)
+    if instance.num_layers is not None:
+        raise ValueError(f"'target_layer_ids' stands instead of num_layers = {instance.num_layers}: give one of them")
 
 
 def for_sglang_alone(instance: CaptureTargets, attribute: Attribute[Any]) -> None:
@@ -92,7 +102,7 @@ class CaptureTargets:
     )
     target_layer_ids: tuple[int, ...] | None = field(
         default=None,
-        validator=validators.optional(ascending_layers),
+        validator=layers_by_number,
         help="the layers by number, instead of num_layers; the last layer is not allowed",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
@@ -120,6 +130,15 @@ class CaptureTargets:
         default=1, validator=degree, neutral=True, help="sglang: ranks of launch that share one model (tensor parallel)"
     )
     output = TargetFeatures
+
+    @staticmethod
+    def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:
+        """Groups of tp_degree ranks share a model, so the launch must make whole groups."""
+        degree, ranks = values.get("tp_degree", 1), launch.get("nproc", 1)
+        if ranks % degree == 0:
+            return {}
+        remedy = f'give launch = {{ kind = "torchrun", nproc = {degree} }}, or a multiple of it'
+        return {"tp_degree": f"{degree} does not divide the {ranks} ranks of launch: {remedy}"}
 
     @property
     def layer_count(self) -> int:

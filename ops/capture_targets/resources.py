@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsl.resources import Outlook, Resources, shown_bytes
+from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.foreseen import FeaturesForeseen, TargetForeseen, TokensForeseen, amount
 from ops.load_target.sizes import ITEM_SIZES, TargetSizes
@@ -19,6 +20,7 @@ def capture_targets_resources(outlook: Outlook) -> Resources:
     foreseen = FeaturesForeseen(num_layers=layers, dtype=config.dtype, tokens=tokens)
     if target is None:
         return Resources(foreseen=foreseen)
+    _check_layers(config, int(target.sizes.text["num_hidden_layers"]))
     per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)
     counted = tokens.count(config.splits) if tokens is not None else None
     count, per = amount(counted)
@@ -37,6 +39,16 @@ def capture_targets_resources(outlook: Outlook) -> Resources:
         notes=tuple(notes),
         foreseen=foreseen,
     )
+
+
+def _check_layers(config: CaptureTargets, num_target_layers: int) -> None:
+    """Raises ConfigError where the target has no such layers, as the node itself would."""
+    if config.target_layer_ids is not None:
+        check_layers(config.target_layer_ids, num_target_layers)
+    elif config.recipe == "eagle3":
+        eagle3_layers(num_target_layers)
+    else:
+        spread_layers(num_target_layers, config.layer_count)
 
 
 def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from attrs import frozen, validators
@@ -238,3 +239,16 @@ class TrainDflash:
     )
     seed: int | None = seed_field()
     output = DraftCheckpoint
+
+    @staticmethod
+    def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:
+        """Ranks that capture leave others to train, in whole groups of sp_degree."""
+        captures, ranks = values.get("capture_ranks", 0), launch.get("nproc", 1)
+        left, sp_degree = ranks - captures, launch.get("sp_degree", 1)
+        if captures and left < 1:
+            message = f"{captures} of {ranks} ranks leave none to train; set nproc of the launch to at least "
+            return {"capture_ranks": f"{message}{captures + 1}"}
+        if captures and left % sp_degree:
+            message = f"{captures} of {ranks} ranks leave {left} to train, no multiple of sp_degree = {sp_degree}"
+            return {"capture_ranks": f"{message}; take a multiple of it for capture_ranks"}
+        return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dsl.errors import ConfigError
 from dsl.resources import Outlook, Resources, shown_bytes
 from ops.capture_targets.resources import capture_memory, feature_bytes
 from ops.dflash.config import DraftConfig
@@ -35,11 +34,6 @@ def train_dflash_resources(outlook: Outlook) -> Resources:
     layers = len(config.target_layer_ids or ()) or config.capture_layers
     shape = foreseen_shape(config, target.config, layers if online else getattr(features, "num_layers", layers))
     of_features = tokens if online else getattr(features, "tokens", None) or tokens
-    if config.capture_ranks >= launch.nproc:
-        raise ConfigError(
-            f"capture_ranks = {config.capture_ranks} of {launch.nproc} ranks leave none to train, and the node will "
-            f"fail: set nproc of the launch to at least {config.capture_ranks + 1}"
-        )
     ranks = launch.nproc - config.capture_ranks
     training = training_memory(config, shape, ranks, launch.sp_degree, of_features, on_cpu=launch.device == "cpu")
     training["embedding and head"] = 2 * shape.vocab_size * shape.hidden_size * ITEM_SIZES[config.dtype]

@@ -181,8 +181,14 @@ samples = "@second"
         ("layers = 1", "layers: expected list of int, got 1 (int)"),
         ("layers = [1, 2.5]", "layers: expected int, got 2.5 (float)"),
         ("weights = { a = 1, b = false }", "weights: expected float, got false (bool)"),
-        ('file = "owner/name"', "file: there is no file or folder owner/name"),
-        ('file = "a/../b.jsonl"', "file: there is no file or folder b.jsonl"),
+        (
+            'file = "owner/name"',
+            "file: there is no file or folder owner/name (put it there, or name another: -s n.file=PATH)",
+        ),
+        (
+            'file = "a/../b.jsonl"',
+            "file: there is no file or folder b.jsonl (put it there, or name another: -s n.file=PATH)",
+        ),
         ('file = ""', "file: expected a path, got an empty string"),
         (
             'model = "../name"',
@@ -418,7 +424,8 @@ def test_overrides_apply_to_a_python_pipeline(tmp_path: Path) -> None:
 def test_mistakes_of_a_python_pipeline_and_of_its_overrides_come_together(tmp_path: Path) -> None:
     text = "from dsl.op import Ref\n" + PYTHON.replace("samples=samples", 'samples=Ref("x")')
     assert mistakes(tmp_path, text, "ingest.seed=x", name="p.py") == [
-        "node.ingest.source: there is no file or folder data.jsonl",
+        "node.ingest.source: there is no file or folder data.jsonl (put it there, or name another: "
+        "-s ingest.source=PATH)",
         'node.inject.samples: there is no node "x"',
         '-s: ingest.seed: expected int or none, got "x"',
     ]

@@ -82,6 +82,18 @@ def test_a_run_is_found_by_a_part_of_its_id(tmp_path):
         find_record(tmp_path, "x")
 
 
+def test_the_middle_of_an_id_will_do_where_no_id_begins_or_ends_so(tmp_path):
+    for run in ("20261121-183012-ab12", "20261122-101530-2018"):
+        record = Record.create(tmp_path, a_graph())
+        record.state.run = run
+        record.save()
+        record.folder.rename(tmp_path / run)
+    assert find_record(tmp_path, "1530").run == "20261122-101530-2018"
+    assert find_record(tmp_path, "2018").run == "20261122-101530-2018"
+    with pytest.raises(StoreError, match='"-1" fits several runs'):
+        find_record(tmp_path, "-1")
+
+
 def test_an_empty_store_has_no_run(tmp_path):
     with pytest.raises(StoreError, match="the store holds no run yet; start one with `dflow run FILE`"):
         find_record(tmp_path / "records", None)

@@ -60,6 +60,7 @@ def config(**changes):
     [
         ({"num_layers": 0}, "'num_layers' must be >= 1: 0"),
         ({"num_layers": 3, "recipe": "eagle3"}, "eagle3 takes three layers, others by target_layer_ids"),
+        ({"num_layers": 2, "target_layer_ids": (1, 2)}, "stands instead of num_layers = 2: give one of them"),
         ({"tp_degree": 2}, "'tp_degree' needs backend = \"sglang\""),
         ({"tp_degree": 0, "backend": "sglang"}, "'tp_degree' must be >= 1: 0"),
         ({"server_args": {"quantization": "fp8"}}, "'server_args' needs backend = \"sglang\""),
@@ -70,6 +71,25 @@ def config(**changes):
 def test_fields_that_do_not_go_together_are_refused_when_the_config_is_made(changes, message):
     with pytest.raises(ConfigError, match=message):
         config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("tp_degree = 2", "tp_degree: 2 does not divide the 1 ranks of launch"),
+        ('tp_degree = 2\nlaunch = { kind = "torchrun", nproc = 3 }', "tp_degree: 2 does not divide the 3 ranks"),
+        ('tp_degree = 2\nlaunch = { kind = "torchrun", nproc = 4 }', None),
+    ],
+)
+def test_ranks_that_make_no_whole_groups_are_refused_with_the_file(tmp_path, fields, message):
+    file = tmp_path / "p.toml"
+    file.write_text(PIPELINE.replace("[node.capture.server_args]", fields))
+    if message is None:
+        assert read_graph(file).nodes["capture"].config.tp_degree == 2
+        return
+    with pytest.raises(PipelineError) as error:
+        read_graph(file)
+    assert f": node.capture.{message}" in str(error.value)
 
 
 @pytest.mark.parametrize(
