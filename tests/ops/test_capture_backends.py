@@ -152,7 +152,7 @@ def test_a_missing_sglang_is_told_before_anything_is_loaded(tokens, target, tmp_
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", not_found)
-    with pytest.raises(DataError, match=r'backend = "sglang" of capture_targets needs SGLang 0.5.21.*dflow\[sglang\]'):
+    with pytest.raises(DataError, match=r'backend = "sglang" of capture_targets needs SGLang 0.5.21.*\[sglang\]'):
         capture_targets(config(backend="sglang"), stage_of(tmp_path, tokens, target))
 
 
