@@ -19,6 +19,7 @@ from dsl.op import Ref, op_of
 from executor.record import find_record
 from executor.served import find_served
 from ops.artifacts import CheckedDraft
+from ops.check_export import live, resources
 from ops.check_export import run as gate
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt
 from ops.check_export.mistake import Mistake
@@ -123,6 +124,11 @@ def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_traini
         assert told == [places.get(part, part) for part in command]
         at = told.index("--mm-process-config") if images else 0
         assert images == told[at : at + len(images)]
+
+
+def test_the_plan_counts_requests_and_reserved_blocks_as_the_live_stage_does():
+    source = (ROOT / "ops" / "sglang_engine" / "dflash_worker.py").read_text()
+    assert (live.TOGETHER, f"\nRESERVED_BLOCKS = {resources.RESERVED_BLOCKS}\n" in source) == (resources.TOGETHER, True)
 
 
 @pytest.mark.parametrize("name", ["draft", "target", "tokens"])
