@@ -41,6 +41,7 @@ from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.vision.packs import PackWriter
+from ops.vision.processor import load_processor
 
 IMAGES = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
 COUNTS = (0, 1, 2, 1, 1)
@@ -76,9 +77,11 @@ def make_run(folder: Path, family: str, *, images: bool) -> Run:
     draft = case.drafts["noisy"].path
     samples = write_samples(folder / "samples", images)
     tokens = tokenised(folder / "tokens", samples, case.checkpoint)
+    info = read_json(tokens.path / "tokens.json")
+    captured = {name: info[name] for name in ("image_backend", "pixel_limits")}
     made = {
         "target": case.target.path,
-        "train": write_folder(folder / "train", {"training.json": {"captured": {"image_backend": "pillow"}}}),
+        "train": write_folder(folder / "train", {"training.json": {"captured": captured}}),
         "export": draft,
         "check": write_folder(folder / "check", {"check.json": {}}),
         "eval": write_folder(folder / "eval", {"report.json": {}}),
@@ -235,13 +238,25 @@ def test_dflow_shows_a_held_out_prompt_with_its_answer_and_tau(vision, server):
 
 
 def test_a_text_target_passes_the_check_with_sglangs_own_launcher(tmp_path):
+    """Tokens, by their text, and verification steps are those of dflow's own decoding."""
     run = make_run(tmp_path, "qwen3", images=False)
     command = run.dflow_serve(free_port(), "--check")
     result = subprocess.run(command, env=cpu_environment(), capture_output=True, text=True, timeout=300)
 
     assert (0, "") == (result.returncode, result.stderr)
     assert "-m sglang.launch_server " in result.stdout
-    assert "tau: " in result.stdout
+    sample = run.chat()[0][1]
+    config = read_json(run.case.checkpoint / "generation_config.json")
+    decoded = reference(run.case, run.draft, sample, MAX_TOKENS - 1, [config["eos_token_id"]])
+    tau, accept = decoded.generated / decoded.steps, len(decoded.tokens) / decoded.steps
+    print(f"{decoded.generated} tokens in {decoded.steps} steps")
+    assert 1 < tau < BLOCK
+    text = load_processor(str(run.case.checkpoint)).tokenizer.decode(decoded.tokens, skip_special_tokens=True)
+    assert f"({sample.id})\nanswer: {text}\n" in result.stdout
+    assert (
+        f"tau: {tau:.3g} ({decoded.generated} tokens behind the first in {decoded.steps} verification steps); SGLang's "
+        f"spec_accept_length, which counts the first token too: {accept:.3g}\n"
+    ) in result.stdout
 
 
 def test_sglangs_refusal_of_a_cpu_is_told_before_anything_is_loaded(vision, tmp_path):
