@@ -150,6 +150,7 @@ def _taken(source: Record, node_id: str) -> NodeState:
         digest=state.digest,
         reason=f"taken from run {source.run} as it is",
         metrics=state.metrics,
+        warnings=state.warnings,
         source_run=state.source_run or source.run,
     )
 

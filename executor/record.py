@@ -41,7 +41,10 @@ Status = Literal["running", "done", "failed", "stopped"]
 
 @define(kw_only=True)
 class NodeState:
-    """What a run knows of one of its nodes. cache: "hit", "miss" or "resumed"; source_run made a hit's artifact."""
+    """What a run knows of one of its nodes. cache: "hit", "miss" or "resumed"; source_run made a hit's artifact.
+
+    warnings: what the stage printed behind "dflow: warning: ", each once.
+    """
 
     state: State = "pending"
     cache: str | None = None
@@ -53,6 +56,7 @@ class NodeState:
     ended: float | None = None
     attempt: int = 0
     metrics: dict[str, float] = attrs.Factory(dict)
+    warnings: list[str] = attrs.Factory(list)
     source_run: str | None = None
     error: str | None = None
 

@@ -26,6 +26,7 @@ from executor.record import NodeState, Record, State, Status, final_metrics
 from executor.table import Display
 
 STAGE_POLL_S = 0.1
+WARNING = "warning: "
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0
 STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "failed": "failed"}
@@ -178,6 +179,7 @@ class Runner:
         if (source / "state.json").exists():
             made = [node for node in Record.load(source).state.nodes.values() if node.key == key and node.metrics]
             state.metrics = made[0].metrics if made else state.metrics
+            state.warnings = made[0].warnings if made else []
 
     def _execute(self, node: GraphNode, key: str, lease: Lease) -> bool:
         state = self._state(node.id)
@@ -192,7 +194,7 @@ class Runner:
         without_code = self._planner.parts[node.id].key_without_code(node_inputs(node, self._digests.__getitem__))
         write_json(lease.folder / "work.json", {"key_without_code": without_code, "node": node.id})
         state.state, state.cache, state.attempt = "running", "resumed" if resumed else "miss", state.attempt + 1
-        state.started, state.ended, state.error = time.time(), None, None
+        state.started, state.ended, state.error, state.warnings = time.time(), None, None, []
         self._record.save()
         self._record.event(node.id, "state", state="running", cache=state.cache)
         self._display.changed(node.id)
@@ -247,8 +249,11 @@ class Runner:
         return stage.close()
 
     def _show(self, node_id: str, stage: StageProcess, events: LineReader) -> None:
+        warnings = self._state(node_id).warnings
         for text in stage.notes():
             self._display.note(f"{node_id}: {text}")
+            if text.startswith(WARNING) and text.removeprefix(WARNING) not in warnings:
+                warnings.append(text.removeprefix(WARNING))
         self._display.show(events.read())
 
     def _commit(self, node: GraphNode, key: str, lease: Lease, outcome: Outcome) -> None:

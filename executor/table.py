@@ -142,20 +142,27 @@ def make_display(state: RunState) -> Display:
 
 
 def print_results(state: RunState, result_nodes: Sequence[str]) -> None:
-    """The table of the nodes, and the final metrics of those whose figures are the pipeline's."""
+    """The table of the nodes, and the final metrics and the warnings of those whose figures are the pipeline's."""
     console = Console()
     console.print(nodes_table(state))
     for node_id in result_nodes:
         node = state.nodes[node_id]
-        if node.state != "done" or not node.metrics:
+        if node.state != "done":
             continue
-        table = Table(title=f"results of {node_id}", title_justify="left", box=None, header_style="bold")
-        table.add_column("metric", no_wrap=True)
-        table.add_column("value", justify="right", no_wrap=True)
-        table.add_column("interval", no_wrap=True)
-        for row in result_rows(node.metrics):
-            table.add_row(*map(Text, row))
-        console.print(table)
+        if node.metrics:
+            console.print(_results(node_id, node.metrics))
+        for warning in node.warnings:
+            print_lines(f"{node_id}: warning: {warning}")
+
+
+def _results(node_id: str, metrics: Mapping[str, float]) -> Table:
+    table = Table(title=f"results of {node_id}", title_justify="left", box=None, header_style="bold")
+    table.add_column("metric", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("interval", no_wrap=True)
+    for row in result_rows(metrics):
+        table.add_row(*map(Text, row))
+    return table
 
 
 def result_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:

@@ -101,17 +101,19 @@ class Outcome:
         ]
 
     def told(self) -> list[str]:
-        """What is printed."""
-        lines = ["check: the serving directory keeps the contract"]
+        """What is printed: for the screen, and the warnings once more at the end of the run."""
+        lines = ["dflow: the serving directory keeps the contract"]
         if self.tau_served is None:
-            lines.append(f"check: the live stage was SKIPPED, SGLang has not seen this draft: {self.skipped}")
-            lines.append(f"check: {REPEAT}")
+            reason = " ".join(str(self.skipped).split())
+            lines.append(
+                f"dflow: warning: the live stage was SKIPPED, SGLang has not seen this draft: {reason}; {REPEAT}"
+            )
         else:
             lines.append(
-                f"check: SGLang {self.served.version} served {len(self.prompts)} prompts, tau "
+                f"dflow: SGLang {self.served.version} served {len(self.prompts)} prompts, tau "
                 f"{shown(self.tau_served[ALL])}; evaluate measured {shown(self.tau_evaluate[ALL])} on them"
             )
-        return lines + [f"check: warning: {warning}" for warning in self.warnings]
+        return lines + [f"dflow: warning: {warning}" for warning in self.warnings]
 
 
 def by_category(answers: Sequence[tuple[str, Decoded]]) -> dict[str, float | None]:

@@ -247,3 +247,18 @@ def test_work_that_older_code_began_is_adopted_on_request(tmp_path):
     assert result.returncode == 0
     assert "d: goes on with the work of run" in result.stdout
     assert (tmp_path / "done.txt").read_text().split() == ["0", "1", "2", "3", "4"]
+
+
+def test_warnings_of_a_stage_are_said_once_more_at_the_end_and_by_the_runs_that_take_its_artifact(tmp_path):
+    toy = Toy(tmp_path, ONE_NODE)
+    ops = tmp_path / "toy.py"
+    said = 'print("dflow: just a note\\ndflow: warning: mind the gap\\ndflow: warning: mind the gap", flush=True)'
+    ops.write_text(ops.read_text().replace('    count_call("make")\n', f'    count_call("make")\n    {said}\n'))
+    warning = "a: warning: mind the gap"
+    first = toy.dflow("run", str(toy.file))
+    assert (first.returncode, toy.state()["nodes"]["a"]["warnings"]) == (0, ["mind the gap"])
+    assert first.stdout.splitlines().count(warning) == 3
+    assert first.stdout.splitlines()[-2] == warning
+    again = toy.dflow("run", str(toy.file))
+    assert (toy.calls(), again.stdout.splitlines().count(warning)) == (["make"], 1)
+    assert warning in toy.dflow("status").stdout.splitlines()
