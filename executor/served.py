@@ -100,9 +100,19 @@ class _Made:
         state = self.record.state.nodes[check.id]
         if state.state == "done":
             self._require_unaltered(export, check)
-            return self.path(check.id) / "draft", []
+            return self.path(check.id) / "draft", self._not_asked(check)
         why = f"failed: {_one_line(state.error or '')}" if state.state == "failed" else f"is {state.state}"
         return self.path(export.id), [f"the draft of {export.id} was not passed by its gate; {check.id} {why}"]
+
+    def _not_asked(self, check: GraphNode) -> list[str]:
+        """A warning where the gate could not ask SGLang, whose result is kept all the same."""
+        live = _read(self.path(check.id) / "check.json").get("live", {})
+        if live.get("status") != "skipped":
+            return []
+        return [
+            f"{check.id} checked the draft without SGLang ({_one_line(live['reason'])}): run it where SGLang can "
+            f"serve, dflow resume {self.record.run} --from {check.id}"
+        ]
 
     def _require_unaltered(self, export: GraphNode, check: GraphNode) -> None:
         """Raises StoreError where a file is not as the gate passed it. The export may share it, as a hard link."""

@@ -73,6 +73,16 @@ def test_a_draft_that_no_gate_passed_is_served_with_a_warning(tmp_path, run, war
     assert "\n" not in served.warnings[0]
 
 
+def test_a_draft_that_sglang_was_not_asked_about_is_served_with_a_warning(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    live = {"status": "skipped", "reason": "no DFLASH\non a CPU"}
+    (made["check"] / "check.json").write_text(json.dumps({"live": live}))
+    store, run = record_run(tmp_path, made)
+    (warning,) = find_served(store, find_record(store.records, run), None).warnings
+    assert "check checked the draft without SGLang (no DFLASH | on a CPU)" in warning
+    assert f"dflow resume {run} --from check" in warning
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("content", [None, '{"block_size": 8}'])
 def test_a_checked_draft_whose_files_were_altered_is_not_served(tmp_path, content, is_shared):

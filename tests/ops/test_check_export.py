@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 from pathlib import Path
@@ -24,6 +25,7 @@ from ops.check_export import run as gate
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt
 from ops.check_export.mistake import Mistake
 from ops.check_export.op import CheckExport
+from ops.check_export.outcome import largest
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.files import read_json, read_jsonl, write_json
@@ -233,8 +235,38 @@ def test_a_draft_that_sglang_serves_otherwise_is_not_called_done(tmp_path, gate_
     pretend_sglang(monkeypatch, tmp_path, "0.5.21")
     wrong = Mistake("sample x: step 2 accepts 1, evaluate 3", "goes on", "look at the features")
     monkeypatch.setattr(gate, "live", Serving(lambda prompts: served(prompts, shorter=1, mistakes=(wrong,))))
-    with pytest.raises(DataError, match="step 2 accepts 1, evaluate 3\n    SGLang: goes on\n    remedy: look at"):
+    with pytest.raises(
+        DataError, match="step 2 accepts 1, evaluate 3\n    SGLang: goes on\n    remedy: look at"
+    ) as error:
         check(tmp_path, gate_inputs)
+    kept = tmp_path / "work" / "served.jsonl"
+    assert str(error.value).endswith(f"what SGLang decoded of each prompt: {kept}")
+    prompts = list(read_jsonl(gate_inputs["report"].path / "prompts.jsonl"))
+    assert {row["id"]: row["accepted"][1:] for row in prompts} == {
+        row["id"]: row["accepted"] for row in read_jsonl(kept)
+    }
+
+
+def test_a_skipped_stage_says_how_it_is_repeated(tmp_path, gate_inputs, capsys):
+    stage = check(tmp_path, gate_inputs)
+    repeat = "dflow resume --from check"
+    assert repeat in read_json(stage.out_dir / "check.json")["live"]["remedy"]
+    assert repeat in (stage.out_dir / "draft" / "README.md").read_text()
+    assert repeat in capsys.readouterr().out
+
+
+def test_not_a_number_is_the_largest_difference():
+    assert 2.0 == largest([1.0, 2.0, 0.5])
+    for values in ([math.nan, 1.0], [1.0, math.nan], [1.0, math.nan, 2.0]):
+        assert math.isnan(largest(values))
+
+
+def test_server_arguments_are_those_that_a_capture_takes():
+    edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
+    given = {"mem_fraction_static": 0.7}
+    assert given == CheckExport(**edges, server_args=given).server_args
+    with pytest.raises(ConfigError, match="load_format cannot be given: weights other than the checkpoint's"):
+        CheckExport(**edges, server_args={"load_format": "dummy"})
 
 
 def test_a_machine_on_which_sglang_cannot_serve_is_passed_over_or_refused(tmp_path, gate_inputs, monkeypatch, capsys):

@@ -20,7 +20,7 @@ from ops.dflash.config import DraftConfig, to_serving
 from ops.dflash.load import load_draft
 from ops.evaluate.statistics import acceptance_length
 from ops.files import write_json
-from ops.sglang_engine.dflash_worker import DflashEngine, DflashRefused, DraftRefused, tokens_of
+from ops.sglang_engine.dflash_worker import DflashEngine, DflashRefused, DraftRefused, NoRoom, tokens_of
 from ops.sglang_engine.draft_forward import compare_forward, context_lengths
 from ops.sglang_engine.runtime import SglangRuntime
 
@@ -103,6 +103,15 @@ def test_a_draft_that_sglang_cannot_serve_leaves_the_process_as_it_was(text_case
         with pytest.raises(
             DflashRefused, match=r"SGLang refuses DFLASH on a CPU: .*DFLASH speculative decoding is not"
         ):
+            DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024)
+    worker = importlib.import_module("ops.sglang_engine.dflash_worker")
+    for error in (
+        ValueError("Loaded weights leave no GPU memory for the KV cache under mem_fraction_static"),
+        RuntimeError("Not enough memory. Please try to increase --mem-fraction-static."),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(NoRoom, match="memory"):
+            patch.setattr(worker, "_allocate", lambda *_, error=error: (_ for _ in ()).throw(error))
             DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024)
     with DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
         assert [6, list(LAYERS)] == [engine.block_size, engine.layer_ids]
