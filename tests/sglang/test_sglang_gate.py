@@ -161,7 +161,7 @@ def moved_by_the_mrope_delta(patch):
 
     def moved(backend, prefix_lens, lengths, total):
         positions, starts = positions_of(backend, prefix_lens, lengths, total)
-        return positions - torch.repeat_interleave(torch.tensor(deltas), lengths), starts
+        return positions - torch.repeat_interleave(torch.tensor(deltas, device=lengths.device), lengths), starts
 
     patch.setattr(module.DFlashWorkerV2, "forward_batch_generation", forward)
     patch.setattr(module, "compute_position", moved)
