@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -121,20 +121,18 @@ class DflashEngine:
         )
         place = enter(arguments)
         try:
-            with _convolution_states(dtype):
+            with ExitStack() as undo, _convolution_states(dtype):
+                undo.callback(leave)
                 common = {"server_args": arguments, "gpu_id": place.gpu_id, "nccl_port": place.port}
                 target = TpModelWorker(**common)
                 worker = SpeculativeAlgorithm.DFLASH.create_worker(arguments)(**common, target_worker=target)
                 _allocate(target, worker)
+                undo.pop_all()
         except (ValueError, RuntimeError) as error:
-            leave()
             if isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in NO_ROOM):
                 raise NoRoom(str(error)) from error
             if isinstance(error, ValueError):
                 raise DraftRefused(f"SGLang refuses to start with {draft_dir}: {error}") from error
-            raise
-        except BaseException:
-            leave()
             raise
         vision = VisionTokens.of(place.model_config.hf_config)
         requests = min(max_requests, target.model_runner.max_running_requests)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -86,7 +87,8 @@ class ServedPrompts:
             **(server_args or {}),
         )
         publish(arguments, role="tokenizer")
-        try:
+        with ExitStack() as undo:
+            undo.callback(reset_context)
             config = ModelConfig.from_server_args(arguments)
             if not config.is_multimodal:
                 raise DataError(f"{model_dir}: a text model, for which SGLang has no multimodal processor")
@@ -95,9 +97,7 @@ class ServedPrompts:
             mm_processor = get_mm_processor(
                 config.hf_config, arguments, processor, determine_tensor_transport_mode(), model_config=config
             )
-        except BaseException:
-            reset_context()
-            raise
+            undo.pop_all()
         tokenizer = get_tokenizer_from_processor(processor)
         return cls(tokenizer, mm_processor, detect_jinja_template_content_format(tokenizer.chat_template))
 
