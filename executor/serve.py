@@ -136,6 +136,8 @@ class Server:
 
 def main(asked: str) -> int:
     """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
+    # A shell starts what runs in the background with this signal ignored, and Python leaves it at that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         serve_run(Asked(**json.loads(asked)))
     except DflowError as error:
