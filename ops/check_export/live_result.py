@@ -12,7 +12,8 @@ all: `live = "auto"` tells that and goes on, `live = "required"` refuses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import Factory, frozen
@@ -65,3 +66,13 @@ class LiveResult:
     ties: int = 0
     mistakes: tuple[Mistake, ...] = ()
     details: Mapping[str, Any] = Factory(dict)
+
+
+def nan_last(value: float) -> float:
+    """Orders numbers with NaN as the largest."""
+    return math.inf if math.isnan(value) else value
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest number, NaN where one is."""
+    return max(values, key=nan_last)

@@ -8,7 +8,6 @@ wrong features. Here nothing hinges on a token: both sides see the sequence that
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -16,7 +15,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ops.check_export.departures import Departure
-from ops.check_export.live_result import Prompt
+from ops.check_export.live_result import Prompt, largest, nan_last
 from ops.check_export.mistake import Mistake
 from ops.dflash.decode import Decoded, DraftContext, matching_prefix, propose
 from ops.dflash.model import DraftModel
@@ -104,7 +103,7 @@ def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched
     for one in watched:
         along = Along.of(target, one)
         layers = along.layers(one, draft.config.target_layer_ids)
-        farthest = max((farthest, *(layer.distance for layer in layers)), key=_nan_last)
+        farthest = largest((farthest, *(layer.distance for layer in layers)))
         cause = cause or other_positions(one) or other_features(layers, target)
         right, made = replay(target, draft, one, along.features_SF(draft.config.target_layer_ids))
         equal, steps = equal + right, steps + made
@@ -225,7 +224,7 @@ class Along:
             right_SM = self.inputs_SM[layer_id]
             states_SM = states_SM[: len(right_SM)].to(right_SM.device)
             by_kind = self._distances(states_SM, right_SM)
-            kind = max(by_kind, key=lambda name, by_kind=by_kind: _nan_last(by_kind[name]))
+            kind = max(by_kind, key=lambda name, by_kind=by_kind: nan_last(by_kind[name]))
             yield Layer(
                 layer_id,
                 kind,
@@ -257,8 +256,3 @@ def replay(target: Target, draft: DraftModel, watched: Watched, features_SF: Ten
         equal += min(ours, len(rest)) == min(accepted, len(rest))
         done += accepted + 1
     return equal, len(watched.answer.accepted)
-
-
-def _nan_last(value: float) -> float:
-    """NaN counts as the largest number."""
-    return math.inf if math.isnan(value) else value

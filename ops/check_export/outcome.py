@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
-from ops.check_export.live_result import LiveResult, Prompt
+from ops.check_export.live_result import LiveResult, Prompt, largest
 from ops.dflash.decode import Decoded
 from ops.export_draft.card import table
 
@@ -128,11 +127,6 @@ def by_category(answers: Sequence[tuple[str, Decoded]]) -> dict[str, float | Non
 def tau(answers: Sequence[Decoded]) -> float | None:
     steps = sum(answer.steps for answer in answers)
     return sum(answer.generated for answer in answers) / steps if steps else None
-
-
-def largest(values: Iterable[float]) -> float:
-    """The largest number, NaN where one is."""
-    return max(values, key=lambda value: math.inf if math.isnan(value) else value)
 
 
 def card_text(outcome: Outcome) -> str:

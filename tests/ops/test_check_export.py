@@ -22,10 +22,9 @@ from executor.served import find_served
 from ops.artifacts import CheckedDraft
 from ops.check_export import live, resources
 from ops.check_export import run as gate
-from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt
+from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
 from ops.check_export.mistake import Mistake
 from ops.check_export.op import CheckExport
-from ops.check_export.outcome import largest
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.files import read_json, read_jsonl, write_json
