@@ -4,6 +4,7 @@ DflowError                  the message says what was wrong, where, and what to 
 ├── ConfigError             a value of an op's config is wrong
 ├── PipelineError           a pipeline file or graph has one or more mistakes, all of them listed
 ├── DataError               input data cannot be used: names the file, line or sample
+├── TransientError          something outside failed that may work in a while, a busy server say: the node is retried
 ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
 │   └── LeaseLost           another process holds or took over the lease of a work folder
 ├── StageError              a node failed; holds the node, its log and the log's last lines
@@ -28,6 +29,10 @@ class ConfigError(DflowError):
 
 class DataError(DflowError):
     """Input data that cannot be used; the message names the file, the line or the sample."""
+
+
+class TransientError(DflowError):
+    """Something outside failed that may work when it is tried again: a server that is busy, a connection that broke."""
 
 
 class StoreError(DflowError):

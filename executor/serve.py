@@ -23,17 +23,17 @@ from attrs import frozen
 
 from dsl.errors import ConfigError, DflowError
 from executor.chat_request import Answer, ServerError, ask, is_healthy
+from executor.exits import FAILED, OK
 from executor.keys import PROJECT
 from executor.launch import LOG_LINES
+from executor.lines import print_lines
 from executor.port import require_free_port
 from executor.record import find_record
 from executor.served import ChatPrompt, ServedRun, find_served
 from executor.store import Store
-from executor.table import print_lines
 from ops.sglang_engine.serve_command import Address, launch_command, shell_line
 from ops.sglang_engine.version import SGLANG_VERSION, require_sglang
 
-OK, FAILED = 0, 1
 MAX_TOKENS = 128
 POLL_S = 0.5
 TELL_EVERY_S = 5.0

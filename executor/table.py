@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from dsl.graph import Graph
 from dsl.resources import Resources, shown_bytes
+from executor.lines import print_lines
 from executor.record import NodeState, RunState
 
 PLAIN_PROGRESS_S = 10.0
@@ -254,10 +254,6 @@ def _parts(parts: Mapping[str, int]) -> str:
     """The largest first."""
     ordered = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
     return ", ".join(f"{name} {shown_bytes(size)}" for size, name in ordered)
-
-
-def print_lines(text: str, *, error: bool = False) -> None:
-    print(text, file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def _failure(node_id: str, error: str, tail: Sequence[str], log: Path) -> str:

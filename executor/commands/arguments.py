@@ -1,0 +1,33 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="a pipeline: *.toml, or *.py with pipeline()")
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-s", dest="set", action="append", default=[], metavar="NODE.FIELD=VALUE", help="change a value"
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's id or a part of it; the latest unless given")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def add_address(parser: argparse.ArgumentParser, port: int) -> None:
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=port)
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", metavar="DIR", help="the store; DFLOW_STORE or runs/ in the project unless given")

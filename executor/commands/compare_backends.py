@@ -1,0 +1,35 @@
+"""`dflow compare-backends`: capture a few samples with transformers and with SGLang, and compare."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from dsl.read_toml import read_graph
+from executor.commands.arguments import add_file, add_json, add_overrides, add_store
+from executor.compare import compare
+from executor.exits import FAILED, OK
+from executor.lines import print_lines
+from executor.store import Store, store_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    add_overrides(parser)
+    parser.add_argument("--node", metavar="NODE", help="the capture node; all of them unless given")
+    parser.add_argument("--samples", type=int, default=8, metavar="N", help="how many; 8 unless given")
+    add_json(parser)
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Exit code 1 where the backends disagree."""
+    graph = read_graph(options.file, options.set)
+    store = Store.open(store_path(options.store, options.file), write=False)
+    compared = compare(store, graph, options.node, options.samples)
+    if options.json:
+        print_lines(json.dumps({"nodes": [each.result for each in compared]}, indent=1))
+    else:
+        for each in compared:
+            print_lines(each.lines())
+    return OK if all(each.agree for each in compared) else FAILED

@@ -1,0 +1,43 @@
+"""`dflow plan`: show what would run, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from dsl.read_toml import read_graph
+from executor.begin import make_planner
+from executor.commands.arguments import add_file, add_json, add_overrides, add_store
+from executor.exits import OK
+from executor.lines import print_lines
+from executor.plan_rows import plan_rows
+from executor.resources import free_bytes, graph_resources, resources_row
+from executor.store import Store, store_path
+from executor.table import print_plan, print_resources
+from executor.unmet import unmet
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    add_overrides(parser)
+    add_json(parser)
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    graph = read_graph(options.file, options.set)
+    store = Store.open(store_path(options.store, options.file), write=False)
+    decisions = make_planner(store, graph).plan()
+    missing = [str(each) for each in unmet(graph, decisions)]
+    rows = plan_rows(graph, decisions)
+    made = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
+    free_disk = free_bytes(store.path)
+    needs = graph_resources(graph, made, free_disk)
+    if options.json:
+        told = {node_id: resources_row(need) for node_id, need in needs.items()}
+        whole = {"pipeline": graph.name, "nodes": rows, "resources": told, "free_disk": free_disk, "unmet": missing}
+        print_lines(json.dumps(whole, indent=1))
+    else:
+        print_plan(rows, missing)
+        print_resources(graph, needs, free_disk, store.path)
+    return OK

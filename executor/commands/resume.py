@@ -1,0 +1,37 @@
+"""`dflow resume`: go on with a run, or run a part of it anew."""
+
+from __future__ import annotations
+
+import argparse
+
+from dsl.errors import Mistake, PipelineError
+from executor.begin import resumed_run, run_from
+from executor.commands.arguments import add_overrides, add_run, add_store
+from executor.lines import print_lines
+from executor.outcome import run_and_tell
+from executor.record import find_record
+from executor.store import Store, store_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_overrides(parser)
+    parser.add_argument(
+        "--from", dest="start", metavar="NODE", help="run it and all below anew, take the rest as it is"
+    )
+    parser.add_argument("--adopt", action="store_true", help="take over unfinished work that older code began")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    find_record(Store.open(store_path(options.store, None), write=False).records, options.run)
+    store = Store.open(store_path(options.store, None), write=True)
+    if options.start is not None:
+        if options.adopt:
+            hint = "--from starts with empty work folders; leave --adopt out"
+            raise PipelineError([Mistake("--adopt goes on with unfinished work, --from does not", hint=hint)])
+        return run_and_tell(run_from(store, options.run, options.start, options.set))
+    session = resumed_run(store, options.run, options.set)
+    if all(node.state == "done" for node in session.record.state.nodes.values()):
+        print_lines(f"run {session.record.run} is complete: nothing to do")
+    return run_and_tell(session, adopt=options.adopt)

@@ -1,0 +1,3 @@
+"""The exit codes of `dflow`: all is well, a failure, a mistake in usage or in a pipeline."""
+
+OK, FAILED, USAGE = 0, 1, 2

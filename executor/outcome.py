@@ -1,0 +1,29 @@
+"""Runs a session and tells the user how it ended."""
+
+from __future__ import annotations
+
+from executor.begin import Session
+from executor.exits import FAILED, OK
+from executor.lines import print_lines
+from executor.record import mlflow_ids
+from executor.run import run_session
+from executor.table import make_display, print_results
+
+
+def run_and_tell(session: Session, *, adopt: bool = False) -> int:
+    record = session.record
+    code = run_session(session, make_display(record.state), adopt=adopt)
+    print_results(record.state, session.graph.result_nodes)
+    if code == OK:
+        parent = mlflow_ids(session.store.records, record)["parent"]
+        where = f"; results in MLflow run {parent}" if parent else ""
+        print_lines(f"run {record.run} is done{where}")
+    elif code == FAILED:
+        print_lines(
+            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}; "
+            "after a change of the pipeline file: dflow run FILE",
+            error=True,
+        )
+    else:
+        print_lines(f"run {record.run} was stopped; go on with: dflow resume {record.run}", error=True)
+    return code
