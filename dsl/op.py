@@ -122,7 +122,7 @@ class ConfigField:
 
 @frozen
 class OpSpec:
-    """What `@op` knows about a config class. `run`, `resources` and `unmet` are "module:function"."""
+    """What `@op` knows about a config class. `run`, `resources`, `unmet`, `smoke` and `work` are "module:function"."""
 
     name: str
     version: int
@@ -134,6 +134,8 @@ class OpSpec:
     shows_results: bool
     resources: str | None
     unmet: str | None
+    smoke: str | None
+    work: str | None
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]
@@ -152,6 +154,8 @@ def op(
     shows_results: bool = False,
     resources: str | None = None,
     unmet: str | None = None,
+    smoke: str | None = None,
+    work: str | None = None,
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
 
@@ -161,7 +165,8 @@ def op(
     shows_results: its figures are those of the whole pipeline, also where another node reads its artifact. resources:
     "module:function" that tells `dflow plan` what a node needs (dsl/resources.py); it is no part of the key. unmet:
     "module:function" that loads no torch and tells of a config what it needs of this machine and is not there, a
-    library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either.
+    library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either. smoke and work:
+    "module:function" of dsl/smoke.py, for `dflow run --smoke`.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -189,6 +194,8 @@ def op(
             shows_results=shows_results,
             resources=resources,
             unmet=unmet,
+            smoke=smoke,
+            work=work,
             config_class=cls,
             output=output,
             edges=edges,
