@@ -191,7 +191,7 @@ def _session(store: Store, record: Record, planner: Planner, earlier: Mapping[st
     record.save_plan({**rows, **kept})
     record.state.status = "running"
     record.state.ended = None
-    record.save()
+    record.save_all()
     return Session(store, record, planner)
 
 

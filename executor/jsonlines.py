@@ -1,33 +1,50 @@
 """Append-only files of JSON lines, and JSON files replaced as a whole; both survive a kill at any moment.
 
-A line is one write() to a file opened with O_APPEND, so that several processes can write to one file. What a killed
+Durable ones survive a crash of the machine too. What the file system refuses is a StoreError, DiskFull where it is full.
+
+Lines are one write() to a file opened with O_APPEND, so that several processes can write to one file. What a killed
 process left half written is one broken line: the next writer ends it, and readers skip it.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from executor.disk import clear_errors
 
-def append_line(path: Path, value: dict[str, Any], *, durable: bool = False) -> None:
+
+def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
     """Append one line; durable: return only when it is on disk."""
-    line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    is_new = not path.exists()
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        os.write(descriptor, line)
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if durable and is_new:
-        sync_folder(path.parent)
+    append_lines(path, [value], durable=durable)
+
+
+def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bool = False) -> None:
+    """Append several lines by one write."""
+    line = b"".join(compact(value) for value in values)
+    with clear_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            if os.write(descriptor, line) < len(line):  # the rest may no longer be one line with it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if durable:  # also where the file is not new: its maker may have died before this
+            sync_folder(path.parent)
+
+
+def compact(value: Any) -> bytes:
+    """A value as one line of JSON, its end included."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -62,19 +79,39 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file as a whole: readers see the old one or the new one."""
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    """Replace a JSON file as a whole: readers see the old one or the new one. durable: also after a machine's crash."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    with clear_errors(path):
+        try:
+            with fresh.open("wb") as file:
+                file.write(json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        if durable:
+            sync_folder(path.parent)
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file, None where it is not there."""
+    """The value of a JSON file, None where it is not there. Raises ValueError where it holds something else."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where it is not there, is empty after a crash, or holds something else."""
+    try:
+        value = read_json(path)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def sync_folder(folder: Path) -> None:

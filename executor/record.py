@@ -2,7 +2,7 @@
 
     <store>/records/<run id>/graph.json     the compiled graph
                              plan.json      per node: decision, reason and key parts
-                             state.json     per node: state, cache, key, digest, seconds, attempt, final metrics
+                             state.jsonl    {"run": ...} and {"node": id, ...}, append-only: the newest of each counts
                              events.jsonl   what ops and the executor reported, append-only
                              mlflow.json    what was sent to MLflow, see track.py
                              <node>.log     stdout and stderr of the node's stages
@@ -33,7 +33,9 @@ from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, graph_from_json, graph_to_json
-from executor.jsonlines import LineReader, append_line, read_json, write_json
+from executor.jsonlines import LineReader, append_line, append_lines, read_json, read_lines, write_json
+
+STATE = "state.jsonl"
 
 State = Literal["pending", "running", "done", "failed"]
 Status = Literal["running", "done", "failed", "stopped"]
@@ -43,7 +45,8 @@ Status = Literal["running", "done", "failed", "stopped"]
 class NodeState:
     """What a run knows of one of its nodes. cache: "hit", "miss" or "resumed"; source_run made a hit's artifact.
 
-    warnings: what the stage printed behind "dflow: warning: ", each once.
+    seconds: by a clock that never goes back. memory and gpu_memory: peak bytes of the stage, its ranks together.
+    acceptance: as in the index. warnings: what the stage printed behind "dflow: warning: ", each once.
     """
 
     state: State = "pending"
@@ -58,12 +61,15 @@ class NodeState:
     metrics: dict[str, float] = attrs.Factory(dict)
     warnings: list[str] = attrs.Factory(list)
     source_run: str | None = None
+    memory: int | None = None
+    gpu_memory: int | None = None
+    acceptance: str = ""
     error: str | None = None
 
 
 @define(kw_only=True)
 class RunState:
-    """The content of state.json. pinned: digests taken as they are, forced: nodes that run whatever the store holds.
+    """What a run knows of itself. pinned: digests taken as they are, forced: nodes that run whatever the store holds.
 
     goes_on_from: the run that `resume -s` took up with other values.
     """
@@ -71,9 +77,9 @@ class RunState:
     run: str
     pipeline: str
     experiment: str
-    tracking_uri: str | None
+    tracking_uri: str | None = None
     status: Status = "running"
-    started: float = attrs.Factory(time.time)
+    started: float = 0.0
     ended: float | None = None
     pinned: dict[str, str] = attrs.Factory(dict)
     forced: list[str] = attrs.Factory(list)
@@ -96,20 +102,30 @@ class Record:
         folder = _new_folder(records)
         write_json(folder / "graph.json", graph_to_json(graph))
         run_state = RunState(
-            run=folder.name, pipeline=graph.name, experiment=graph.experiment, tracking_uri=graph.tracking_uri, **state
+            run=folder.name,
+            pipeline=graph.name,
+            experiment=graph.experiment,
+            tracking_uri=graph.tracking_uri,
+            started=time.time(),
+            **state,
         )
         run_state.nodes = {node: NodeState() for node in graph.nodes}
         record = cls(folder, run_state)
-        record.save()
+        record.save_all()
         return record
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        data = read_json(folder / "state.json")
-        if data is None:
-            raise StoreError(f"{folder}: the record of this run was not written to its end (it has no state.json)")
-        nodes = {name: NodeState(**node) for name, node in data.pop("nodes").items()}
-        return cls(folder, RunState(**data, nodes=nodes))
+        """Raises StoreError where there is no whole record."""
+        run: dict[str, Any] | None = None
+        nodes: dict[str, NodeState] = {}
+        for line in read_lines(folder / STATE):
+            run = line.get("run", run)
+            if "node" in line:
+                nodes[line["node"]] = NodeState(**_known(NodeState, line))
+        if run is None:
+            raise StoreError(f"{folder}: the record of this run was not written to its end (it has no {STATE})")
+        return cls(folder, RunState(**_known(RunState, run), nodes=nodes))
 
     def reload(self) -> None:
         """Read the state again: another process may have written it before this one got the lock."""
@@ -131,7 +147,21 @@ class Record:
         return dict(read_json(self.folder / "plan.json") or {})
 
     def save(self) -> None:
-        write_json(self.folder / "state.json", attrs.asdict(self.state))
+        """Put down what the run knows of itself, its nodes left out."""
+        append_line(self.folder / STATE, self._run_line())
+
+    def save_node(self, node: str) -> None:
+        append_line(self.folder / STATE, self._node_line(node))
+
+    def save_all(self) -> None:
+        """The run and every node, by one write."""
+        append_lines(self.folder / STATE, [self._run_line(), *map(self._node_line, self.state.nodes)])
+
+    def _run_line(self) -> dict[str, Any]:
+        return {"run": _changed(self.state)}
+
+    def _node_line(self, node: str) -> dict[str, Any]:
+        return {"node": node, **_changed(self.state.nodes[node])}
 
     def save_plan(self, rows: Mapping[str, Any]) -> None:
         write_json(self.folder / "plan.json", rows)
@@ -175,6 +205,23 @@ class Record:
         return False
 
 
+def _changed(state: NodeState | RunState) -> dict[str, Any]:
+    """The fields that differ from their defaults, the nodes of a run left out."""
+    values = {name: getattr(state, name) for name in _DEFAULTS[type(state)] if name != "nodes"}
+    return {name: value for name, value in values.items() if value != _DEFAULTS[type(state)][name]}
+
+
+def _known(kind: type, line: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a line that this version of dflow knows: a newer one may have written more."""
+    return {name: value for name, value in line.items() if name in _DEFAULTS[kind]}
+
+
+_DEFAULTS = {
+    type(state): {name: getattr(state, name) for name in attrs.fields_dict(type(state))}
+    for state in (NodeState(), RunState(run="", pipeline="", experiment=""))
+}
+
+
 def _new_folder(records: Path) -> Path:
     """The id ends with the fraction of the second, in 65,536ths: ids sort by time, and mkdir keeps them apart."""
     while True:
@@ -192,7 +239,7 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
     if not records.is_dir():
         return
     for folder in sorted(records.iterdir(), reverse=True):
-        if not (folder / "state.json").exists():
+        if not (folder / STATE).exists():
             continue
         record = Record.load(folder)
         if pipeline is None or record.state.pipeline == pipeline:

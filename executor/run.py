@@ -22,7 +22,7 @@ from executor.keys import node_inputs
 from executor.launch import Outcome, StageProcess, threads_of
 from executor.lease import Lease
 from executor.plan import Decision
-from executor.record import NodeState, Record, State, Status, final_metrics
+from executor.record import STATE, NodeState, Record, State, Status, final_metrics
 from executor.table import Display
 
 STAGE_POLL_S = 0.1
@@ -160,7 +160,7 @@ class Runner:
         self._digests[node_id] = digest
         if self._state(node_id).state != "done":
             self._copy_result(node_id, key, digest)
-            self._record.save()
+            self._record.save_node(node_id)
         self._display.changed(node_id)
 
     def _copy_result(self, node_id: str, key: str | None, digest: str) -> None:
@@ -176,7 +176,7 @@ class Runner:
         state.source_run = lines[-1].run if lines else None
         state.metrics = dict((self._store.manifest(digest) or {}).get("metrics", {}))
         source = self._store.records / (state.source_run or "-")
-        if (source / "state.json").exists():
+        if (source / STATE).exists():
             made = [node for node in Record.load(source).state.nodes.values() if node.key == key and node.metrics]
             state.metrics = made[0].metrics if made else state.metrics
             state.warnings = made[0].warnings if made else []
@@ -195,7 +195,7 @@ class Runner:
         write_json(lease.folder / "work.json", {"key_without_code": without_code, "node": node.id})
         state.state, state.cache, state.attempt = "running", "resumed" if resumed else "miss", state.attempt + 1
         state.started, state.ended, state.error, state.warnings = time.time(), None, None, []
-        self._record.save()
+        self._record.save_node(node.id)
         self._record.event(node.id, "state", state="running", cache=state.cache)
         self._display.changed(node.id)
         if self._follower is None:
@@ -295,7 +295,7 @@ class Runner:
         state = self._state(node_id)
         state.state = STATE_AFTER[outcome.status]
         state.error = outcome.error or None
-        self._record.save()
+        self._record.save_node(node_id)
         self._record.event(node_id, "state", state=state.state, digest=state.digest, error=state.error)
         self._display.changed(node_id)
         if outcome.status == "failed":

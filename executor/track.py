@@ -210,8 +210,8 @@ class Sender:
             tags["dflow.source_run"] = state.source_run
             source = self._store / "records" / state.source_run
             children = (read_json(source / "mlflow.json") or {}).get("nodes", {})
-            nodes = (read_json(source / "state.json") or {}).get("nodes", {})
-            made = [name for name, node in nodes.items() if node["key"] == state.key and name in children]
+            nodes = Record.load(source).state.nodes if children else {}
+            made = [name for name, node in nodes.items() if node.key == state.key and name in children]
             if made:
                 tags["dflow.source_mlflow_run"] = children[made[0]]["run_id"]
         return tags

@@ -104,7 +104,7 @@ def record_run(
         for name, value in (states or {}).get(node, {}).items():
             setattr(state, name, value)
     record.state.status = "done"
-    record.save()
+    record.save_all()
     return store, record.run
 
 

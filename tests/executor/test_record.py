@@ -1,6 +1,5 @@
 """Records, events and the files of lines that they are made of."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from dsl.errors import StoreError
 from dsl.graph import Graph
 from executor.jsonlines import LineReader, append_line, read_lines
-from executor.record import NodeState, Record, final_metrics, find_record, newest_records, valid_points
+from executor.record import STATE, NodeState, Record, RunState, final_metrics, find_record, newest_records, valid_points
 
 
 def a_graph(name="p"):
@@ -66,7 +65,7 @@ def test_ids_sort_by_time_and_never_meet(tmp_path):
 def test_a_record_is_read_back_as_it_was_written(tmp_path):
     record = Record.create(tmp_path, a_graph(), pinned={"a": "d1"}, forced=["b"])
     record.state.nodes["b"] = NodeState(state="failed", error="DataError: x", attempt=2, metrics={"x": 1.0})
-    record.save()
+    record.save_node("b")
     assert Record.load(record.folder).state == record.state
     assert record.graph() == a_graph()
 
@@ -94,6 +93,28 @@ def test_the_middle_of_an_id_will_do_where_no_id_begins_or_ends_so(tmp_path):
         find_record(tmp_path, "-1")
 
 
+def test_the_newest_line_of_a_node_counts_and_a_torn_one_does_not(tmp_path):
+    record = Record.create(tmp_path, a_graph())
+    for attempt in (1, 2):
+        record.state.nodes["a"] = NodeState(state="running", attempt=attempt)
+        record.save_node("a")
+    with (record.folder / STATE).open("a") as file:
+        file.write('{"node":"a","attempt":3')
+    assert Record.load(record.folder).state.nodes == {"a": NodeState(state="running", attempt=2)}
+    record.state.nodes["a"].attempt = 4
+    record.save_node("a")
+    assert Record.load(record.folder).state.nodes["a"].attempt == 4
+
+
+def test_what_a_newer_dflow_writes_beside_is_not_read(tmp_path):
+    record = Record.create(tmp_path, a_graph())
+    append_line(record.folder / STATE, {"node": "a", "state": "done", "colour": "red"})
+    append_line(record.folder / STATE, {"run": {"run": "r", "pipeline": "p", "experiment": "e", "mood": 1}, "x": 2})
+    append_line(record.folder / STATE, {"weather": "rain"})
+    state = Record.load(record.folder).state
+    assert state == RunState(run="r", pipeline="p", experiment="e", nodes={"a": NodeState(state="done")})
+
+
 def test_an_empty_store_has_no_run(tmp_path):
     with pytest.raises(StoreError, match="the store holds no run yet; start one with `dflow run FILE`"):
         find_record(tmp_path / "records", None)
@@ -116,4 +137,3 @@ def test_a_half_written_record_is_passed_over(tmp_path):
     with pytest.raises(StoreError, match=r"99999999-000000-0000: the record of this run was not written to its end"):
         find_record(tmp_path, "99999999")
     assert find_record(tmp_path, None).run == record.run
-    assert json.loads((record.folder / "state.json").read_text())["run"] == record.run

@@ -7,13 +7,14 @@ import sys
 import time
 from contextlib import closing
 
+import attrs
 import pytest
 from mlflow.exceptions import MlflowException
 from toy_ops import ONE_NODE, PROJECT, Toy, wait_for
 
 from executor import follow
 from executor.jsonlines import append_line, read_json, write_json
-from executor.record import find_record
+from executor.record import Record, find_record
 from executor.track import FILE_LIMIT, Sender
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -76,7 +77,7 @@ def test_a_run_is_a_parent_with_a_child_for_every_node(tracked):
 
 def test_the_tags_of_a_child_are_these(tracked):
     parent, children = tracked.ids(tracked.first)
-    node = json.loads((tracked.first / "state.json").read_text())["nodes"]["c"]
+    node = attrs.asdict(Record.load(tracked.first).state.nodes["c"])
     tags = tracked.client.get_run(children["c"]).data.tags
     assert {
         name: value for name, value in tags.items() if name.startswith("dflow.") or name == "mlflow.parentRunId"
@@ -132,7 +133,7 @@ def test_artifacts_are_the_manifest_the_log_figures_and_small_files(tracked):
 
 def test_inputs_are_datasets(tracked):
     _, children = tracked.ids(tracked.first)
-    nodes = json.loads((tracked.first / "state.json").read_text())["nodes"]
+    nodes = attrs.asdict(Record.load(tracked.first).state)["nodes"]
     found = tracked.client.get_run(children["c"]).inputs.dataset_inputs
     assert sorted((entry.dataset.name, entry.dataset.digest, entry.tags[0].value) for entry in found) == [
         ("a", nodes["a"]["digest"][:36], "texts"),
@@ -243,10 +244,10 @@ def test_points_of_a_call_that_was_killed_are_not_doubled_by_the_next_attempt(tr
 
 def test_the_key_of_a_node_that_failed_and_was_fixed_is_the_new_one(tracked):
     record = tracked.run("-s", "d.steps=9")
-    state, sent = read_json(record / "state.json"), read_json(record / "mlflow.json")
-    state["nodes"]["d"]["key"] = "the key after the fix"
+    edited, sent = Record.load(record), read_json(record / "mlflow.json")
+    edited.state.nodes["d"].key = "the key after the fix"
+    edited.save_node("d")
     sent["nodes"]["d"]["status"] = "FAILED"
-    write_json(record / "state.json", state)
     write_json(record / "mlflow.json", sent)
     assert Sender(tracked.toy.store, record).send() is None
     tags = tracked.client.get_run(sent["nodes"]["d"]["run_id"]).data.tags
@@ -257,10 +258,11 @@ def test_what_was_not_sent_before_the_executor_died_is_sent_on_resume(tmp_path):
     toy = Toy(tmp_path, ONE_NODE)
     assert toy.dflow("run", str(toy.file)).returncode == 0
     record = toy.store / "records" / toy.state()["run"]
-    state = json.loads((record / "state.json").read_text())
-    state["status"] = state["nodes"]["a"]["state"] = "running"
-    state["nodes"]["a"].update(digest=None, ended=None, seconds=None)
-    write_json(record / "state.json", state)
+    killed = Record.load(record)
+    node = killed.state.nodes["a"]
+    killed.state.status = node.state = "running"
+    node.digest = node.ended = node.seconds = None
+    killed.save_all()
     toy.calls()
     toy.tracked = True
     result = toy.dflow("resume")

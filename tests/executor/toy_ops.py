@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import attrs
+
+from executor.record import Record
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -258,9 +261,8 @@ class Toy:
 
     def state(self) -> dict[str, Any]:
         """The state of the latest run, as it stands in its record."""
-        newest = max(self.store.glob("records/*/state.json"))
-        state: dict[str, Any] = json.loads(newest.read_text())
-        return state
+        newest = max(self.store.glob("records/*/state.jsonl"))
+        return attrs.asdict(Record.load(newest.parent).state)
 
     def caches(self) -> dict[str, tuple[str, str]]:
         """(state, cache) of every node of the latest run."""
