@@ -99,6 +99,10 @@ class Store:
             self._intact.add(digest)
         return digest in self._intact
 
+    def forget(self, digest: str) -> None:
+        """Look at the artifact anew when it is asked for the next time."""
+        self._intact.discard(digest)
+
     def altered(self, digest: str) -> list[str]:
         """Names of the artifact's files that are gone or hold something else, by reading them; its manifest's too."""
         folder = self.object_path(digest)
