@@ -13,7 +13,7 @@ from attrs import frozen
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.overrides import override_graph
-from executor.content import ExternalDigests
+from executor.external import ExternalDigests
 from executor.keys import graph_parts, node_parts
 from executor.plan import Decision, Planner, Previous
 from executor.record import NodeState, Record, find_record, newest_records

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from dsl.fingerprint import code_fingerprints, fingerprint, key_config
 from dsl.graph import Graph, GraphNode
-from executor.content import ExternalDigests
+from executor.external import ExternalDigests
 
 FORMAT = 1
 PROJECT = Path(__file__).resolve().parent.parent

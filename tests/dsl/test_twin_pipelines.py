@@ -5,7 +5,7 @@ from pathlib import Path
 from dsl.graph import graph_to_json
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph
-from executor.content import ExternalDigests
+from executor.external import ExternalDigests
 from executor.keys import graph_parts
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"

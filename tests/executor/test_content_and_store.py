@@ -4,12 +4,11 @@ import errno
 import fcntl
 import json
 import time
-from pathlib import Path
 
 import pytest
 
-from dsl.errors import DataError, LeaseLost, StageError, StoreError
-from executor.content import ExternalDigests, FileEntry, artifact_digest, hash_artifact_files
+from dsl.errors import LeaseLost, StageError, StoreError
+from executor.content import FileEntry, artifact_digest, hash_artifact_files
 from executor.store import Store, store_path
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
@@ -213,56 +212,3 @@ def test_the_store_lies_in_the_project_of_the_pipeline_file(tmp_path, monkeypatc
     monkeypatch.setenv("DFLOW_STORE", str(tmp_path / "named"))
     assert store_path(None, file) == tmp_path / "named"
     assert store_path(str(tmp_path / "given"), file) == tmp_path / "given"
-
-
-def test_an_external_file_is_hashed_once_until_it_changes(tmp_path):
-    path, memo = tmp_path / "data.jsonl", tmp_path / "external.jsonl"
-    path.write_text("hello")
-    assert ExternalDigests(memo).of(path) == HELLO
-    status = path.stat()
-    line = json.loads(memo.read_text())
-    assert line == {
-        "path": str(path), "size": 5, "mtime_ns": status.st_mtime_ns, "inode": status.st_ino, "sha256": HELLO
-    }  # fmt: skip
-    memo.write_text(json.dumps({**line, "sha256": "from the memo"}) + "\n")
-    assert ExternalDigests(memo).of(path) == "from the memo"
-    path.write_text("other")
-    assert ExternalDigests(memo).of(path) not in ("from the memo", HELLO)
-
-
-def test_a_folder_is_its_relative_names_and_contents(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name / "sub").mkdir(parents=True)
-        (tmp_path / name / "sub" / "a").write_text("a")
-    externals = ExternalDigests(None)
-    assert externals.of(tmp_path / "one") == externals.of(tmp_path / "two")
-    (tmp_path / "two" / "sub" / "a").rename(tmp_path / "two" / "sub" / "b")
-    assert externals.of(tmp_path / "one") != externals.of(tmp_path / "two")
-
-
-def test_a_linked_folder_is_followed_once(tmp_path):
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "a").write_text("a")
-    (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / "a").symlink_to(tmp_path / "plain" / "a")
-    (tmp_path / "linked" / "loop").symlink_to(tmp_path / "linked")
-    externals = ExternalDigests(None)
-    assert externals.of(tmp_path / "linked") == externals.of(tmp_path / "plain")
-
-
-def test_an_external_file_that_is_gone_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read"):
-        ExternalDigests(None).of(Path(tmp_path / "gone.jsonl"))
-
-
-def test_files_that_have_exchanged_their_names_or_are_missing_have_another_digest(tmp_path):
-    x, y = tmp_path / "x", tmp_path / "y"
-    x.write_text("hello")
-    y.write_text("other")
-    externals = ExternalDigests(None)
-    held = [{"a": x, "b": None}, {"a": None, "b": x}, {"a": x}, {"a": x, "b": y}, {"a": y, "b": x}, {}]
-    assert len(held) == len({externals.of_all(named) for named in held})
-    assert externals.of_all({"a": x, "b": y}) == externals.of_all({"b": y, "a": x})
-    copied = tmp_path / "copied"
-    copied.write_text("hello")
-    assert externals.of_all({"a": x}) == externals.of_all({"a": copied})

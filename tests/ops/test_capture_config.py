@@ -14,7 +14,7 @@ from dsl.graph import compile_pipeline, graph_from_json, graph_to_json
 from dsl.op import Ref, op_of
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
-from executor.content import ExternalDigests
+from executor.external import ExternalDigests
 from executor.keys import graph_parts
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.server_args import ALLOWED

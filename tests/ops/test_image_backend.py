@@ -12,7 +12,7 @@ from dsl.fingerprint import key_config
 from dsl.graph import compile_pipeline
 from dsl.op import Ref
 from dsl.pipeline import Pipeline
-from executor.content import ExternalDigests
+from executor.external import ExternalDigests
 from executor.keys import graph_parts
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.shards import feature_info

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import DataError
-from executor.content import ExternalDigests
+from executor.external import ExternalDigests
 from ops.ingest.op import Ingest
-from ops.ingest.run import MAX_IMAGE_BYTES, ingest, quotas
+from ops.ingest.quotas import quotas
+from ops.ingest.run import MAX_IMAGE_BYTES, ingest
 from ops.vision.packs import PackWriter, read_packed
 
 ANSWER = {"role": "assistant", "text": "A cat."}

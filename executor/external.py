@@ -1,0 +1,182 @@
+"""Digests of the files and folders outside the store that configs name, hashed once while they stay as they are.
+
+Two memos lie in the store, both append-only and only ever a help:
+
+    external_listings.jsonl    for each path that was asked for: a hash over the names and stamps below it, and its
+                               digest. A run in which nothing changed reads this one alone, a line for each path.
+    external.jsonl             the digest of each file by its stamp: what did not change in a folder that did.
+
+What changed within the clock's grain of now, or in the future, is not remembered (see stamps.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from stat import S_ISREG
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import DataError
+from executor.memo import Memo
+from executor.stamps import Stamp, is_settled
+
+MISSING = "missing"  # in the place of a digest
+
+
+@frozen
+class File:
+    """A file of an external input, as it is now."""
+
+    path: str
+    stamp: Stamp
+
+
+Tree = File | None | Mapping[str, "Tree"]  # a folder is its files by relative name; None is a name without a file
+
+
+class ExternalDigests:
+    """Digests by content; without a memo (a store that is not there yet) everything is hashed anew."""
+
+    def __init__(self, memo: Path | None, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._files_memo = Memo(memo, "path")
+        self._listings_memo = Memo(memo.with_name("external_listings.jsonl") if memo is not None else None, "path")
+        self._files: dict[tuple[str, Stamp], str] | None = None
+        self._listings: dict[str, tuple[str, str]] | None = None
+
+    def of(self, path: Path) -> str:
+        """The digest of a file's content, or of a folder's files by relative name. Raises DataError if it is gone."""
+        asked_at = self._now()
+        return self._remembered(str(path), _tree(path), asked_at)
+
+    def of_all(self, named: Mapping[str, Path | None]) -> str:
+        """One digest of many files or folders by name; None is a name without a file. Raises DataError as `of` does."""
+        asked_at = self._now()
+        paths = json.dumps(sorted((name, str(path)) for name, path in named.items()))
+        label = f"{len(named)} files {hashlib.sha256(paths.encode()).hexdigest()}"
+        tree = {name: None if path is None else _tree(path) for name, path in named.items()}
+        return self._remembered(label, tree, asked_at)
+
+    def _remembered(self, label: str, tree: Tree, asked_at: float) -> str:
+        """The digest of a tree that was listed after `asked_at`."""
+        label = label.encode("utf-8", "backslashreplace").decode()
+        listing, settled = _listing(tree, asked_at)
+        known = self._known_listings()
+        if label in known and known[label][0] == listing:
+            return known[label][1]
+        digest = self._digest(tree, asked_at)
+        if settled:
+            known[label] = (listing, digest)
+            self._listings_memo.add({"path": label, "listing": listing, "sha256": digest})
+        return digest
+
+    def _digest(self, tree: Tree, asked_at: float) -> str:
+        if tree is None:
+            return MISSING
+        if isinstance(tree, File):
+            return self._content(tree, asked_at)
+        return folder_digest({name: self._digest(member, asked_at) for name, member in tree.items()})
+
+    def _content(self, file: File, asked_at: float) -> str:
+        name = file.path.encode("utf-8", "backslashreplace").decode()
+        identity = (name, file.stamp)
+        known = self._known_files()
+        if identity in known:
+            return known[identity]
+        try:
+            with Path(file.path).open("rb") as opened:
+                sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(file.path, error) from error
+        if is_settled(file.stamp, asked_at):
+            known[identity] = sha256
+            self._files_memo.add({"path": name, **attrs.asdict(file.stamp), "sha256": sha256})
+        return sha256
+
+    def _known_listings(self) -> dict[str, tuple[str, str]]:
+        if self._listings is None:
+            lines = self._listings_memo.newest().values()
+            self._listings = {line["path"]: (line["listing"], line["sha256"]) for line in lines}
+        return self._listings
+
+    def _known_files(self) -> dict[tuple[str, Stamp], str]:
+        if self._files is None:
+            lines = [line for line in self._files_memo.newest().values() if "ctime_ns" in line]  # older dflow: none
+            self._files = {(line["path"], _stamp_of(line)): line["sha256"] for line in lines}
+        return self._files
+
+
+def folder_digest(files: Mapping[str, str]) -> str:
+    """SHA-256 in hex over the sorted (relative name, SHA-256 of the content, or MISSING) of an external folder."""
+    hashed = hashlib.sha256(b"dflow folder 1\n")
+    for name in sorted(files):
+        hashed.update(json.dumps([name, files[name]]).encode() + b"\n")
+    return hashed.hexdigest()
+
+
+def _tree(path: Path) -> Tree:
+    """A file with its stamp, or a folder's. Raises DataError for what is gone or is neither."""
+    try:
+        status = path.stat()
+        if S_ISREG(status.st_mode):
+            return File(str(path), Stamp.of_status(status))
+        return _members(str(path))
+    except OSError as error:
+        raise _unreadable(error.filename or str(path), error) from error
+
+
+def _members(folder: str) -> dict[str, Tree]:
+    """Files below a folder by relative name; links are followed, each real folder is entered once."""
+    files: dict[str, Tree] = {}
+    entered: set[tuple[int, int]] = set()
+    pending = [("", folder)]
+    while pending:
+        prefix, here = pending.pop()
+        status = Path(here).stat()
+        if (status.st_dev, status.st_ino) in entered:
+            continue
+        entered.add((status.st_dev, status.st_ino))
+        with os.scandir(here) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir():
+                    pending.append((f"{prefix}{entry.name}/", entry.path))
+                    continue
+                status = entry.stat()
+                if not S_ISREG(status.st_mode):
+                    raise DataError(f"{entry.path}: is no plain file; it is an input of the pipeline")
+                files[prefix + entry.name] = File(entry.path, Stamp.of_status(status))
+    return files
+
+
+def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
+    """A hash over all names and stamps, and whether all stamps can be relied on."""
+    lines: list[str] = []
+    settled = True
+    pending: list[tuple[str, Tree]] = [("", tree)]
+    while pending:
+        name, member = pending.pop()
+        if isinstance(member, File):
+            stamp = member.stamp
+            lines.append(f"{name}\0{stamp.size} {stamp.mtime_ns} {stamp.ctime_ns} {stamp.inode}")
+            settled = settled and is_settled(stamp, asked_at)
+        elif member is None:
+            lines.append(f"{name}\0{MISSING}")
+        else:
+            lines.append(f"{name}\0{len(member)} members")
+            pending += [(f"{name}\0{inner}", each) for inner, each in member.items()]
+    text = "\0\0".join(sorted(lines))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest(), settled
+
+
+def _unreadable(path: str, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be read ({error.strerror}); it is an input of the pipeline")
+
+
+def _stamp_of(line: Mapping[str, int]) -> Stamp:
+    return Stamp(line["size"], line["mtime_ns"], line["ctime_ns"], line["inode"])
