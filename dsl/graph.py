@@ -11,9 +11,10 @@ import cattrs
 from attrs import frozen
 
 from dsl.errors import ConfigError, Mistake, PipelineError
+from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref
 from dsl.op_table import load_op
-from dsl.pipeline import Launch, Node, Pipeline
+from dsl.pipeline import Node, Pipeline
 from dsl.wiring import absolute_path, below, external_value, in_order, inputs_of, wiring_mistakes
 from dsl.written import written_nodes
 
@@ -47,6 +48,9 @@ class Graph:
     root: Path
     op_files: tuple[Path, ...]
     nodes: Mapping[str, GraphNode]
+    tags: Mapping[str, str] = attrs.field(factory=dict)
+    notes: str = ""
+    machine: Machine = attrs.field(factory=Machine)
 
     @property
     def result_nodes(self) -> tuple[str, ...]:
@@ -74,6 +78,9 @@ def compile_pipeline(pipeline: Pipeline) -> Graph:
         root=pipeline.root,
         op_files=tuple(absolute_path(file, pipeline.root) for file in pipeline.op_files),
         nodes={node_id: nodes[node_id] for node_id in order},
+        tags=pipeline.tags,
+        notes=pipeline.notes,
+        machine=pipeline.machine,
     )
 
 
@@ -86,6 +93,9 @@ def graph_to_pipeline(graph: Graph) -> Pipeline:
         tracking_uri=graph.tracking_uri,
         root=graph.root,
         op_files=graph.op_files,
+        tags=graph.tags,
+        notes=graph.notes,
+        machine=graph.machine,
     )
     for node in graph.nodes.values():
         pipeline.node(node.id, node.config, launch=node.launch)
@@ -107,6 +117,9 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         root=str(graph.root),
         op_files=tuple(str(file) for file in graph.op_files),
         nodes=tuple(nodes),
+        tags=dict(graph.tags),
+        notes=graph.notes,
+        machine=graph.machine,
     )
     data: dict[str, Any] = _CONVERTER.unstructure(record)
     return data
@@ -134,6 +147,9 @@ def graph_from_json(data: Mapping[str, Any]) -> Graph:
         root=Path(record.root),
         op_files=op_files,
         nodes={node.id: _node_from_record(node, op_files) for node in record.nodes},
+        tags=record.tags,
+        notes=record.notes,
+        machine=record.machine,
     )
 
 
@@ -156,6 +172,9 @@ class _GraphRecord:
     root: str
     op_files: tuple[str, ...]
     nodes: tuple[_NodeRecord, ...]
+    tags: dict[str, str] = attrs.field(factory=dict)
+    notes: str = ""
+    machine: Machine = attrs.field(factory=Machine)
 
 
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: list})

@@ -42,14 +42,7 @@ def apply_overrides(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
     """A pipeline with other values. Raises PipelineError with all mistakes in the overrides."""
     nodes = written_nodes(pipeline)
     mistakes = override_nodes(nodes, overrides)
-    changed = Pipeline(
-        pipeline.name,
-        seed=pipeline.seed,
-        experiment=pipeline.experiment,
-        tracking_uri=pipeline.tracking_uri,
-        root=pipeline.root,
-        op_files=pipeline.op_files,
-    )
+    changed = pipeline.without_nodes()
     for node in nodes.values():
         mistakes += add_checked_node(changed, node)
     if mistakes:

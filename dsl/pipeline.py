@@ -12,47 +12,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
-from attrs import frozen, validators
+from attrs import frozen
 
 from dsl.errors import ConfigError, Position
+from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
 
+__all__ = ["Launch", "Machine", "Node", "Pipeline", "check_tags"]
+
 NODE_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+RESERVED_TAGS = ("dflow.", "mlflow.")
 
 
-def _needs_torchrun(launch: Launch, field: attrs.Attribute[int], value: int) -> None:
-    if value > 1 and launch.kind != "torchrun":
-        raise ValueError(f'{field.name} > 1 needs kind = "torchrun"')
-
-
-def _makes_whole_groups(launch: Launch, field: attrs.Attribute[int], sp_degree: int) -> None:
-    """The ranks form a mesh of nproc / sp_degree groups with sp_degree ranks each."""
-    if launch.nproc < sp_degree:
-        remedy = f"take nproc = {sp_degree} or a multiple of it, or a smaller sp_degree"
-        raise ValueError(f"fewer ranks than the mesh needs: nproc = {launch.nproc}, sp_degree = {sp_degree}; {remedy}")
-    if launch.nproc % sp_degree:
-        below = launch.nproc - launch.nproc % sp_degree
-        remedy = f"take nproc = {below} or {below + sp_degree}, or another sp_degree"
-        raise ValueError(f"nproc = {launch.nproc} is no multiple of sp_degree = {sp_degree}; {remedy}")
-
-
-@frozen(kw_only=True)
-class Launch:
-    """How a stage runs, not what it computes: outside the key, recorded in the manifest.
-
-    kind "process" runs one process; "torchrun" runs nproc ranks on this machine. Groups of sp_degree ranks share every
-    sequence, for ops that do sequence parallelism; nproc is a multiple of it. threads are CPU threads per rank (0: the
-    cores divided by the ranks). device "auto" takes cuda where there is one.
-    """
-
-    kind: Literal["process", "torchrun"] = "process"
-    nproc: int = attrs.field(default=1, validator=[validators.ge(1), _needs_torchrun])
-    sp_degree: int = attrs.field(default=1, validator=[validators.ge(1), _needs_torchrun, _makes_whole_groups])
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = attrs.field(default=0, validator=validators.ge(0))
+def check_tags(tags: Mapping[str, str]) -> None:
+    """Raises ConfigError for a tag that MLflow could not hold, or that dflow writes itself."""
+    for name, value in tags.items():
+        if not name.strip():
+            raise ConfigError("a tag needs a name")
+        if name.startswith(RESERVED_TAGS):
+            raise ConfigError(f'the tag "{name}": names that begin with {" or ".join(RESERVED_TAGS)} are taken')
+        if not isinstance(value, str):
+            raise ConfigError(f'the tag "{name}": expected a text, got {value!r}')
 
 
 @frozen
@@ -61,7 +44,7 @@ class Node:
 
     id: str
     config: Any
-    launch: Launch = Launch()
+    launch: Launch = attrs.field(factory=Launch)
     positions: Mapping[str, Position] = attrs.field(factory=dict, eq=False, repr=False)
 
     @property
@@ -73,7 +56,8 @@ class Pipeline:
     """A named list of nodes.
 
     root is the folder that relative paths start from: unless given, that of the pipeline file that is read, or else
-    the working directory. op_files are the user's own op modules, loaded beside the built-in ones.
+    the working directory. op_files are the user's own op modules, loaded beside the built-in ones. tags and notes stand
+    in MLflow at the pipeline's run. machine: what its nodes may use of this machine together.
     """
 
     def __init__(
@@ -85,7 +69,11 @@ class Pipeline:
         tracking_uri: str | None = None,
         root: Path | None = None,
         op_files: tuple[Path, ...] = (),
+        tags: Mapping[str, str] | None = None,
+        notes: str = "",
+        machine: Machine | None = None,
     ) -> None:
+        check_tags(tags or {})
         self.name = name
         self.seed = seed
         self.experiment = experiment or name
@@ -93,7 +81,26 @@ class Pipeline:
         self.root_given = root is not None
         self.root = (root or Path.cwd()).absolute()
         self.op_files = op_files
+        self.tags = dict(tags or {})
+        self.notes = notes
+        self.machine = machine or Machine()
         self.nodes: dict[str, Node] = {}
+
+    def without_nodes(self) -> Pipeline:
+        """Another pipeline with the same name and settings, to which nodes can be added."""
+        pipeline = Pipeline(
+            self.name,
+            seed=self.seed,
+            experiment=self.experiment,
+            tracking_uri=self.tracking_uri,
+            root=self.root,
+            op_files=self.op_files,
+            tags=self.tags,
+            notes=self.notes,
+            machine=self.machine,
+        )
+        pipeline.root_given = self.root_given
+        return pipeline
 
     def node(
         self,

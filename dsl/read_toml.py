@@ -13,15 +13,16 @@ from attrs import frozen, validators
 
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean
 from dsl.graph import Graph, compile_pipeline
+from dsl.launch import Machine
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, put_on_path, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, override_nodes
-from dsl.pipeline import Pipeline
+from dsl.pipeline import Pipeline, check_tags
 from dsl.positions import KeyPath, key_positions
 from dsl.wiring import absolute_path, wiring_mistakes
 from dsl.written import COMMAND_LINE, WrittenNode, add_checked_node, table_mistakes, written_nodes
 
-TABLES = ("pipeline", "mlflow", "node")
+TABLES = ("pipeline", "mlflow", "machine", "node")
 
 Tables = dict[KeyPath, dict[str, Position]]
 
@@ -35,12 +36,18 @@ class PipelineTable:
     ops: tuple[str, ...] = ()
 
 
+def _are_tags(_table: MlflowTable, _field: attrs.Attribute[dict[str, str]], tags: dict[str, str]) -> None:
+    check_tags(tags)
+
+
 @frozen(kw_only=True)
 class MlflowTable:
-    """The table `[mlflow]`: the pipeline's name and SQLite in the store unless given."""
+    """The table `[mlflow]`: the pipeline's name and SQLite in the store unless given; tags and notes of its runs."""
 
     experiment: str | None = None
     tracking_uri: str | None = None
+    tags: dict[str, str] = attrs.field(factory=dict, validator=_are_tags)
+    notes: str = ""
 
 
 def read_graph(file: Path, overrides: Sequence[str] = ()) -> Graph:
@@ -77,7 +84,8 @@ def _read_toml(file: Path, overrides: Sequence[str]) -> tuple[Pipeline, list[Mis
     root = absolute_path(file.parent, Path.cwd())
     head, head_mistakes = _read_table(PipelineTable, "pipeline", tables, places)
     mlflow, mlflow_mistakes = _read_table(MlflowTable, "mlflow", tables, places)
-    mistakes += head_mistakes + mlflow_mistakes
+    machine, machine_mistakes = _read_table(Machine, "machine", tables, places)
+    mistakes += head_mistakes + mlflow_mistakes + machine_mistakes
     op_files = tuple(absolute_path(name, root) for name in head.get("ops", ()))
     nodes, node_mistakes = _read_nodes(tables["node"], places, op_files)
     mistakes += node_mistakes
@@ -89,6 +97,9 @@ def _read_toml(file: Path, overrides: Sequence[str]) -> tuple[Pipeline, list[Mis
         tracking_uri=mlflow.get("tracking_uri"),
         root=root,
         op_files=op_files,
+        tags=mlflow.get("tags"),
+        notes=mlflow.get("notes", ""),
+        machine=Machine(**machine),
     )
     for node in nodes.values():
         mistakes += add_checked_node(pipeline, node)
@@ -118,7 +129,7 @@ def _top_level_tables(
     for name, value in document.items():
         position = places[(name,)][""]
         if name not in TABLES:
-            hint = did_you_mean(name, TABLES) or "a pipeline file has [pipeline], [mlflow] and [node.<id>]"
+            hint = did_you_mean(name, TABLES) or "a pipeline file has [pipeline], [mlflow], [machine] and [node.<id>]"
             mistakes.append(
                 Mistake("unknown table" if isinstance(value, dict) else "unknown key", name, position, hint)
             )

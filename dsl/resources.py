@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import frozen
 
+from dsl.launch import Launch
 from dsl.op import OpSpec
-from dsl.pipeline import Launch
 
 
 @frozen(kw_only=True)
@@ -57,11 +57,3 @@ def load_resources(spec: OpSpec) -> Callable[[Outlook], Resources] | None:
     module, _, name = spec.resources.partition(":")
     function: Callable[[Outlook], Resources] = getattr(importlib.import_module(module), name)
     return function
-
-
-def shown_bytes(size: float) -> str:
-    """`36.4 GB`, `2.7 MB`, `1,204.0 TB`: powers of ten, as disks are sold and as the rest of dflow counts."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB")):
-        if size >= unit:
-            return f"{size / unit:,.1f} {name}"
-    return f"{size / 1e6:.2g} MB" if size < 1e8 else f"{size / 1e6:.0f} MB"

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dsl.graph import Graph
-from dsl.resources import Resources, shown_bytes
+from dsl.resources import Resources
+from dsl.sizes import shown_bytes
 from executor.lines import print_lines
 from executor.record import NodeState, RunState
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dsl.resources import Outlook, Resources, shown_bytes
+from dsl.resources import Outlook, Resources
+from dsl.sizes import shown_bytes
 from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.foreseen import FeaturesForeseen, TargetForeseen, TokensForeseen, amount

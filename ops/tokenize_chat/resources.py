@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dsl.resources import Outlook, Resources, shown_bytes
+from dsl.resources import Outlook, Resources
+from dsl.sizes import shown_bytes
 from ops.files import read_json
 from ops.foreseen import MILLION, TargetForeseen, TokensForeseen, amount
 

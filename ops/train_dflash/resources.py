@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dsl.resources import Outlook, Resources, shown_bytes
+from dsl.resources import Outlook, Resources
+from dsl.sizes import shown_bytes
 from ops.capture_targets.resources import capture_memory, feature_bytes
 from ops.dflash.config import DraftConfig
 from ops.dflash.footprint import (

@@ -1,0 +1,193 @@
+"""How a stage runs, the machine, tags and notes: what is accepted, what is refused, and that records keep them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsl.errors import ConfigError, PipelineError
+from dsl.graph import graph_from_json, graph_to_json
+from dsl.overrides import override_graph
+from dsl.pipeline import Launch, Machine, Pipeline
+from dsl.read_toml import read_graph
+from dsl.sizes import POWERS_OF_TWO, parsed_bytes
+from ops.ingest.op import Ingest
+
+NODE = '[node.n]\nop = "measure"\n'
+MEASURE = """
+from attrs import frozen
+from dsl.op import op
+from ops.artifacts import Samples
+
+@op(version=1, run="launched_ops:measure", sequence_parallel=True)
+@frozen(kw_only=True)
+class Measure:
+    output = Samples
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "launched_ops.py").write_text(MEASURE)
+    file = folder / "p.toml"
+    file.write_text(text)
+    return file
+
+
+def mistakes(folder: Path, text: str) -> list[str]:
+    with pytest.raises(PipelineError) as caught:
+        read_graph(write(folder, 'pipeline = { name = "p", ops = ["launched_ops.py"] }\n' + text))
+    return str(caught.value).replace(f"{folder}/p.toml:", "").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("24 GiB", 24 * 2**30),
+        ("1.5 TB", 1_500_000_000_000),
+        ("512MB", 512_000_000),
+        (" 3 kib ", 3072),
+        ("1000", 1000),
+        ("0.1 KB", 100),
+    ],
+)
+def test_an_amount_of_bytes_is_read_as_people_write_it(text: str, size: int) -> None:
+    assert parsed_bytes(text) == size
+
+
+@given(st.integers(1, 10**6), st.sampled_from(sorted(POWERS_OF_TWO)))
+def test_whole_binary_amounts_are_exact(count: int, unit: str) -> None:
+    assert parsed_bytes(f"{count} {unit}") == count * POWERS_OF_TWO[unit]
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "24 Gi", "-1 GB", "1e3", "24 GiB each", "0", "0.1 B", "nan GB", "٣ GB"])
+def test_what_is_no_amount_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="byte"):
+        parsed_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("launch", "expected"),
+    [
+        ("nnodes = 0", "nnodes: must be >= 1, got 0"),
+        ("nnodes = 2", 'nnodes: nnodes > 1 needs kind = "torchrun"'),
+        ('rendezvous = "a:1"', "rendezvous: a rendezvous is where several machines meet: it needs nnodes > 1"),
+        ("gpus = -1", "gpus: must be >= 0, got -1"),
+        ("gpus = 1.0", "gpus: expected int or none, got 1.0 (float)"),
+        ('gpus = 1, device = "cpu"', 'gpus: device = "cpu" takes no GPUs; leave gpus out, or take device = "auto"'),
+        ("cpus = 0", "cpus: must be >= 1, got 0"),
+        ("memory = 24", "memory: expected str or none, got 24 (int)"),
+        (
+            'memory = "24 gigs"',
+            'memory: expected a number of bytes such as "24 GiB" or "24 GB", got "24 gigs"',
+        ),
+        ("retries = -1", "retries: must be >= 0, got -1"),
+        ("retry_wait = -0.5", "retry_wait: expected seconds, 0 or more, got -0.5"),
+        ("retry_wait = nan", "retry_wait: expected seconds, 0 or more, got nan"),
+        ("timeout = inf", "timeout: expected seconds, 0 or more, got inf"),
+        ('timeout = "1h"', 'timeout: expected float, got "1h"'),
+        ("retriess = 1", 'retriess: unknown key (did you mean "retries"?)'),
+    ],
+)
+def test_a_wrong_launch_is_told_with_field_and_value(tmp_path: Path, launch: str, expected: str) -> None:
+    assert mistakes(tmp_path, NODE + f"launch = {{ {launch} }}\n") == [f"4:12: node.n.launch.{expected}"]
+
+
+@pytest.mark.parametrize("rendezvous", ["host", "host:", ":29500", "host:0", "host:65536", "a b:1", "host:29500/x"])
+def test_a_rendezvous_is_a_host_and_a_port(tmp_path: Path, rendezvous: str) -> None:
+    launch = f'rendezvous = "{rendezvous}", kind = "torchrun", nnodes = 2'
+    expected = f'expected "host:port" with a port of 1 to 65535, got "{rendezvous}"'
+    assert mistakes(tmp_path, NODE + f"launch = {{ {launch} }}\n") == [f"4:12: node.n.launch.rendezvous: {expected}"]
+
+
+@pytest.mark.parametrize("rendezvous", ["host:29500", "10.0.0.1:1", "[fe80::1]:29500", "node-1.cluster:65535"])
+def test_a_stage_may_run_on_several_machines(rendezvous: str) -> None:
+    launch = Launch(kind="torchrun", nproc=8, nnodes=2, sp_degree=4, rendezvous=rendezvous)
+    assert (launch.nproc, launch.nnodes, launch.rendezvous) == (8, 2, rendezvous)
+
+
+def test_mistakes_in_machine_and_mlflow_are_told_together(tmp_path: Path) -> None:
+    text = (
+        '[machine]\ncpus = 0\ngpus = "two"\nmemory = "lots"\ndisk = 1\n'
+        "[mlflow]\ntags = { team = 1 }\nnotes = 2\n" + NODE
+    )
+    assert mistakes(tmp_path, text) == [
+        "3:1: machine.cpus: must be >= 1, got 0",
+        '4:1: machine.gpus: expected int or none, got "two"',
+        '5:1: machine.memory: expected a number of bytes such as "24 GiB" or "24 GB", got "lots"',
+        "6:1: machine.disk: unknown key",
+        "8:1: mlflow.tags: expected str, got 1 (int)",
+        "9:1: mlflow.notes: expected str, got 2 (int)",
+    ]
+
+
+def test_a_tag_that_dflow_or_mlflow_writes_is_refused(tmp_path: Path) -> None:
+    told = [
+        mistakes(tmp_path, f"[mlflow.tags]\n{tag} = 'x'\n" + NODE) for tag in ('"dflow.node"', '"mlflow.note"', '" "')
+    ]
+    assert told == [
+        ['2:9: mlflow.tags: the tag "dflow.node": names that begin with dflow. or mlflow. are taken'],
+        ['2:9: mlflow.tags: the tag "mlflow.note": names that begin with dflow. or mlflow. are taken'],
+        ["2:9: mlflow.tags: a tag needs a name"],
+    ]
+    with pytest.raises(ConfigError, match="are taken"):
+        Pipeline("p", tags={"dflow.node": "x"})
+
+
+def test_tags_notes_machine_and_launch_are_in_the_graph_and_survive_records_and_overrides(tmp_path: Path) -> None:
+    text = """
+[pipeline]
+name = "p"
+[mlflow]
+tags = { team = "a", "with space" = "b" }
+notes = \"\"\"two
+lines\"\"\"
+[machine]
+cpus = 8
+gpus = 1
+memory = "24 GiB"
+[node.n]
+op = "ingest"
+source = "builtin"
+launch = { gpus = 1, cpus = 2, memory = "1.5 GB", retries = 0, retry_wait = 1, timeout = 60.5 }
+"""
+    graph = read_graph(write(tmp_path, text))
+    assert dict(graph.tags) == {"team": "a", "with space": "b"}
+    assert graph.notes == "two\nlines"
+    assert graph.machine == Machine(cpus=8, gpus=1, memory="24 GiB")
+    assert graph.machine.memory_bytes == 24 * 2**30
+    launch = graph.nodes["n"].launch
+    assert launch == Launch(gpus=1, cpus=2, memory="1.5 GB", retries=0, retry_wait=1, timeout=60.5)
+    assert launch.memory_bytes == 1_500_000_000
+    recorded = graph_from_json(json.loads(json.dumps(graph_to_json(graph))))
+    assert recorded == graph
+    changed = override_graph(recorded, ["n.max_samples=3"])
+    assert (changed.tags, changed.notes, changed.machine) == (graph.tags, graph.notes, graph.machine)
+
+
+def test_a_record_of_before_there_were_tags_and_machines_is_read(tmp_path: Path) -> None:
+    text = '[pipeline]\nname = "p"\n[node.n]\nop = "ingest"\nsource = "builtin"\n'
+    graph = read_graph(write(tmp_path, text))
+    record = graph_to_json(graph)
+    for name in ("tags", "notes", "machine"):
+        del record[name]
+    record["nodes"][0]["launch"] = {"kind": "process", "nproc": 1, "device": "auto", "threads": 0}
+    assert graph_from_json(record) == graph
+
+
+def test_a_pipeline_in_python_takes_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "p.py"
+    file.write_text("""
+from dsl.pipeline import Launch, Machine, Pipeline
+from ops.ingest.op import Ingest
+
+def pipeline() -> Pipeline:
+    p = Pipeline("p", tags={"team": "a"}, notes="n", machine=Machine(memory="1 TB"))
+    p.node("n", Ingest(source="builtin"), launch=Launch(cpus=2))
+    return p
+""")
+    graph = read_graph(file)
+    assert (graph.tags, graph.notes, graph.machine) == ({"team": "a"}, "n", Machine(memory="1 TB"))
+    assert graph.nodes["n"].launch.cpus == 2
+    assert graph.nodes["n"].config == Ingest(source="builtin", seed=0)
