@@ -6,7 +6,8 @@ DflowError                  the message says what was wrong, where, and what to 
 ├── DataError               input data cannot be used: names the file, line or sample
 ├── TransientError          something outside failed that may work in a while, a busy server say: the node is retried
 ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
-│   └── LeaseLost           another process holds or took over the lease of a work folder
+│   ├── LeaseLost           another process holds or took over the lease of a work folder
+│   └── DiskFull            nothing more can be written before space is freed; says where
 ├── StageError              a node failed; holds the node, its log and the log's last lines
 └── StopRequested           a stage saved its progress and ended because it was asked to
 """
@@ -41,6 +42,10 @@ class StoreError(DflowError):
 
 class LeaseLost(StoreError):
     """The lease on a work folder is held by another process."""
+
+
+class DiskFull(StoreError):
+    """A file could not be written for want of space; what was committed before is safe."""
 
 
 class StopRequested(DflowError):
