@@ -24,6 +24,7 @@ class Samples(Artifact):
     images-00000.bin    packs of encoded images, about 256 MiB each
     summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}}
     dropped.csv         id, reason, detail of every sample that was dropped
+    source.json         with max_samples: {"image" | "text": {split: count}} of what can be used of the whole source
     """
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
-from ops.files import json_line
+from ops.files import json_line, write_json
 from ops.ingest.digits import digit_samples
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
+from ops.ingest.quotas import quotas
 from ops.ingest.read import Read, read_samples
 from ops.ingest.sample import DroppedSample, RawSample, Unusable
 from ops.ingest.source import TableReaders
@@ -29,14 +30,17 @@ Group = tuple[str, str]  # category, split
 
 
 def ingest(config: Ingest, stage: Stage) -> None:
-    """Write samples.jsonl, the image packs, summary.json and dropped.csv.
+    """Write samples.jsonl, the image packs, summary.json, dropped.csv and, with max_samples, source.json.
 
     Memory holds one sample, the ids of all, and the digests of the images. With max_samples the source is read twice.
     Drop reasons: those of ops/ingest/rows.py, "image unreadable" (the file is there but cannot be read),
     "image file too large" (more than MAX_IMAGE_BYTES), and "over max_samples" (which max_dropped does not count).
     Raises DataError for mistakes in the source, for more drops than max_dropped, and where no sample is left.
     """
-    last_taken = None if config.max_samples is None else last_hashes(config, config.max_samples)
+    last_taken = None
+    if config.max_samples is not None:
+        counts, last_taken = last_hashes(config, config.max_samples)
+        write_json(stage.out_dir / "source.json", counts)
     tally = Tally(stage, "ingest")
     packs = PackWriter(stage.out_dir)
     done = thinking = 0
@@ -102,8 +106,10 @@ def category(sample: RawSample) -> str:
     return "image" if sample.images else "text"
 
 
-def last_hashes(config: Ingest, max_samples: int) -> dict[Group, int]:
-    """The last hash to take of every group, -1 for none: max_samples of each category, dealt over its splits."""
+def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, int]], dict[Group, int]]:
+    """(how many samples the source holds, by category and split; the last hash to take of every group, -1 for none):
+    max_samples of each category, dealt over its splits.
+    """
     smallest: dict[Group, list[int]] = defaultdict(list)  # heaps of negative hashes: the largest hash on top
     counts: Counter[Group] = Counter()
     for _, sample in read_source(config):
@@ -114,27 +120,14 @@ def last_hashes(config: Ingest, max_samples: int) -> dict[Group, int]:
         heapq.heappush(smallest[group], -_hash(config.seed or 0, sample.id))
         if len(smallest[group]) > max_samples:
             heapq.heappop(smallest[group])
+    held = {
+        name: {split: counts[name, split] for split in SPLITS if counts[name, split]} for name in ("image", "text")
+    }
     last: dict[Group, int] = {}
-    for name in ("image", "text"):
-        of_category = {split: counts[name, split] for split in SPLITS if counts[name, split]}
+    for name, of_category in held.items():
         for split, quota in quotas(of_category, max_samples).items():
             last[name, split] = sorted(-negative for negative in smallest[name, split])[quota - 1] if quota else -1
-    return last
-
-
-def quotas(counts: dict[str, int], limit: int | None) -> dict[str, int]:
-    """`limit` things dealt over groups in proportion to their sizes, by largest remainder; each gets one if it can."""
-    total = sum(counts.values())
-    if limit is None or limit >= total:
-        return counts
-    shares = {split: limit * count // total for split, count in counts.items()}
-    by_remainder = sorted(counts, key=lambda split: -(limit * counts[split] % total))
-    for split in by_remainder[: limit - sum(shares.values())]:
-        shares[split] += 1
-    for split in [split for split, share in shares.items() if not share and limit >= len(counts)]:
-        shares[split] = 1
-        shares[max(shares, key=shares.__getitem__)] -= 1
-    return shares
+    return held, last
 
 
 def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, object]:
