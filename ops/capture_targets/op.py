@@ -76,6 +76,8 @@ def degree(instance: CaptureTargets, attribute: Attribute[Any], value: int) -> N
     run="ops.capture_targets.run:capture_targets",
     resources="ops.capture_targets.resources:capture_targets_resources",
     unmet="ops.unmet:capture_targets_unmet",
+    smoke="ops.capture_targets.smoke:capture_targets_smoke",
+    work="ops.capture_targets.smoke:capture_targets_work",
     key_libraries=("torch", "transformers"),
     resumable=True,
 )

@@ -23,6 +23,8 @@ def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, o
     run="ops.check_export.run:check_export",
     unmet="ops.unmet:check_export_unmet",
     resources="ops.check_export.resources:check_export_resources",
+    smoke="ops.check_export.smoke:check_export_smoke",
+    work="ops.check_export.smoke:check_export_work",
     key_libraries=("safetensors", "torch", "transformers"),
     single_process=True,
     shows_results=True,

@@ -14,6 +14,8 @@ from ops.artifacts import Draft, Report, TargetModel, TokenShards
     version=1,
     run="ops.evaluate.run:evaluate",
     resources="ops.evaluate.resources:evaluate_resources",
+    smoke="ops.evaluate.smoke:evaluate_smoke",
+    work="ops.evaluate.smoke:evaluate_work",
     key_libraries=("torch", "transformers", "numpy"),
     single_process=True,
     shows_results=True,

@@ -65,6 +65,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
             "or raise test_fraction or val_fraction of ingest"
         )
     results: list[PromptResult] = []
+    stage.progress(0, len(samples))
     for sample in samples:
         if stage.stop_requested():
             raise StopRequested("evaluation stopped; it starts again from the first prompt")

@@ -81,6 +81,7 @@ class HeldOut:
         own = sum(map(len, batches))
         right = done = 0
         with whole_target(parallel, saved) as target:
+            stage.progress(done, own)
             for batch in batches:
                 stop_if_asked()
                 if batch:

@@ -48,6 +48,8 @@ def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
     version=1,
     run="ops.finetune_vlm.run:finetune_vlm",
     resources="ops.finetune_vlm.resources:finetune_vlm_resources",
+    smoke="ops.finetune_vlm.smoke:finetune_vlm_smoke",
+    work="ops.finetune_vlm.smoke:finetune_vlm_work",
     key_libraries=("torch", "transformers"),
     resumable=True,
     sequence_parallel=True,

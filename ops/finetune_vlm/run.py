@@ -116,6 +116,7 @@ class _Training:
         if self.first_step and (self.first_step == self.config.steps or self._measuring_is_due()):
             self._log_where_due()  # the first call of an attempt cuts what earlier ones logged at this step
             self._measure_where_due()
+        self.stage.progress(self.state.step, self.config.steps)
         while self.state.step < self.config.steps:
             self._stop_if_asked()
             self.one_step()

@@ -15,7 +15,14 @@ from ops.ingest.image_folder import LABEL
 from ops.ingest.read import Reading, named_images
 
 
-@op(version=1, run="ops.ingest.run:ingest", key_libraries=("pillow", "pyarrow", "datasets"), single_process=True)
+@op(
+    version=1,
+    run="ops.ingest.run:ingest",
+    smoke="ops.ingest.smoke:ingest_smoke",
+    work="ops.ingest.smoke:ingest_work",
+    key_libraries=("pillow", "pyarrow", "datasets"),
+    single_process=True,
+)
 @frozen(kw_only=True)
 class Ingest:
     """Read conversations and their images, and give every sample a split."""

@@ -10,7 +10,13 @@ from dsl.op import field, op
 from ops.artifacts import ImageSamples, Samples
 
 
-@op(version=1, run="ops.inject_images.run:inject_images", key_libraries=("pillow",), single_process=True)
+@op(
+    version=1,
+    run="ops.inject_images.run:inject_images",
+    work="ops.inject_images.smoke:inject_images_work",
+    key_libraries=("pillow",),
+    single_process=True,
+)
 @frozen(kw_only=True)
 class InjectImages:
     """Put each sample's images where the policy wants them, after checking that they can be decoded."""

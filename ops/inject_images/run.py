@@ -38,6 +38,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
     tally = Tally(stage, "inject")
     total = _count_lines(samples.path / "samples.jsonl")
     rows = read_jsonl(samples.path / "samples.jsonl")
+    stage.progress(0, total)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (row, (reason, detail)) in enumerate(checked(rows, config, samples.path), start=1):
             if reason:

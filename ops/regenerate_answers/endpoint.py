@@ -81,6 +81,7 @@ class EndpointAnswerer:
         Raises StopRequested, and DataError where the server answers no more; either way the answers so far are kept.
         """
         self._progress = progress
+        progress(0)
         begun = time.monotonic()
         try:
             asyncio.run(self._answer_all(work))

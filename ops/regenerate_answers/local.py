@@ -36,6 +36,7 @@ class Answerer:
     def answer_all(self, work: Iterable[Shard], progress: Callable[[int], None]) -> None:
         """Answer the shards that are not finished yet. progress(n): n samples are done. Raises StopRequested."""
         done = 0
+        progress(done)
         for shard in work:
             if not shard.is_finished:
                 shard.finish(

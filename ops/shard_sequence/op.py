@@ -20,7 +20,13 @@ def _one_source(instance: Any, _attribute: object, features: object) -> None:
         )
 
 
-@op(version=1, run="ops.shard_sequence.run:shard_sequence", single_process=True)
+@op(
+    version=1,
+    run="ops.shard_sequence.run:shard_sequence",
+    smoke="ops.shard_sequence.smoke:shard_sequence_smoke",
+    work="ops.shard_sequence.smoke:shard_sequence_work",
+    single_process=True,
+)
 @frozen(kw_only=True)
 class ShardSequence:
     """Plan the global steps of training: which samples each takes, in an order that depends on the seed alone."""

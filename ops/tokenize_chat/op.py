@@ -15,6 +15,7 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
     run="ops.tokenize_chat.run:tokenize_chat",
     resources="ops.tokenize_chat.resources:tokenize_chat_resources",
     unmet="ops.unmet:tokenize_chat_unmet",
+    work="ops.tokenize_chat.smoke:tokenize_chat_work",
     key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy", "regex"),
     single_process=True,
 )

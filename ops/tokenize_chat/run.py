@@ -59,6 +59,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
         return [Outcome.of(row, samples.path, encoder, config) for row in portion]
 
     done = 0
+    stage.progress(done, total)
     with strict_pillow():
         for split in SPLITS:
             rows = (row for row in read_jsonl(file) if row["split"] == split)

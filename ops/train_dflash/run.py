@@ -157,6 +157,7 @@ class _Training:
         steps = self.setup.train.steps(planned, self.config.seed or 0)
         with Prefetch(steps, self.config.buffer_batches) as prepared:
             stream = self.waiting.over(prepared)
+            self.stage.progress(self.state.step, self.total)
             while self.state.step < self.total:
                 if ranks.any_rank(self.stage.stop_requested(), self.setup.place.device):
                     self.checkpoints.save(self.state)

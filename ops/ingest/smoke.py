@@ -1,0 +1,31 @@
+"""How `ingest` is tried on a few samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsl.smoke import Trial, Work
+from ops.files import read_json
+from ops.growth import Counts, Kind, SamplesGrown, kept_samples
+from ops.ingest.op import Ingest
+from ops.ingest.quotas import quotas
+from ops.tally import SPLITS
+
+READ_WHOLE = "the source is read to its end in the smoke run too; in the full one the images are written beside"
+
+
+def ingest_smoke(config: Ingest, samples: int) -> dict[str, Any]:
+    """So many samples with images, and so many without, spread over the splits."""
+    return {"max_samples": samples if config.max_samples is None else min(samples, config.max_samples)}
+
+
+def ingest_work(trial: Trial) -> Work:
+    """The trial has counted the whole source."""
+    held: dict[Kind, float] = {}
+    taken: dict[Kind, float] = {}
+    for category, by_split in read_json(trial.artifact / "source.json").items():
+        counts = {split: by_split[split] for split in SPLITS if split in by_split}
+        held |= {(category, split): count for split, count in quotas(counts, trial.config.max_samples).items()}
+        taken |= {(category, split): count for split, count in quotas(counts, trial.small.max_samples).items()}
+    samples = kept_samples(trial.artifact, Counts(taken, held))
+    return Work(output=samples.amount("samples").growth, notes=(READ_WHOLE,), foreseen=SamplesGrown(samples=samples))
