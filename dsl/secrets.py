@@ -1,0 +1,111 @@
+"""Secrets in a config: `${secret:NAME}`, or `${env:NAME}` where the name says that it is one, `HF_TOKEN` say.
+
+Such a text stays as it is in graphs, records, manifests and MLflow. Only the process that computes the node puts the
+environment variable's value in. In a key it is the constant "secret": another token gives the same results. Behind a
+second `$` the text means itself: `$${secret:NAME}` reaches the op as `${secret:NAME}`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from dsl.errors import ConfigError
+
+T = TypeVar("T")
+
+SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+REDACTED = "***"
+_ENDINGS = "|".join(SECRET_ENDINGS)
+_SECRET = re.compile(rf"(?P<escape>\$?)\$\{{(?:secret:(?P<secret>\w+)|env:(?P<env>\w*(?:{_ENDINGS})))\}}", re.ASCII)
+
+
+def resolved(config: T) -> T:
+    """The config of an op with the secrets' values in it. Raises ConfigError where a variable is not set."""
+    changes = {name: _replaced(value, _value_of) for name, value in _with_secrets(config)}
+    return attrs.evolve(config, **changes) if changes else config  # type: ignore[misc]
+
+
+def secret_values(config: object) -> tuple[str, ...]:
+    """The values that must not be shown, longest first. Raises ConfigError where a variable is not set."""
+    names = {name for _field, value in _with_secrets(config) for name in secret_names(value)}
+    return tuple(
+        sorted({value for name in names if (value := _value_of(name))}, key=lambda value: (-len(value), value))
+    )
+
+
+def redact(text: str, values: Sequence[str]) -> str:
+    """The text with `***` in place of every value; a value that holds another one has to come before it."""
+    for value in values:
+        text = text.replace(value, REDACTED)
+    return text
+
+
+def secret_names(value: object) -> tuple[str, ...]:
+    """The variables of the secrets in a value, in lists and tables too, in the order of the text."""
+    return tuple(_name(found) for text in _texts(value) for found in _SECRET.finditer(text) if not found["escape"])
+
+
+def without_secrets(value: Any) -> Any:
+    """The value as it enters a key: "secret" in place of every secret."""
+    return _replaced(value, lambda _name: "secret") if may_hold_secrets(value) and secret_names(value) else value
+
+
+def may_hold_secrets(value: object) -> bool:
+    """A quick look, since it is taken at every value of every node."""
+    return "${" in value if isinstance(value, str) else isinstance(value, (tuple, list, dict)) and bool(value)
+
+
+def resolved_text(text: str) -> str:
+    """A single text with its secrets in it, a tracking URI say. Raises ConfigError where a variable is not set."""
+    return _replaced_in_text(text, _value_of)
+
+
+def _with_secrets(config: object) -> Iterator[tuple[str, Any]]:
+    """Fields whose value holds a secret, or a text that would be one without its second `$`."""
+    for attribute in attrs.fields(type(config)):  # type: ignore[arg-type]
+        value = getattr(config, attribute.name)
+        if any(_SECRET.search(text) for text in _texts(value)):
+            yield attribute.name, value
+
+
+def _texts(value: object) -> Iterator[str]:
+    pending = [value]
+    while pending:
+        member = pending.pop()
+        if isinstance(member, str):
+            if "${" in member:
+                yield member
+        elif isinstance(member, (tuple, list)):
+            pending += reversed(member)
+        elif isinstance(member, dict):
+            pending += reversed(list(member.values()))
+
+
+def _replaced(value: Any, replacement: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return _replaced_in_text(value, replacement)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_replaced(member, replacement) for member in value)
+    if isinstance(value, dict):
+        return {key: _replaced(member, replacement) for key, member in value.items()}
+    return value
+
+
+def _replaced_in_text(text: str, replacement: Callable[[str], str]) -> str:
+    return _SECRET.sub(lambda found: found[0][1:] if found["escape"] else replacement(_name(found)), text)
+
+
+def _name(found: re.Match[str]) -> str:
+    return found["secret"] or found["env"]
+
+
+def _value_of(name: str) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise ConfigError(f"the environment variable {name} is not set: export it where dflow is called") from None
