@@ -33,9 +33,8 @@ def resolved(config: T) -> T:
 def secret_values(config: object) -> tuple[str, ...]:
     """The values that must not be shown, longest first. Raises ConfigError where a variable is not set."""
     names = {name for _field, value in _with_secrets(config) for name in secret_names(value)}
-    return tuple(
-        sorted({value for name in names if (value := _value_of(name))}, key=lambda value: (-len(value), value))
-    )
+    values = {_value_of(name) for name in names} - {""}
+    return tuple(sorted(values, key=lambda value: (-len(value), value)))
 
 
 def redact(text: str, values: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsl.errors import ConfigError, PipelineError
 from dsl.fingerprint import key_config
-from dsl.graph import compile_pipeline, graph_from_json, graph_to_json
+from dsl.graph import compile_pipeline, graph_to_json
 from dsl.op import field, op
 from dsl.pipeline import Pipeline
 from dsl.secrets import REDACTED, redact, resolved, resolved_text, secret_names, secret_values, without_secrets
@@ -98,7 +98,7 @@ def test_the_graph_and_its_record_hold_the_reference_and_the_key_a_constant() ->
     assert graph.nodes["ask"].config.token == "Bearer ${secret:HF_TOKEN}"
     text = json.dumps(graph_to_json(graph))
     assert "hf_abc" not in text
-    assert graph_from_json(json.loads(text)) == graph
+    assert json.loads(text)["nodes"][0]["config"]["token"] == "Bearer ${secret:HF_TOKEN}"
     assert key_config(graph.nodes["ask"]) == {
         "token": "Bearer secret",
         "headers": {},
