@@ -64,6 +64,7 @@ class StageProcess:
         full_job = Job(
             folder=str(folder),
             token=lease.token,
+            lease_id=lease.id,
             out_dir=str(lease.out_dir),
             work_dir=str(lease.work_dir),
             life_line=str(self._life_line_path),

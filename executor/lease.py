@@ -1,17 +1,20 @@
 """The right to work on one key: a lock that dies with its holder, and a token that tells holders apart.
 
-    work/<key>/lease    flock by the executor for the whole stage; holds {"token", "host", "pid", "run", "released"}
-    work/<key>/ranks    flock, shared, by every process of the stage for its life
-    work/<key>/out      what becomes the artifact
-    work/<key>/state    what the op keeps between attempts
+    work/<key>/lease        flock by the executor for the whole stage; holds {"token", "id", "host", "pid", "run", "released"}
+    work/<key>/ranks        flock, shared, by every process of the stage for its life
+    work/<key>/out          what becomes the artifact
+    work/<key>/state        what the op keeps between attempts
+    work/<key>/commit.json  what is being committed, see store.py
     work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launch.py
 
 A new holder waits until nobody holds `ranks`, so no late writer of a killed run can be alive beside it. A process that
-comes to `ranks` later still finds another token in `lease`, and ends.
+comes to `ranks` later still finds another token in `lease`, and ends. Tokens count the holders of one work folder, and
+start anew with it; the id is of this holder alone, whatever became of the folder. No clock is asked who comes first.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -19,12 +22,15 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dsl.errors import LeaseLost
-from executor.jsonlines import read_json
+from dsl.errors import LeaseLost, StoreError
+from executor.disk import clear_errors
+from executor.fail_points import fail_point
+from executor.jsonlines import read_object
 
 KEPT = ("lease", "ranks")
 LATE_WRITERS_S = 60.0
@@ -37,6 +43,7 @@ class Lease:
     def __init__(self, folder: Path, run_id: str) -> None:
         self.folder = folder
         self.token = 0
+        self.id = ""
         self.last_run: str | None = None
         self._run_id = run_id
         self._descriptor: int | None = None
@@ -51,22 +58,32 @@ class Lease:
 
     @property
     def attempt(self) -> str:
-        """Names the files of one attempt. Tokens start anew with the folder, so the process belongs to it."""
-        return f"{self.token}-{os.getpid()}"
+        """Names the files of one attempt."""
+        return f"{self.token}-{self.id[:8]}"
 
-    def acquire(self, on_wait: Callable[[str], None], should_stop: Callable[[], bool]) -> bool:
-        """Wait for the lease; False where `should_stop` said so first. `on_wait` gets one line about the holder.
+    def try_acquire(self) -> bool:
+        """Whether nobody held the lease, so that it is this one's now.
 
         Raises LeaseLost if a process of another host had it and did not give it back: whether that one still lives
         cannot be known here.
         """
+        with clear_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return self._try_acquire()
+
+    def held_by(self) -> str:
+        """Who works on it, as far as the lease file says: empty where it does not."""
+        holder = self._holder()
+        return f"process {holder['pid']} on {holder['host']} (run {holder['run']}) works on it" if holder else ""
+
+    def acquire(self, on_wait: Callable[[str], None], should_stop: Callable[[], bool]) -> bool:
+        """Wait for the lease; False where `should_stop` said so first. `on_wait` gets one line about the holder."""
         said = False
         while not should_stop():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if self._try_acquire():
+            if self.try_acquire():
                 return True
-            if not said and (holder := self._holder()):
-                on_wait(f"process {holder['pid']} on {holder['host']} (run {holder['run']}) works on it")
+            if not said and (holder := self.held_by()):
+                on_wait(holder)
                 said = True
             time.sleep(POLL_S)
         return False
@@ -78,7 +95,10 @@ class Lease:
         try:
             while not _try_lock(descriptor):
                 if time.monotonic() > deadline:
-                    raise LeaseLost(f"{self.folder}: processes of an earlier attempt still run there; end them first")
+                    pids = ", ".join(map(str, lock_holders(self.folder / "ranks"))) or "unknown"
+                    raise LeaseLost(
+                        f"{self.folder}: processes of an earlier attempt still run there (process ids: {pids}); end them"
+                    )
                 time.sleep(POLL_S)
         finally:
             os.close(descriptor)
@@ -90,48 +110,60 @@ class Lease:
         """
         others = [path for path in self.folder.parent.iterdir() if path != self.folder and path.name[0] != "."]
         for folder in sorted(others, key=_started, reverse=True):
-            if (read_json(folder / "work.json") or {}).get("key_without_code") != key_without_code:
+            if (read_object(folder / "work.json") or {}).get("key_without_code") != key_without_code:
                 continue
             with Lease(folder, self._run_id) as other:
                 if not (other.work_dir.is_dir() and other._try_acquire_quietly()):
                     continue
                 shutil.rmtree(self.work_dir, ignore_errors=True)
+                fail_point("lease:adopting")
                 other.work_dir.rename(self.work_dir)
+                fail_point("lease:adopted")
                 self.last_run = other.last_run
                 other.remove()
                 return self.last_run
         return None
 
     def check(self) -> None:
-        """Raises LeaseLost unless the folder still is the one that was leased, with this token."""
+        """Raises LeaseLost unless the folder still is the one that was leased, with this holder's token and id."""
         if self._descriptor is None or not _same_file(self._descriptor, self.folder / "lease"):
             raise LeaseLost(f"{self.folder}: the work folder was removed or replaced while the stage ran")
-        if (self._holder() or {}).get("token") != self.token:
+        holder = self._holder() or {}
+        if (holder.get("token"), holder.get("id")) != (self.token, self.id):
             raise LeaseLost(f"{self.folder}: another process took the lease over")
 
     def empty(self, *, keep_state: bool) -> None:
         """Remove what earlier attempts left; the op's own state only where it is not to be kept."""
-        for path in self.folder.iterdir():
-            if path.name in KEPT or (keep_state and path == self.work_dir):
-                continue
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        self.out_dir.mkdir()
-        self.work_dir.mkdir(exist_ok=True)
+        with clear_errors(self.folder):
+            for path in self.folder.iterdir():
+                if path.name in KEPT or (keep_state and path == self.work_dir):
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+                fail_point("lease:clearing")
+            self.out_dir.mkdir()
+            self.work_dir.mkdir(exist_ok=True)
+        fail_point("lease:emptied")
 
     def remove(self) -> None:
         """Take the whole work folder away, after a commit; who waits for the lease finds a new, empty one."""
-        gone = self.folder.with_name(f".{self.folder.name}.{self.token}.{os.getpid()}")
-        self.folder.rename(gone)
-        self.release()
+        gone = self.folder.with_name(f".{self.folder.name}.{self.id}")
+        with clear_errors(self.folder):
+            self.folder.rename(gone)
+        fail_point("lease:removing")
+        self._drop()
+        fail_point("lease:released")
         shutil.rmtree(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
 
     def release(self) -> None:
-        if self._descriptor is not None:
+        """Give the lease back. On this machine that is the lock; for other hosts the file says so, where it can."""
+        if self._descriptor is None:
+            return
+        with suppress(StoreError):
             self._write({**(self._holder() or {}), "released": True})
-            self._drop()
+        self._drop()
 
     def __enter__(self) -> Lease:
         return self
@@ -143,9 +175,16 @@ class Lease:
 
     def _try_acquire(self) -> bool:
         self._descriptor = self._open_locked()
-        if self._descriptor is not None:
+        if self._descriptor is None:
+            return False
+        try:
+            fail_point("lease:locked")
             self._take_over()
-        return self._descriptor is not None
+        except BaseException:
+            self._drop()
+            raise
+        fail_point("lease:taken")
+        return True
 
     def _try_acquire_quietly(self) -> bool:
         """False also where another host has the lease, or a process of an earlier attempt lives."""
@@ -172,14 +211,14 @@ class Lease:
         holder = self._holder() or {}
         host = holder.get("host", socket.gethostname())
         if host != socket.gethostname() and not holder.get("released"):
-            self._drop()
             raise LeaseLost(
                 f"{self.folder}: leased by process {holder.get('pid')} on {host} (run {holder.get('run')}), which "
                 f"did not give it back; when nothing runs there any more, remove {self.folder / 'lease'}"
             )
-        self.token = int(holder.get("token", 0)) + 1
+        self.token, self.id = int(holder.get("token", 0)) + 1, os.urandom(16).hex()
         self.last_run = holder.get("run")
-        holder = {"token": self.token, "host": socket.gethostname(), "pid": os.getpid(), "run": self._run_id}
+        host = socket.gethostname()
+        holder = {"token": self.token, "id": self.id, "host": host, "pid": os.getpid(), "run": self._run_id}
         self._write({**holder, "released": False})
 
     def _drop(self) -> None:
@@ -197,17 +236,19 @@ class Lease:
             except FileNotFoundError:
                 return None
         try:
-            holder: dict[str, Any] = json.loads(text)
+            holder = json.loads(text)
         except ValueError:
             return None
-        return holder
+        return holder if isinstance(holder, dict) else None
 
     def _write(self, holder: dict[str, Any]) -> None:
         assert self._descriptor is not None
         text = json.dumps(holder).encode() + b"\n"
-        os.pwrite(self._descriptor, text, 0)
-        os.ftruncate(self._descriptor, len(text))
-        os.fsync(self._descriptor)
+        with clear_errors(self.folder / "lease"):
+            if os.pwrite(self._descriptor, text, 0) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(self._descriptor, len(text))
+            os.fsync(self._descriptor)  # other hosts of a shared file system see it from now on
 
 
 def remove_leftovers(work: Path) -> None:
@@ -217,17 +258,52 @@ def remove_leftovers(work: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def share_ranks(folder: Path, token: int) -> int:
+def put_away(folder: Path) -> Path | None:
+    """Rename a work folder that nobody holds out of everybody's way, to be removed; None where somebody has it."""
+    with Lease(folder, "gc") as lease:
+        if held_now(folder) or not lease._try_acquire_quietly():
+            return None
+        gone = folder.with_name(f".{folder.name}.{lease.id}")
+        with clear_errors(folder):
+            folder.rename(gone)
+        lease._drop()
+        return gone
+
+
+def held_now(folder: Path) -> str:
+    """Who has a work folder, without taking it: empty where nobody does, so that its work is only waiting there."""
+    lease = Lease(folder, "")
+    if any(_is_locked(folder / name) for name in KEPT):
+        return lease.held_by() or "a process works on it"
+    holder = lease._holder() or {}
+    elsewhere = holder.get("host", socket.gethostname()) != socket.gethostname() and not holder.get("released")
+    return lease.held_by() if elsewhere else ""
+
+
+def share_ranks(folder: Path, token: int, lease_id: str) -> int:
     """Held by a process of a stage for its life: says that it may write to the work folder. Returns the descriptor.
 
-    Raises LeaseLost where the lease went on to another holder before this process came to work.
+    Raises LeaseLost where the lease went on to another holder before this process came to work, and
+    FileNotFoundError where the work folder is gone.
     """
     descriptor = os.open(folder / "ranks", os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    if (read_json(folder / "lease") or {}).get("token") != token:
+    holder = read_object(folder / "lease") or {}
+    if (holder.get("token"), holder.get("id")) != (token, lease_id):
         os.close(descriptor)
         raise LeaseLost(f"{folder}: the lease went on to another attempt")
     return descriptor
+
+
+def lock_holders(path: Path) -> list[int]:
+    """Process ids on this machine that the kernel lists as holders of a lock on a file."""
+    try:
+        inode = path.stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    rows = [line.split() for line in lines if "->" not in line]
+    return sorted({int(row[4]) for row in rows if row[5].rpartition(":")[2] == str(inode)})
 
 
 def _started(folder: Path) -> float:
@@ -243,6 +319,17 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

@@ -130,6 +130,7 @@ class Runner:
         with self._store.lease(decision.key, self._record.run) as lease:
             if not lease.acquire(lambda holder: self._display.note(f"{node_id}: waiting, {holder}"), self.stop.is_set):
                 return False
+            self._store.finish_commit(lease, decision.key)
             made_meanwhile = self._made_meanwhile(node_id, decision.key)
             if made_meanwhile is not None:
                 lease.remove()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,11 +23,16 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import StageError, StoreError
-from executor.content import MANIFEST, altered_files, artifact_digest, hash_artifact_files
-from executor.jsonlines import append_line, read_json, read_lines, sync_folder, write_json
+from executor.content import MANIFEST, altered_files, artifact_digest, seal_artifact_files
+from executor.disk import clear_errors
+from executor.fail_points import fail_point
+from executor.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.lease import Lease, remove_leftovers
+from executor.store_lock import artifacts_taken
 
 FORMAT = 1
+COMMIT = "commit.json"
+FOLDERS = ("objects", "index", "work", "records")
 PROJECT_MARKS = ("pyproject.toml", ".git")
 
 
@@ -55,8 +59,17 @@ class IndexLine:
     digest: str
     run: str
     time: float
-    neutral: Mapping[str, Any]
-    acceptance: str
+    neutral: Mapping[str, Any] = {}
+    acceptance: str = "computed"
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> IndexLine:
+        """What this version of dflow knows of a line: a newer one may have written more, an older one less."""
+        return cls(**{name: line[name] for name in _LINE_FIELDS if name in line})
+
+
+_LINE_FIELDS = tuple(field.name for field in attrs.fields(IndexLine))
+_LINE_NEEDS = {"digest", "run", "time"}
 
 
 class Store:
@@ -90,7 +103,7 @@ class Store:
     def manifest(self, digest: str) -> dict[str, Any] | None:
         """The manifest of an artifact whose files are all there with their sizes, else None."""
         folder = self.object_path(digest)
-        manifest: dict[str, Any] | None = read_json(folder / MANIFEST)
+        manifest = read_object(folder / MANIFEST)
         return manifest if manifest is not None and _is_intact(folder, manifest) else None
 
     def has(self, digest: str) -> bool:
@@ -105,13 +118,12 @@ class Store:
 
     def altered(self, digest: str) -> list[str]:
         """Names of the artifact's files that are gone or hold something else, by reading them; its manifest's too."""
-        folder = self.object_path(digest)
-        manifest: dict[str, Any] | None = read_json(folder / MANIFEST)
-        return [MANIFEST] if manifest is None else altered_files(folder, manifest)
+        return _altered(self.object_path(digest))
 
     def index(self, key: str) -> list[IndexLine]:
         """All that was ever computed for a key, oldest first."""
-        return [IndexLine(**line) for line in read_lines(self.path / "index" / key)]
+        lines = read_lines(self.path / "index" / key)
+        return [IndexLine.from_json(line) for line in lines if line.keys() >= _LINE_NEEDS]
 
     def newest(self, key: str) -> str | None:
         """The digest that the key stands for, whether or not the artifact still is there."""
@@ -128,60 +140,106 @@ class Store:
         time. Raises StageError if the op wrote nothing or left links, LeaseLost if the lease is gone.
         """
         lease.wait_for_ranks()
-        out = lease.out_dir
-        files = hash_artifact_files(out)
-        if not files:
-            raise StageError("the op wrote nothing to stage.out_dir, so there is no artifact")
-        if MANIFEST in files:
-            raise StageError(f"the op wrote {MANIFEST}, a name that the store keeps for itself")
-        digest = artifact_digest(files)
-        entries = {name: attrs.asdict(entry) for name, entry in files.items()}
-        write_json(out / MANIFEST, {**manifest, "key": key, "token": lease.token, "digest": digest, "files": entries})
-        for path in sorted(out.rglob("*"), reverse=True):
-            if path.is_dir():
-                sync_folder(path)
-            else:
-                path.chmod(0o444)
-        with (out / MANIFEST).open("rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(out)
+        fail_point("commit:waited")
+        with clear_errors(lease.folder):
+            digest = _seal(lease, {**manifest, "key": key, "token": lease.token, "lease": lease.id})
         lease.check()
-        self._place(out, digest)
-        entry = IndexLine(digest=digest, time=time.time(), **line)
-        append_line(self.path / "index" / key, attrs.asdict(entry), durable=True)
+        entry = IndexLine.from_json({"digest": digest, "time": time.time(), **line})
+        write_json(lease.folder / COMMIT, attrs.asdict(entry))
+        fail_point("commit:placing")
+        with artifacts_taken(self.path):
+            self._place(lease.out_dir, digest)
+            self._append(key, entry)
         return digest
 
+    def finish_commit(self, lease: Lease, key: str) -> str | None:
+        """Complete a commit in the middle of which the holder before died or ran out of space.
+
+        Returns the digest, or None where there was no such commit, or what it had on disk is not whole.
+        """
+        begun = read_object(lease.folder / COMMIT)
+        if begun is None or not begun.keys() >= _LINE_NEEDS:
+            return None
+        entry = IndexLine.from_json(begun)
+        lease.wait_for_ranks()
+        sealed = read_object(lease.out_dir / MANIFEST)
+        is_whole = sealed is not None and sealed["digest"] == entry.digest and not altered_files(lease.out_dir, sealed)
+        with artifacts_taken(self.path):
+            if is_whole:
+                self._place(lease.out_dir, entry.digest)
+            if self.manifest(entry.digest) is None:
+                return None
+            if entry not in self.index(key):
+                self._append(key, entry)
+        return entry.digest
+
+    def _append(self, key: str, entry: IndexLine) -> None:
+        append_line(self.path / "index" / key, attrs.asdict(entry), durable=True)
+        fail_point("commit:indexed")
+
     def _place(self, out: Path, digest: str) -> None:
+        """Rename a sealed out_dir into objects/. The same content may be there already: that one stays."""
         target = self.object_path(digest)
-        if not self.altered(digest):  # the same content was there: it never changes
-            shutil.rmtree(out)
-            return
-        altered = out.with_name("altered")
-        shutil.rmtree(altered, ignore_errors=True)
+        with clear_errors(target):
+            if not self.altered(digest):
+                shutil.rmtree(out)
+            else:
+                self._replace(out, target, digest)
+            fail_point("commit:renamed")
+            sync_folder(target.parent)
+        self._intact.add(digest)
+        fail_point("commit:placed")
+
+    def _replace(self, out: Path, target: Path, digest: str) -> None:
+        aside = out.with_name("altered")
+        shutil.rmtree(aside, ignore_errors=True)
         try:
             if target.exists():  # files of it were lost or altered; the fresh ones take its place
-                target.rename(altered)
+                target.rename(aside)
+                fail_point("commit:aside")
             out.rename(target)
-        except OSError as error:
+        except OSError:
             if self.manifest(digest) is None:
-                raise StoreError(f"{target}: cannot be placed in the store ({error.strerror})") from error
+                raise
             shutil.rmtree(out)  # another key's stage with the same content was faster
-        sync_folder(target.parent)
 
     def _make(self) -> None:
-        try:
+        with clear_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             # First of all: a folder without it is taken for something else.
             if not (self.path / "format").exists():
-                write_json(self.path / "format", FORMAT)
-            for name in ("objects", "index", "work", "records"):
-                (self.path / name).mkdir(exist_ok=True)
+                write_json(self.path / "format", FORMAT, durable=True)
+            if not all((self.path / name).is_dir() for name in FOLDERS):
+                for name in FOLDERS:
+                    (self.path / name).mkdir(exist_ok=True)
+                sync_folder(self.path)
+                sync_folder(self.path.parent)
             _check_locks(self.path)
             remove_leftovers(self.path / "work")
-        except OSError as error:
-            raise StoreError(
-                f"{self.path}: the store cannot be written ({error.strerror}); name another by --store or DFLOW_STORE"
-            ) from error
+
+
+def _seal(lease: Lease, manifest: Mapping[str, Any]) -> str:
+    """Bring out_dir to disk with its manifest, and return its digest."""
+    out = lease.out_dir
+    files = seal_artifact_files(out)
+    if not files:
+        raise StageError("the op wrote nothing to stage.out_dir, so there is no artifact")
+    if MANIFEST in files:
+        raise StageError(f"the op wrote {MANIFEST}, a name that the store keeps for itself")
+    fail_point("commit:hashed")
+    digest = artifact_digest(files)
+    entries = {name: attrs.asdict(entry) for name, entry in files.items()}
+    write_json(out / MANIFEST, {**manifest, "digest": digest, "files": entries}, durable=True)
+    (out / MANIFEST).chmod(0o444)
+    fail_point("commit:manifest")
+    sync_folder(out)
+    fail_point("commit:synced")
+    return digest
+
+
+def _altered(folder: Path) -> list[str]:
+    manifest = read_object(folder / MANIFEST)
+    return [MANIFEST] if manifest is None else altered_files(folder, manifest)
 
 
 def _check_format(path: Path) -> None:
@@ -204,21 +262,19 @@ def _check_format(path: Path) -> None:
 
 def _check_locks(path: Path) -> None:
     """Raises StoreError where flock is missing or does not keep a second holder out."""
-    with tempfile.NamedTemporaryFile(dir=path / "work", prefix=".locks.") as first:
+    with (path / "format").open("r+b") as first, (path / "format").open("r+b") as second:
         try:
             fcntl.flock(first.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(second.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # by `first`, or by another process that is asking the same
+            return
         except OSError as error:
             raise StoreError(f"{path}: locks (flock) do not work on this file system ({error.strerror})") from error
-        with Path(first.name).open() as second:
-            try:
-                fcntl.flock(second.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
     raise StoreError(f"{path}: locks (flock) keep nobody out on this file system; put the store on another one")
 
 
 def _is_intact(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.get("files", {MANIFEST: {"size": -1}}).items():
         try:
             size = (folder / name).stat().st_size
         except OSError:

@@ -29,7 +29,8 @@ from typing import Any
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DflowError, LeaseLost, StopRequested
-from dsl.graph import GraphNode, graph_from_json
+from dsl.graph import GraphNode
+from dsl.graph_json import node_from_json
 from executor.jsonlines import append_line, read_json, write_json
 from executor.keys import node_inputs
 from executor.lease import share_ranks
@@ -51,6 +52,7 @@ class Job:
     artifacts: Mapping[str, list[str]]
     folder: str
     token: int
+    lease_id: str
     out_dir: str
     work_dir: str
     life_line: str
@@ -117,7 +119,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, partial(_set_flag, stop))
     try:
-        share_ranks(Path(job.folder), job.token)
+        share_ranks(Path(job.folder), job.token, job.lease_id)
         _watch(job, rank)
     except (LeaseLost, FileNotFoundError):  # a later attempt took or cleared the folder
         return EXECUTOR_GONE
@@ -135,7 +137,7 @@ def main() -> int:
 
 def _run(job: Job, rank: int, stop: threading.Event) -> str:
     """Call the op; returns the device that it ran on."""
-    node = graph_from_json(read_json(Path(job.graph))).nodes[job.node]
+    node = node_from_json(read_json(Path(job.graph)), job.node)
     run = _import_run(node.op.run)
     device = _device(job.device)
     stage = WorkerStage(

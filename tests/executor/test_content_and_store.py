@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dsl.errors import LeaseLost, StageError, StoreError
-from executor.content import FileEntry, artifact_digest, hash_artifact_files
+from executor.content import FileEntry, artifact_digest, seal_artifact_files
 from executor.store import Store, store_path
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
@@ -59,14 +59,14 @@ def test_name_size_and_content_enter_the_digest(files):
 def test_a_link_in_out_dir_is_an_error(tmp_path):
     (tmp_path / "link").symlink_to("/etc/hostname")
     with pytest.raises(StageError, match="link: the op left something that is not a plain file"):
-        hash_artifact_files(tmp_path)
+        seal_artifact_files(tmp_path)
 
 
 def test_a_commit_leaves_this_layout(store):
     digest = commit(store)
     found = sorted(path.relative_to(store.path).as_posix() for path in store.path.rglob("*") if path.is_file())
     expected = [f"objects/{digest}/{name}" for name in ("manifest.json", "measurements.json", "sub/text.txt")]
-    assert found == ["format", "index/k1", *expected]
+    assert found == ["format", "gc.lock", "index/k1", *expected]
     assert (store.path / "format").read_text() == "1\n"
     assert {
         oct((store.object_path(digest) / name).stat().st_mode & 0o777) for name in ("manifest.json", "sub/text.txt")
@@ -178,7 +178,7 @@ def test_a_file_or_a_folder_of_other_things_is_no_store(tmp_path, write):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="the store cannot be written"):
+    with pytest.raises(StoreError, match="cannot be written: Not a directory"):
         Store.open(tmp_path / "file" / "runs", write=True)
 
 

@@ -35,7 +35,7 @@ def test_the_lease_file_says_who_holds_it(tmp_path):
         lease.acquire(print, never)
         holder = json.loads((tmp_path / "k" / "lease").read_text())
         assert holder == {
-            "token": 1, "host": os.uname().nodename, "pid": os.getpid(), "run": "r1", "released": False
+            "token": 1, "id": lease.id, "host": os.uname().nodename, "pid": os.getpid(), "run": "r1", "released": False
         }  # fmt: skip
     assert json.loads((tmp_path / "k" / "lease").read_text())["released"] is True
 
@@ -111,7 +111,7 @@ def test_nobody_starts_while_a_rank_of_an_earlier_attempt_lives(tmp_path, monkey
     monkeypatch.setattr(lease_module, "LATE_WRITERS_S", 0.2)
     with Lease(tmp_path / "k", "r1") as lease:
         lease.acquire(print, never)
-        rank = share_ranks(lease.folder, lease.token)
+        rank = share_ranks(lease.folder, lease.token, lease.id)
         with pytest.raises(LeaseLost, match="processes of an earlier attempt still run there"):
             lease.wait_for_ranks()
         os.close(rank)
@@ -121,11 +121,10 @@ def test_nobody_starts_while_a_rank_of_an_earlier_attempt_lives(tmp_path, monkey
 def test_a_rank_that_comes_after_the_next_attempt_began_may_not_start(tmp_path):
     with Lease(tmp_path / "k", "r1") as first:
         first.acquire(print, never)
-        late = first.token
     with Lease(tmp_path / "k", "r1") as lease:
         lease.acquire(print, never)
         with pytest.raises(LeaseLost, match="the lease went on to another attempt"):
-            share_ranks(lease.folder, late)
+            share_ranks(lease.folder, first.token, first.id)
         lease.wait_for_ranks()
 
 
