@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import cattrs
 from attrs import frozen
 
-from dsl.errors import ConfigError, Mistake, PipelineError
+from dsl.errors import PipelineError
 from dsl.launch import Launch, Machine
-from dsl.op import OpSpec, Ref
-from dsl.op_table import load_op
+from dsl.op import OpSpec
+from dsl.order import below, in_order
 from dsl.pipeline import Node, Pipeline
-from dsl.wiring import absolute_path, below, external_value, in_order, inputs_of, wiring_mistakes
+from dsl.wiring import absolute_path, external_value, inputs_of, wiring_mistakes
 from dsl.written import written_nodes
-
-FORMAT = 1
 
 
 @frozen
@@ -102,84 +99,6 @@ def graph_to_pipeline(graph: Graph) -> Pipeline:
     return pipeline
 
 
-def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """The graph as JSON values; a reference is {"ref": node id}, a tuple is a list."""
-    nodes = [
-        _NodeRecord(node.id, node.op.name, node.op.version, _config_to_json(node), node.launch)
-        for node in graph.nodes.values()
-    ]
-    record = _GraphRecord(
-        format=FORMAT,
-        name=graph.name,
-        seed=graph.seed,
-        experiment=graph.experiment,
-        tracking_uri=graph.tracking_uri,
-        root=str(graph.root),
-        op_files=tuple(str(file) for file in graph.op_files),
-        nodes=tuple(nodes),
-        tags=dict(graph.tags),
-        notes=graph.notes,
-        machine=graph.machine,
-    )
-    data: dict[str, Any] = _CONVERTER.unstructure(record)
-    return data
-
-
-def graph_from_json(data: Mapping[str, Any]) -> Graph:
-    """The graph of a record as it is: paths in it need not exist any more.
-
-    Raises PipelineError where the record does not fit the ops as they are now.
-    """
-    try:
-        record = _CONVERTER.structure(data, _GraphRecord)
-    except cattrs.BaseValidationError as error:
-        reasons = "; ".join(cattrs.transform_error(error))
-        raise PipelineError([Mistake(f"the recorded graph cannot be read: {reasons}")]) from error
-    if record.format != FORMAT:
-        message = f"the recorded graph has format {record.format}, this version of dflow reads {FORMAT}"
-        raise PipelineError([Mistake(message, hint="use the version of dflow that wrote it, or start a new run")])
-    op_files = tuple(Path(file) for file in record.op_files)
-    return Graph(
-        name=record.name,
-        seed=record.seed,
-        experiment=record.experiment,
-        tracking_uri=record.tracking_uri,
-        root=Path(record.root),
-        op_files=op_files,
-        nodes={node.id: _node_from_record(node, op_files) for node in record.nodes},
-        tags=record.tags,
-        notes=record.notes,
-        machine=record.machine,
-    )
-
-
-@frozen
-class _NodeRecord:
-    id: str
-    op: str
-    version: int
-    config: dict[str, Any]
-    launch: Launch
-
-
-@frozen
-class _GraphRecord:
-    format: int
-    name: str
-    seed: int
-    experiment: str
-    tracking_uri: str | None
-    root: str
-    op_files: tuple[str, ...]
-    nodes: tuple[_NodeRecord, ...]
-    tags: dict[str, str] = attrs.field(factory=dict)
-    notes: str = ""
-    machine: Machine = attrs.field(factory=Machine)
-
-
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: list})
-
-
 def _compiled(node: Node, root: Path) -> GraphNode:
     op = node.op
     paths = {
@@ -189,41 +108,3 @@ def _compiled(node: Node, root: Path) -> GraphNode:
     }
     config = attrs.evolve(node.config, **paths) if paths else node.config
     return GraphNode(node.id, config, op, node.launch, inputs_of(op, attrs.asdict(config, recurse=False)))
-
-
-def _config_to_json(node: GraphNode) -> dict[str, Any]:
-    return {
-        name: _value_to_json(value, is_edge=name in node.op.edges)
-        for name, value in attrs.asdict(node.config, recurse=False).items()
-    }
-
-
-def _value_to_json(value: Any, is_edge: bool) -> Any:
-    if isinstance(value, Ref):
-        return {"ref": value.node}
-    if isinstance(value, (tuple, list)):
-        return [_value_to_json(member, is_edge) for member in value]
-    if isinstance(value, dict):
-        return {key: _value_to_json(member, is_edge) for key, member in value.items()}
-    return value
-
-
-def _value_from_json(value: Any, is_edge: bool) -> Any:
-    if is_edge and isinstance(value, dict):
-        return Ref(value["ref"])
-    if isinstance(value, list):
-        return tuple(_value_from_json(member, is_edge) for member in value)
-    if isinstance(value, dict):
-        return {key: _value_from_json(member, is_edge) for key, member in value.items()}
-    return value
-
-
-def _node_from_record(record: _NodeRecord, op_files: tuple[Path, ...]) -> GraphNode:
-    op = load_op(record.op, op_files)
-    values = {name: _value_from_json(value, is_edge=name in op.edges) for name, value in record.config.items()}
-    try:
-        config = op.config_class(**values)
-    except ConfigError as error:
-        message = f"the recorded config does not fit the op {op.name} as it is now: {error}"
-        raise PipelineError([Mistake(message, f"node.{record.id}")]) from error
-    return GraphNode(record.id, config, op, record.launch, inputs_of(op, values))

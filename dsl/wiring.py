@@ -1,4 +1,4 @@
-"""What can be wrong between nodes: references, artifact types, external paths, cycles; and the order of the nodes."""
+"""What can be wrong between nodes: references, artifact types, external paths, cycles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import networkx
-
 from dsl.errors import Mistake, did_you_mean
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
+from dsl.order import cycles
+from dsl.secrets import may_hold_secrets, secret_names
 from dsl.written import COMMAND_LINE, WrittenNode
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -27,6 +27,7 @@ def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path) -> list[Mistak
             mistakes += _external_mistakes(node, node.op, root)
             mistakes += _pin_mistakes(node, node.op, root)
             mistakes += _launch_mistakes(node, node.op)
+            mistakes += _secret_mistakes(node)
     return [*mistakes, *_cycle_mistakes(nodes)]
 
 
@@ -38,18 +39,6 @@ def inputs_of(op: OpSpec, values: Mapping[str, Any]) -> dict[str, tuple[str, ...
         references = value if isinstance(value, tuple) else (value,)
         inputs[edge] = tuple(reference.node for reference in references if isinstance(reference, Ref))
     return inputs
-
-
-def in_order(parents: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Ids with all parents first, otherwise as they come. There must be no cycle."""
-    written = {node_id: place for place, node_id in enumerate(parents)}
-    order: list[str] = list(networkx.lexicographical_topological_sort(_graph_of(parents), key=written.__getitem__))
-    return order
-
-
-def below(parents: Mapping[str, tuple[str, ...]], node_id: str) -> frozenset[str]:
-    """The node and everything that reads from it, directly or not."""
-    return frozenset({node_id} | networkx.descendants(_graph_of(parents), node_id))
 
 
 def absolute_path(path: str | Path, root: Path) -> Path:
@@ -75,13 +64,6 @@ def external_value(value: Any, field: ConfigField, root: Path) -> Any:
 def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
     """Whether "owner/name" names a model: not where there is a folder `owner`, in which `name` is then looked for."""
     return field.model_id and MODEL_ID.fullmatch(value) is not None and not path.parent.is_dir()
-
-
-def _graph_of(parents: Mapping[str, tuple[str, ...]]) -> Any:
-    graph = networkx.DiGraph()
-    graph.add_nodes_from(parents)
-    graph.add_edges_from((parent, node_id) for node_id, ids in parents.items() for parent in ids)
-    return graph
 
 
 def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
@@ -144,31 +126,25 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
         yield node.mistake(name, message)
 
 
+def _secret_mistakes(node: WrittenNode) -> Iterator[Mistake]:
+    for name, value in node.values.items():
+        for variable in secret_names(value) if may_hold_secrets(value) else ():
+            if variable not in os.environ:
+                message = f"the environment variable {variable} is not set"
+                yield node.mistake(name, message, "export it where dflow is called")
+
+
 def _none(_values: Mapping[str, Any], _launch: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
 def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
-    """One shortest cycle through the first written node of every knot, in the direction the data flows."""
+    inputs = {node.id: inputs_of(node.op, node.values) for node in nodes.values() if node.op is not None}
     parents = {
-        node.id: tuple(parent for ids in inputs_of(node.op, node.values).values() for parent in ids if parent in nodes)
-        for node in nodes.values()
-        if node.op is not None
+        node_id: [parent for ids in edges.values() for parent in ids if parent in inputs]
+        for node_id, edges in inputs.items()
     }
-    graph = _graph_of(parents)
-    knots = {node_id: knot for knot in networkx.strongly_connected_components(graph) for node_id in knot}
-    seen: set[str] = set()
-    for node_id in parents:
-        knot = knots[node_id]
-        closing = [parent for parent in parents[node_id] if parent in knot]
-        if node_id in seen or not closing:
-            continue
-        seen |= knot
-        inside = graph.subgraph(knot)
-        paths = [networkx.shortest_path(inside, node_id, parent) for parent in closing]
-        path = min(paths, key=len)
-        node = nodes[node_id]
-        assert node.op is not None
-        inputs = inputs_of(node.op, node.values)
-        edge = next(name for name, ids in inputs.items() if path[-1] in ids)
-        yield node.mistake(edge, f"the nodes form a cycle: {' -> '.join([*path, node_id])}")
+    for cycle in cycles(parents):
+        edge = next(name for name, ids in inputs[cycle[0]].items() if cycle[-1] in ids)
+        path = " -> ".join([*cycle, cycle[0]])
+        yield nodes[cycle[0]].mistake(edge, f"the nodes form a cycle: {path}")

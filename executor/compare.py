@@ -17,7 +17,8 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError, did_you_mean
-from dsl.graph import Graph, graph_to_json
+from dsl.graph import Graph
+from dsl.graph_json import graph_to_json
 from executor.begin import make_planner
 from executor.jsonlines import read_json, write_json
 from executor.launch import stage_environment, threads_of

@@ -32,7 +32,8 @@ import attrs
 from attrs import define
 
 from dsl.errors import StoreError
-from dsl.graph import Graph, graph_from_json, graph_to_json
+from dsl.graph import Graph
+from dsl.graph_json import graph_from_json, graph_to_json
 from executor.jsonlines import LineReader, append_line, append_lines, read_json, read_lines, write_json
 
 STATE = "state.jsonl"

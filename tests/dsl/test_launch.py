@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import ConfigError, PipelineError
-from dsl.graph import graph_from_json, graph_to_json
+from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.overrides import override_graph
 from dsl.pipeline import Launch, Machine, Pipeline
 from dsl.read_toml import read_graph

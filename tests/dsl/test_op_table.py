@@ -92,14 +92,14 @@ def test_a_file_is_loaded_once_and_another_of_the_same_name_takes_its_place(tmp_
 
 
 def test_a_file_that_cannot_be_a_module_is_refused(tmp_path: Path) -> None:
-    for name in ("random.py", "networkx.py", "my-ops.py"):
+    for name in ("random.py", "hypothesis.py", "my-ops.py"):
         write_op(tmp_path / name)
-    networkx = sys.modules["networkx"].__file__
-    files = [tmp_path / name for name in ("none_ops.py", "random.py", "networkx.py", "my-ops.py")]
+    hypothesis = sys.modules["hypothesis"].__file__
+    files = [tmp_path / name for name in ("none_ops.py", "random.py", "hypothesis.py", "my-ops.py")]
     assert mistakes(*files) == [
         f"there is no file {tmp_path}/none_ops.py",
         f"{tmp_path}/random.py would hide Python's own module random: rename it",
-        f"{tmp_path}/networkx.py would hide the installed module networkx ({networkx}): rename it",
+        f"{tmp_path}/hypothesis.py would hide the installed module hypothesis ({hypothesis}): rename it",
         f"{tmp_path}/my-ops.py: an op file is a Python module: letters, digits and _ in its name, which ends in .py",
     ]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import PipelineError
-from dsl.graph import Graph, compile_pipeline, graph_from_json, graph_to_json
+from dsl.graph import Graph, compile_pipeline
+from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.overrides import apply_override, apply_overrides, override_graph
 from dsl.pipeline import Launch, Pipeline
 from dsl.read_toml import read_graph

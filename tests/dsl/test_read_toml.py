@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import PipelineError
-from dsl.graph import Graph, graph_from_json, graph_to_json
+from dsl.graph import Graph
+from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph, read_pipeline

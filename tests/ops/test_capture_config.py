@@ -10,12 +10,12 @@ import pytest
 
 from dsl.errors import ConfigError, PipelineError
 from dsl.fingerprint import code_fingerprints
-from dsl.graph import compile_pipeline, graph_from_json, graph_to_json
+from dsl.graph import compile_pipeline
+from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref, op_of
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
-from executor.external import ExternalDigests
-from executor.keys import graph_parts
+from executor.keys import Sources, graph_parts
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.server_args import ALLOWED
 from ops.finetune_vlm.op import FinetuneVlm
@@ -143,7 +143,7 @@ def graph_of(folder, lines):
 
 
 def key_parts(graph, folder):
-    return graph_parts(graph, ExternalDigests(folder / "external.jsonl"))["capture"]
+    return graph_parts(graph, Sources.now(folder / "external.jsonl"))["capture"]
 
 
 def test_all_refused_server_arguments_are_named_at_once_with_their_place_in_the_file(tmp_path):
