@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 
 from dsl.read_toml import read_graph
 from executor.begin import new_run
@@ -15,9 +16,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
     add_store(parser)
+    parser.add_argument(
+        "--smoke",
+        type=int,
+        metavar="N",
+        help="the whole chain on N samples first, in a store of its own; then what the full run will take",
+    )
 
 
 def main(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set)
-    store = Store.open(store_path(options.store, options.file), write=True)
+    path = store_path(options.store, options.file)
+    if options.smoke is not None:
+        smoke = importlib.import_module("executor.smoke")
+        code: int = smoke.smoke_run(path, graph, options.smoke)
+        return code
+    store = Store.open(path, write=True)
     return run_and_tell(new_run(store, graph))

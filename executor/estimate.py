@@ -1,0 +1,125 @@
+"""How long a node takes in full, told by the times at which its trial on a few samples reported progress.
+
+A node's time is a + b * amount: a, what comes before the first progress, between two series and after the last, stays
+as it is; b comes from the progress itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from attrs import frozen
+
+from dsl.smoke import Amount, Work
+
+
+@frozen
+class Spread:
+    """At least and at most, in seconds."""
+
+    low: float
+    high: float
+
+    def __add__(self, other: Spread) -> Spread:
+        return Spread(self.low + other.low, self.high + other.high)
+
+
+NOTHING = Spread(0.0, 0.0)
+
+
+@frozen(kw_only=True)
+class NodeEstimate:
+    """What the full run of a node will take.
+
+    cached: the store holds it already, so that the rest is nothing. tried: seconds of the trial. disk: bytes in the
+    store at the end, those of checkpoints with it. memory, gpu_memory: peak bytes of the trial, its ranks together,
+    None where they were not measured; needed: bytes that a rank of the full run needs by its op's word.
+    """
+
+    cached: bool
+    tried: float = 0.0
+    time: Spread = NOTHING
+    disk: float = 0.0
+    memory: int | None = None
+    gpu_memory: int | None = None
+    needed: int = 0
+    ranks: int = 1
+    device: str = "cpu"
+    notes: tuple[str, ...] = ()
+
+
+@frozen
+class Report:
+    """`done` of `total` at `time`."""
+
+    time: float
+    done: int
+    total: int
+
+
+def reports(events: Iterable[Mapping[str, Any]], node: str, attempt: int) -> list[Report]:
+    """The progress that one attempt of a node told, from the events of its run."""
+    own = (event for event in events if event["kind"] == "progress" and event["node"] == node)
+    return [Report(event["time"], event["done"], event["total"]) for event in own if event["attempt"] == attempt]
+
+
+def series_of(told: Sequence[Report]) -> list[list[Report]]:
+    """The reports cut where counting began again."""
+    series: list[list[Report]] = []
+    for report in told:
+        if not series or report.done < series[-1][-1].done:
+            series.append([])
+        series[-1].append(report)
+    return series
+
+
+def full_time(started: float, ended: float, told: Sequence[Report], work: Work) -> Spread:
+    """The time of the full run. Series without an amount of their own stay as they are.
+
+    An amount without a series, of a stage that told no progress, may be all of the time or nothing of it.
+    """
+    series = series_of(told)
+    stays = max(0.0, ended - started)
+    grown = NOTHING
+    begun = started
+    for reported, amount in zip(series, work.series, strict=False):
+        taken, full = _grown(begun, reported, amount)
+        stays, grown = max(0.0, stays - taken), grown + full
+        begun = reported[-1].time
+    left = [amount.growth for amount in work.series[len(series) :]]
+    tail = max(0.0, ended - told[-1].time) if told else 0.0
+    most = stays * max([1.0, *left]) + tail * (work.tail - 1)
+    return grown + Spread(stays * min([1.0, *left]), most)
+
+
+def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[float, Spread]:
+    """(seconds of the trial that belong to the series, its time in the full run).
+
+    At least by the usual pace, at most by the mean one: the first step compiles and checkpoints wait for the disk, once
+    in the trial, and who knows how often in the full run.
+    """
+    first, last = reported[0], reported[-1]
+    counted = last.done - first.done
+    if counted <= 0 or last.total <= 0:  # told at its end alone: all since the last sign of life, or nothing of it
+        taken = max(0.0, last.time - begun)
+        return taken, Spread(taken * min(1.0, amount.least_growth), taken * max(1.0, amount.growth))
+    mean = max(0.0, last.time - first.time) / counted * last.total
+    usual = _usual_pace(reported) * last.total
+    unseen = mean * first.done / last.total  # was done before the first report
+    paces = sorted((mean, usual))
+    taken = max(0.0, last.time - first.time) + min(unseen, max(0.0, first.time - begun))
+    return taken, Spread(paces[0] * amount.least_growth, paces[1] * amount.growth)
+
+
+def _usual_pace(reported: Sequence[Report]) -> float:
+    """The median of the seconds for one, over all that was done."""
+    steps = [(after.time - before.time, after.done - before.done) for before, after in pairwise(reported)]
+    paces = sorted((max(0.0, seconds) / count, count) for seconds, count in steps if count > 0)
+    half = sum(count for _, count in paces) / 2
+    for pace, count in paces:
+        half -= count
+        if half <= 0:
+            return pace
+    return 0.0
