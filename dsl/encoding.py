@@ -6,6 +6,7 @@
     dict                                           without order
     Enum                                           class and member
     attrs classes                                  class, and the fields by name
+    Encoded                                        the bytes of a value that was encoded before, by themselves
 
 Anything else is refused; a Path too, since paths are content, not names.
 """
@@ -20,8 +21,16 @@ from pathlib import PurePath
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from dsl.errors import ConfigError
+
+
+@frozen
+class Encoded:
+    """A value's encoding, to be put in the value's place where it is encoded often."""
+
+    encoding: bytes
 
 
 def fingerprint(value: object) -> str:
@@ -50,6 +59,8 @@ def encode(value: object) -> bytes:
         return _counted(b"l", [encode(member) for member in members])
     if type(value) is dict:
         return _counted(b"m", sorted(encode(key) + encode(member) for key, member in value.items()))
+    if type(value) is Encoded:
+        return value.encoding
     if attrs.has(type(value)) and not isinstance(value, type):
         return b"a" + encode(_class_name(value)) + encode(attrs.asdict(value, recurse=False))  # type: ignore[arg-type]
     if isinstance(value, PurePath):

@@ -5,21 +5,47 @@ from __future__ import annotations
 import hashlib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from attrs import frozen
 
 from dsl.encoding import encode, fingerprint
 from dsl.errors import ConfigError
 from dsl.graph import GraphNode
+from dsl.secrets import without_secrets
 from dsl.source import MODULE_LEVEL, Binding, SourceModule, read_module
 from dsl.syntax import Chain
 
-__all__ = ["code_fingerprints", "encode", "fingerprint", "key_config"]
+__all__ = ["ReadCode", "code_fingerprints", "encode", "fingerprint", "key_config", "kind_of", "read_code"]
 
 FRAMEWORK = frozenset({"dsl", "executor"})  # never part of a node's code
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 OWN_PACKAGES = frozenset({"ops", "pipelines"})  # what is the project's own in a folder of installed packages
+
+
+Kind = Literal["file", "folder", ""]  # of what a path leads to; "" where there is neither
+
+
+@frozen
+class ReadCode:
+    """The code that a run function reaches: a hash by "module:symbol", and all that the hashes depend on.
+
+    read: the source files. looked_for: what stood at each other path where a module might have been. `text` gives
+    the source of a symbol.
+    """
+
+    hashes: dict[str, str]
+    read: frozenset[Path]
+    looked_for: dict[Path, Kind]
+    modules: Mapping[str, SourceModule | None]
+
+    def text(self, place: str) -> str:
+        """The lines of "module:symbol" as they are written, decorators included."""
+        module_name, _, name = place.partition(":")
+        module = self.modules[module_name]
+        return module.text_of(name) if module is not None else ""
 
 
 def key_config(node: GraphNode) -> dict[str, object]:
@@ -33,11 +59,16 @@ def key_config(node: GraphNode) -> dict[str, object]:
         value = getattr(node.config, field.name)
         if field.neutral or (field.external and isinstance(value, str) and Path(value).is_absolute()):
             continue
-        config[field.name] = _widened(value, field.type)
+        config[field.name] = _widened(without_secrets(value), field.type)
     return config
 
 
 def code_fingerprints(run: str, roots: Sequence[Path]) -> dict[str, str]:
+    """The hashes of `read_code`."""
+    return read_code(run, roots).hashes
+
+
+def read_code(run: str, roots: Sequence[Path]) -> ReadCode:
     """ "module:symbol" -> hash, for the run function "module:function" and every symbol of the project it reaches.
 
     The project is the source files under the roots, the first root first. Nothing is imported: names and attributes
@@ -72,7 +103,14 @@ def code_fingerprints(run: str, roots: Sequence[Path]) -> dict[str, str]:
         for binding in [(module_name, None), *symbol.imported]:
             project.enter(binding, pending)
         hashes[place] = hashlib.sha256(symbol.encoded + encode(sorted(meanings))).hexdigest()
-    return dict(sorted(hashes.items()))
+    return ReadCode(dict(sorted(hashes.items())), frozenset(project.read), project.looked_for, project.modules)
+
+
+def kind_of(path: Path) -> Kind:
+    """What a path leads to."""
+    if path.is_file():
+        return "file"
+    return "folder" if path.is_dir() else ""
 
 
 class _Project:
@@ -82,6 +120,8 @@ class _Project:
         self.roots = roots
         self.modules: dict[str, SourceModule | None] = {}
         self.entered: set[str] = set()
+        self.read: set[Path] = set()
+        self.looked_for: dict[Path, Kind] = {}
 
     def module(self, name: str) -> SourceModule | None:
         if name not in self.modules:
@@ -165,18 +205,26 @@ class _Project:
         parts = name.split(".")
         if parts[0] in FRAMEWORK or not name:
             return None
-        if len(parts) > 1 and self.module(".".join(parts[:-1])) is None:
+        package = self.module(".".join(parts[:-1])) if len(parts) > 1 else None
+        if len(parts) > 1 and (package is None or not package.is_package):
             return None
         for root in self.roots:
             if root.name in INSTALLED and parts[0] not in OWN_PACKAGES:
                 continue
             folder = root.joinpath(*parts)
-            for path in (folder / "__init__.py", folder.with_name(f"{parts[-1]}.py")):
-                if path.is_file():
+            is_folder = self._kind(folder) == "folder"
+            places = [folder / "__init__.py"] if is_folder else []
+            for path in (*places, folder.with_name(f"{parts[-1]}.py")):
+                if self._kind(path) == "file":
+                    self.read.add(path)
                     return read_module(name, path)
-            if folder.is_dir():
+            if is_folder:
                 return read_module(name, None)
         return None
+
+    def _kind(self, path: Path) -> Kind:
+        self.looked_for[path] = kind_of(path)
+        return self.looked_for[path]
 
 
 def _widened(value: Any, expected: Any) -> Any:

@@ -39,6 +39,16 @@ class SourceModule:
     imported: set[Binding]
     decorators: dict[str, set[Chain]]
     symbols: dict[str, Symbol]
+    lines: list[str]
+
+    def text_of(self, name: str) -> str:
+        """The source lines of all statements that make or change a global."""
+        written = []
+        for statement in self.statements.get(name, []):
+            decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+            start = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+            written += self.lines[start - 1 : statement.end_lineno]
+        return "".join(f"{line.rstrip()}\n" for line in written)
 
     def symbol(self, name: str) -> Symbol:
         """The symbol, worked out once."""
@@ -67,7 +77,7 @@ def read_module(name: str, path: Path | None) -> SourceModule:
     Raises ConfigError for a file that is not Python.
     """
     if path is None:
-        return SourceModule(name, True, {}, set(), {}, [], set(), {}, {})
+        return SourceModule(name, True, {}, set(), {}, [], set(), {}, {}, [])
     return _parse(name, path, path.read_bytes())
 
 
@@ -77,7 +87,8 @@ def _parse(name: str, path: Path, source: bytes) -> SourceModule:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{path} is not Python: {error}") from error
-    module = SourceModule(name, path.name == "__init__.py", {}, set(), {}, [], set(), {}, {})
+    lines = source.decode("utf-8", "replace").split("\n")
+    module = SourceModule(name, path.name == "__init__.py", {}, set(), {}, [], set(), {}, {}, lines)
     changes: list[tuple[str, ast.stmt]] = []
     for statement in tree.body:
         _index(statement, module, changes)

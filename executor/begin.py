@@ -13,8 +13,7 @@ from attrs import frozen
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.overrides import override_graph
-from executor.external import ExternalDigests
-from executor.keys import graph_parts, node_parts
+from executor.keys import Sources, graph_parts, node_parts
 from executor.plan import Decision, Planner, Previous
 from executor.record import NodeState, Record, find_record, newest_records
 from executor.store import Store
@@ -44,14 +43,14 @@ def make_planner(
     Raises DataError where an external input cannot be read.
     """
     pinned = pinned or {}
-    parts = graph_parts(graph, ExternalDigests(store.external_memo), without=pinned)
+    parts = graph_parts(graph, Sources.now(store.external_memo), without=pinned)
     previous = previous_nodes(store.records, graph)
     return Planner(graph=graph, parts=parts, store=store, previous=previous, pinned=pinned, forced=frozenset(forced))
 
 
 def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:
     """The planner with one node's parts as they are now: code and data may change while the nodes above it run."""
-    fresh = node_parts(planner.graph, node_id, ExternalDigests(store.external_memo))
+    fresh = node_parts(planner.graph, node_id, Sources.now(store.external_memo))
     return attrs.evolve(planner, parts={**planner.parts, node_id: fresh})
 
 

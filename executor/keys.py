@@ -5,17 +5,20 @@ key = H(format, op name, op version, code, config without neutral fields, extern
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from attrs import frozen
 
-from dsl.fingerprint import code_fingerprints, fingerprint, key_config
+from dsl.encoding import Encoded
+from dsl.fingerprint import fingerprint, key_config
 from dsl.graph import Graph, GraphNode
+from executor.code_memo import CodeHashes, CodeMemo
 from executor.external import ExternalDigests
+from executor.libraries import LibraryVersions
 
 FORMAT = 1
 PROJECT = Path(__file__).resolve().parent.parent
@@ -41,19 +44,20 @@ class KeyParts:
 
     def key(self, inputs: Inputs) -> str:
         """SHA-256 in hex."""
-        return self._hash(inputs, dict(self.code))
+        code = self.code if isinstance(self.code, CodeHashes) else CodeHashes(self.code)
+        return self._hash(inputs, code)
 
     def key_without_code(self, inputs: Inputs) -> str:
         """The same for every state of the code: by this, work in progress is found again after a fix."""
-        return self._hash(inputs, {})
+        return self._hash(inputs, CodeHashes())
 
-    def _hash(self, inputs: Inputs, code: Mapping[str, str]) -> str:
+    def _hash(self, inputs: Inputs, code: CodeHashes) -> str:
         return fingerprint(
             {
                 "format": FORMAT,
                 "op": self.op,
                 "version": self.version,
-                "code": code,
+                "code": Encoded(code.encoded),
                 "config": self.config,
                 "external": self.external,
                 "libraries": self.libraries,
@@ -75,23 +79,48 @@ class KeyParts:
         return parts
 
 
-def graph_parts(graph: Graph, externals: ExternalDigests, without: Container[str] = ()) -> dict[str, KeyParts]:
+@frozen
+class Sources:
+    """What keys are made of beside the graph, each file as it is when it is first asked for."""
+
+    externals: ExternalDigests
+    code: CodeMemo
+    libraries: LibraryVersions = attrs.field(factory=LibraryVersions)
+
+    @classmethod
+    def now(cls, external_memo: Path | None) -> Sources:
+        """With the memos of a store, of which that of external inputs is named; None without a store."""
+        code_memo = external_memo.with_name("code.jsonl") if external_memo is not None else None
+        return cls(ExternalDigests(external_memo), CodeMemo(code_memo))
+
+
+def graph_parts(graph: Graph, sources: Sources, without: Container[str] = ()) -> dict[str, KeyParts]:
     """The key parts of every node not in `without`. Raises DataError where an external file cannot be read."""
-    return {node_id: node_parts(graph, node_id, externals) for node_id in graph.nodes if node_id not in without}
+    return {node_id: node_parts(graph, node_id, sources) for node_id in graph.nodes if node_id not in without}
 
 
-def node_parts(graph: Graph, node_id: str, externals: ExternalDigests) -> KeyParts:
-    """The key parts of one node, from the files of code and data as they are now."""
+def node_parts(graph: Graph, node_id: str, sources: Sources) -> KeyParts:
+    """The key parts of one node."""
     node = graph.nodes[node_id]
-    roots = [PROJECT, *dict.fromkeys(path.parent for path in graph.op_files)]
     return KeyParts(
         op=node.op.name,
         version=node.op.version,
-        code=_code(node, roots),
+        code=sources.code.of(run_symbols(node), code_roots(graph)),
         config=key_config(node),
-        external=_external(node, externals),
-        libraries={name: _library_version(name) for name in (*node.op.key_libraries, *_chosen_libraries(node))},
+        external=_external(node, sources.externals),
+        libraries={name: sources.libraries[name] for name in (*node.op.key_libraries, *_chosen_libraries(node))},
     )
+
+
+def run_symbols(node: GraphNode) -> tuple[str, ...]:
+    """Where a node's code begins: its run function, and what the config chooses."""
+    chosen: tuple[str, ...] = node.config.chosen_code() if hasattr(node.config, "chosen_code") else ()
+    return (node.op.run, *chosen)
+
+
+def code_roots(graph: Graph) -> list[Path]:
+    """The folders whose code is the project's."""
+    return [PROJECT, *dict.fromkeys(path.parent for path in graph.op_files)]
 
 
 def node_inputs(node: GraphNode, digest_of: Callable[[str], Any]) -> dict[str, Any]:
@@ -139,25 +168,9 @@ def _external(node: GraphNode, externals: ExternalDigests) -> dict[str, str]:
     return found
 
 
-def _code(node: GraphNode, roots: Sequence[Path]) -> dict[str, str]:
-    """Of the run function, and of what the config chooses."""
-    chosen: tuple[str, ...] = node.config.chosen_code() if hasattr(node.config, "chosen_code") else ()
-    code: dict[str, str] = {}
-    for symbol in (node.op.run, *chosen):
-        code |= code_fingerprints(symbol, roots)
-    return dict(sorted(code.items()))
-
-
 def _chosen_libraries(node: GraphNode) -> tuple[str, ...]:
     chosen: tuple[str, ...] = node.config.chosen_libraries() if hasattr(node.config, "chosen_libraries") else ()
     return chosen
-
-
-def _library_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

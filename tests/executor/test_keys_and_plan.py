@@ -13,8 +13,7 @@ from dsl.errors import StoreError
 from dsl.graph import compile_pipeline
 from dsl.op import Artifact, Ref, field, op
 from dsl.pipeline import Pipeline
-from executor.external import ExternalDigests
-from executor.keys import KeyParts, changes, graph_parts, node_inputs
+from executor.keys import KeyParts, Sources, changes, graph_parts, node_inputs
 from executor.plan import Decision, Planner, Previous
 
 
@@ -158,7 +157,7 @@ def test_the_version_of_a_chosen_library_is_in_the_key_of_those_who_choose_it():
     p.node("a", Parse())
     p.node("b", Parse(parser="cattrs"))
     graph = attrs.evolve(compile_pipeline(p), op_files=(Path(__file__),))
-    parts = graph_parts(graph, ExternalDigests(None))
+    parts = graph_parts(graph, Sources.now(None))
     assert ["attrs"] == list(parts["a"].libraries)
     assert {"attrs", "cattrs"} == set(parts["b"].libraries)
     assert importlib.metadata.version("cattrs") == parts["b"].libraries["cattrs"]
@@ -167,15 +166,15 @@ def test_the_version_of_a_chosen_library_is_in_the_key_of_those_who_choose_it():
 def test_neutral_fields_stay_out_and_content_stands_for_a_path(tmp_path):
     (tmp_path / "a").write_text("hello")
     (tmp_path / "b").write_text("hello")
-    externals = ExternalDigests(None)
-    a = graph_parts(diamond(file=str(tmp_path / "a")), externals)["a"]
+    sources = Sources.now(None)
+    a = graph_parts(diamond(file=str(tmp_path / "a")), sources)["a"]
     assert dict(a.config) == {"lr": 0.5}
     assert list(a.external) == ["file"]
     assert dict(a.libraries) == {"attrs": importlib.metadata.version("attrs")}
     assert list(a.code) == ["test_keys_and_plan:make"]
-    assert graph_parts(diamond(file=str(tmp_path / "b"), batch=9), externals)["a"] == a
+    assert graph_parts(diamond(file=str(tmp_path / "b"), batch=9), sources)["a"] == a
     (tmp_path / "b").write_text("other")
-    assert graph_parts(diamond(file=str(tmp_path / "b")), externals)["a"] != a
+    assert graph_parts(diamond(file=str(tmp_path / "b")), sources)["a"] != a
 
 
 def test_changes_name_what_differs():

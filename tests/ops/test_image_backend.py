@@ -12,8 +12,7 @@ from dsl.fingerprint import key_config
 from dsl.graph import compile_pipeline
 from dsl.op import Ref
 from dsl.pipeline import Pipeline
-from executor.external import ExternalDigests
-from executor.keys import graph_parts
+from executor.keys import Sources, graph_parts
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.shards import feature_info
 from ops.ingest.op import Ingest
@@ -64,7 +63,7 @@ def test_the_image_backend_is_in_the_key_and_torchvisions_version_only_where_it_
     assert "pillow" == key_config(pillow)["image_backend"]
     assert "torchvision" == key_config(torchvision)["image_backend"]
     libraries = [
-        graph_parts(pipeline(**chosen), ExternalDigests(None))["tokenize"].libraries
+        graph_parts(pipeline(**chosen), Sources.now(None))["tokenize"].libraries
         for chosen in ({}, {"image_backend": "torchvision"})
     ]
     assert {"torchvision"} == set(libraries[1]) - set(libraries[0])
