@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import ConfigError
-from dsl.fingerprint import code_fingerprints
+from dsl.fingerprint import code_fingerprints, read_code
 from dsl.op_table import all_ops
+from dsl.syntax import encode_tree
 
 ROOT = Path(__file__).parents[2]
 
@@ -325,3 +326,78 @@ def test_the_code_of_all_built_in_ops_is_found_and_every_file_is_parsed_once(mon
     assert {name for name, op in all_ops().items() if op.run not in found[name]} == set()
     not_empty = [source for source in parsed if source]
     assert len(not_empty) == len(set(not_empty))
+
+
+RUN = """
+import constants
+from bases import Base
+
+FACTOR = 2
+
+def twice(function):
+    return function
+
+class Model(Base):
+    def scale(self, x, by=3):
+        return x * by * FACTOR * constants.STEP
+
+@twice
+def run(config, stage):
+    size = 1  # a size
+    return Model().scale(size)
+"""
+PROJECT = {
+    "main.py": RUN,
+    "constants.py": "STEP = 0.5\nOTHER = 1\n",
+    "bases.py": "class Base:\n    def start(self):\n        return 0\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "counts"),
+    [
+        ("main.py", "FACTOR = 2", "FACTOR = 3", True),
+        ("main.py", "by=3", "by=4", True),
+        ("main.py", "@twice\n", "", True),
+        ("main.py", "return function", "return lambda *given: function(*given)", True),
+        ("constants.py", "STEP = 0.5", "STEP = 0.25", True),
+        ("bases.py", "return 0", "return 1", True),
+        ("constants.py", "OTHER = 1", "OTHER = 2", False),
+        ("main.py", "size = 1  # a size", "size = 1  # type: int", False),
+        (
+            "main.py",
+            "def run(config, stage):\n",
+            "def run(config, stage):\n    # type: (object, object) -> int\n",
+            False,
+        ),
+        ("main.py", "def run(config, stage):\n", 'def run(config, stage):\n    """It runs."""\n', False),
+        ("bases.py", "class Base:\n", 'class Base:\n    """The base."""\n\n', False),
+        ("constants.py", "STEP = 0.5", "STEP = 5e-1", False),
+        ("main.py", "x * by * FACTOR", "((x * by)\n            * FACTOR)", False),
+        ("main.py", "\n", "\r\n", False),
+    ],
+)
+def test_what_the_code_means_counts_not_how_it_is_written(
+    tmp_path: Path, file: str, old: str, new: str, counts: bool
+) -> None:
+    edited = {**PROJECT, file: PROJECT[file].replace(old, new)}
+    assert edited != PROJECT
+    assert counts == bool(changed(tmp_path, PROJECT, edited))
+
+
+@pytest.mark.parametrize("folder", ["ops", "dsl", "executor"])
+def test_every_file_of_the_project_may_be_formatted_anew(folder: str) -> None:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_bytes())
+        for function in ast.walk(tree):
+            if isinstance(function, (ast.FunctionDef, ast.ClassDef)):
+                assert encode_tree(function) == encode_tree(ast.parse(ast.unparse(function)).body[0])
+
+
+def test_the_text_of_a_symbol_is_its_lines_with_decorators_and_all_its_statements(tmp_path: Path) -> None:
+    write(tmp_path, {**PROJECT, "main.py": RUN + "\nFACTOR += 1\n"})
+    code = read_code("main:run", [tmp_path])
+    expected = "@twice\ndef run(config, stage):\n    size = 1  # a size\n    return Model().scale(size)\n"
+    assert expected == code.text("main:run")
+    assert "FACTOR = 2\nFACTOR += 1\n" == code.text("main:FACTOR")
+    assert "STEP = 0.5\n" == code.text("constants:STEP")
