@@ -17,6 +17,7 @@ from executor.keys import Sources, graph_parts, node_parts
 from executor.plan import Decision, Planner, Previous
 from executor.record import NodeState, Record, find_record, newest_records
 from executor.store import Store
+from executor.store_lock import while_nothing_goes
 from executor.unmet import require_met
 
 RECORDS_SEARCHED = 50
@@ -54,6 +55,7 @@ def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:
     return attrs.evolve(planner, parts={**planner.parts, node_id: fresh})
 
 
+@while_nothing_goes
 def new_run(store: Store, graph: Graph) -> Session:
     """A fresh record for a graph. Raises PipelineError where a node that will run lacks something of this machine."""
     planner = make_planner(store, graph)
@@ -61,6 +63,7 @@ def new_run(store: Store, graph: Graph) -> Session:
     return _session(store, Record.create(store.records, graph), planner)
 
 
+@while_nothing_goes
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
     """The same record goes on: what is done stays done, forced nodes stay forced, the graph is the recorded one.
 
@@ -95,6 +98,7 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
     return _session(store, record, planner, source.plan())
 
 
+@while_nothing_goes
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
     """A new record in which `node_id` and all below it run anew and all else is taken from an earlier run as it is.
 

@@ -7,6 +7,7 @@
                              mlflow.json    what was sent to MLflow, see track.py
                              <node>.log     stdout and stderr of the node's stages
                              figures/<node>/<name>.png
+                             tags.json      names that the user gave to the run, see tags.py
                              lock           flock by the executor that works on this run
 
 An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind one of
@@ -35,6 +36,7 @@ from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
 from executor.jsonlines import LineReader, append_line, append_lines, read_json, read_lines, write_json
+from executor.tags import tagged_folder
 
 STATE = "state.jsonl"
 
@@ -248,11 +250,19 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
 
 
 def find_record(records: Path, run: str | None) -> Record:
-    """The record of a run by its id or a part of it; the newest one for None. Raises StoreError."""
-    if run is None:
-        for record in newest_records(records):
-            return record
-        raise StoreError(f"{records.parent}: the store holds no run yet; start one with `dflow run FILE`")
+    """The record of a run by its tag, its id or a part of it; the newest one for None. Raises StoreError."""
+    if run is not None:
+        return Record.load(find_folder(records, run))
+    for record in newest_records(records):
+        return record
+    raise StoreError(f"{records.parent}: the store holds no run yet; start one with `dflow run FILE`")
+
+
+def find_folder(records: Path, run: str) -> Path:
+    """The folder of a run's record by its tag, its id or a part of it, whatever the record holds. Raises StoreError."""
+    tagged = tagged_folder(records, run)
+    if tagged is not None:
+        return tagged
     folders = sorted(records.iterdir()) if records.is_dir() else []
     ends = [folder for folder in folders if folder.name.startswith(run) or folder.name.endswith(run)]
     named = ends or [folder for folder in folders if run in folder.name]
@@ -260,7 +270,7 @@ def find_record(records: Path, run: str | None) -> Record:
         found = ", ".join(folder.name for folder in (named or folders)[-5:]) or "none"
         problem = "fits several runs" if named else "is no run of this store"
         raise StoreError(f'"{run}" {problem}; runs: {found}')
-    return Record.load(named[0])
+    return named[0]
 
 
 def final_metrics(events_path: Path, node: str) -> dict[str, float]:

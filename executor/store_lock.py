@@ -1,20 +1,34 @@
 """One lock for the whole store: who takes artifacts into use holds it shared, who removes some holds it alone.
 
-<store>/gc.lock     flock. Shared while a run decides that it takes an artifact, until that stands in its record, and while
-                    an artifact is placed and entered into the index: moments only. Exclusive while `dflow gc` looks
-                    what is in use and takes the rest out of its place. So no run waits long, and nothing goes that a
-                    run counts on.
+<store>/gc.lock     flock. Shared while a run decides that it takes an artifact, until that stands in its record, and
+                    while an artifact is placed and entered into the index: moments only. Exclusive while `dflow gc`
+                    looks what is in use and takes the rest out of its place. So no run waits long, and nothing goes
+                    that a run counts on.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from executor.disk import clear_errors
 
 LOCK = "gc.lock"
+
+
+class HasPath(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+S = TypeVar("S", bound=HasPath)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @contextmanager
@@ -22,6 +36,17 @@ def artifacts_taken(store: Path) -> Iterator[None]:
     """No artifact is removed within; may be nested."""
     with _locked(store, fcntl.LOCK_SH):
         yield
+
+
+def while_nothing_goes(begin: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A function whose first argument is a store: what it finds there stays until its end."""
+
+    @functools.wraps(begin)
+    def held(store: S, /, *arguments: P.args, **named: P.kwargs) -> T:
+        with artifacts_taken(store.path):
+            return begin(store, *arguments, **named)
+
+    return held
 
 
 @contextmanager
@@ -33,7 +58,8 @@ def nothing_taken(store: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(store: Path, kind: int) -> Iterator[None]:
-    descriptor = os.open(store / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    with clear_errors(store / LOCK):
+        descriptor = os.open(store / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, kind)
         yield

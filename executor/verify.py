@@ -2,6 +2,7 @@
 
 <store>/verified.jsonl     append-only: digest, name, size, mtime_ns, ctime_ns, inode of files that were read and found
                            right. A file that still has this stamp need not be read again. Losing lines costs time only.
+                           A commit adds none: right after it the stamps cannot be relied on yet, see stamps.py.
 
 A damaged artifact is set aside as objects/<digest>.damaged, so that no run takes it: its node runs again.
 """
@@ -9,6 +10,7 @@ A damaged artifact is set aside as objects/<digest>.damaged, so that no run take
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +28,7 @@ from executor.store import Store
 
 MEMO = "verified.jsonl"
 DAMAGED = ".damaged"
+_DIGEST = re.compile("[0-9a-f]{64}")
 CHUNK = 1 << 24  # bytes read between two calls of progress
 
 What = Literal["missing", "size", "content", "extra", "unreadable"]
@@ -72,9 +75,10 @@ def check(
     return found
 
 
-def remember(store: Store, digest: str, stamps: Mapping[str, Stamp], now: float) -> None:
-    """After a commit: the stamps of its files as they were before they were hashed, now: the time before that."""
-    _append(store, digest, {name: stamp for name, stamp in stamps.items() if is_settled(stamp, now)})
+def committed(store: Store) -> list[str]:
+    """The digests of all artifacts in the store."""
+    folder = store.path / "objects"
+    return sorted(path.name for path in folder.iterdir() if _DIGEST.fullmatch(path.name)) if folder.is_dir() else []
 
 
 def set_aside(store: Store, digests: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's id or a part of it; the latest unless given")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's id or a part of it, or its tag; the latest unless given")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -31,3 +31,11 @@ def add_address(parser: argparse.ArgumentParser, port: int) -> None:
 
 def add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="DIR", help="the store; DFLOW_STORE or runs/ in the project unless given")
+
+
+def count(text: str) -> int:
+    """The type of an argument that counts something: 0 or more."""
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from dsl.errors import Mistake, PipelineError
 from executor.begin import resumed_run, run_from
 from executor.commands.arguments import add_overrides, add_run, add_store
+from executor.inputs_check import check_inputs
 from executor.lines import print_lines
 from executor.outcome import run_and_tell
 from executor.record import find_record
@@ -24,13 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    find_record(Store.open(store_path(options.store, None), write=False).records, options.run)
+    record = find_record(Store.open(store_path(options.store, None), write=False).records, options.run)
     store = Store.open(store_path(options.store, None), write=True)
+    say = partial(print_lines, error=True)
     if options.start is not None:
         if options.adopt:
             hint = "--from starts with empty work folders; leave --adopt out"
             raise PipelineError([Mistake("--adopt goes on with unfinished work, --from does not", hint=hint)])
+        check_inputs(store, record, options.start, options.set, say)
         return run_and_tell(run_from(store, options.run, options.start, options.set))
+    check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, options.run, options.set)
     if all(node.state == "done" for node in session.record.state.nodes.values()):
         print_lines(f"run {session.record.run} is complete: nothing to do")

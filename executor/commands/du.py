@@ -1,0 +1,47 @@
+"""`dflow du`: show what takes space in the store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from executor.commands.arguments import add_json, add_store
+from executor.commands.gc import KEEP
+from executor.disk_use import disk_use, shown_size
+from executor.exits import OK
+from executor.lines import print_lines
+from executor.store import Store, store_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    use = disk_use(Store.open(store_path(options.store, None), write=False), KEEP)
+    print_lines(json.dumps(use, indent=1) if options.json else _text(use))
+    return OK
+
+
+def _text(use: dict[str, Any]) -> str:
+    lines = [
+        f"{use['store']}: {shown_size(use['total'])}",
+        f"artifacts  {shown_size(use['artifacts'])}, {shown_size(use['shared'])} of it in several runs, "
+        f"{shown_size(use['unused'])} in none",
+        f"work       {shown_size(use['work'])}",
+        f"records    {shown_size(use['records'])}, {shown_size(use['logs'])} of it logs",
+        f"mlflow     {shown_size(use['mlflow'])}",
+        f"`dflow gc --delete` would free {shown_size(use['freed_by_gc'])}",
+    ]
+    for pipeline in use["pipelines"]:
+        lines += ["", f"{pipeline['pipeline']}: {shown_size(pipeline['bytes'])} in {len(pipeline['runs'])} runs"]
+        for run in pipeline["runs"]:
+            tags = f" ({', '.join(run['tags'])})" if run["tags"] else ""
+            lines.append(
+                f"  {run['run']}{tags}: {shown_size(run['bytes'])}, {shown_size(run['only'])} of it in no other run"
+            )
+            largest = sorted(run["nodes"], key=lambda node: -int(node["bytes"]))[:3]
+            lines += [f"    {node['node']}: {shown_size(node['bytes'])}" for node in largest]
+    return "\n".join(lines)

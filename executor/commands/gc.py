@@ -1,0 +1,87 @@
+"""`dflow gc`: remove what no kept run uses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from typing import Any
+
+from executor.collect import Item, Survey, collect, survey
+from executor.commands.arguments import add_json, add_store, count
+from executor.disk_use import shown_size
+from executor.exits import OK
+from executor.lines import print_lines
+from executor.store import Store, store_path
+
+KEEP = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--keep", type=count, default=KEEP, metavar="N", help=f"runs of every pipeline to keep; {KEEP} unless given"
+    )
+    parser.add_argument("--pulled", action="store_true", help="also what was pulled and no run has used yet")
+    parser.add_argument("--delete", action="store_true", help="do it; without this it is only shown")
+    add_json(parser)
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    path = store_path(options.store, None)
+    if options.delete:
+        found = collect(Store.open(path, write=True), keep=options.keep, pulled=not options.pulled)
+    else:
+        found = survey(Store.open(path, write=False), keep=options.keep, pulled=not options.pulled)
+    if options.json:
+        print_lines(json.dumps(_whole(found, options.delete), indent=1))
+    else:
+        _print(found, options)
+    return OK
+
+
+def _print(found: Survey, options: argparse.Namespace) -> None:
+    for item in found.goes:
+        print_lines(f"{'removed' if options.delete else 'goes'}: {_line(item)}")
+    for why, items in _by_reason(found).items():
+        print_lines(f"stays: {_number(items)}, {shown_size(sum(item.size for item in items))}: {why}")
+    freed = shown_size(found.freed)
+    if options.delete:
+        print_lines(f"{freed} freed")
+    elif found.goes or found.dropped:
+        again = f"dflow gc --delete{'' if options.keep == KEEP else f' --keep {options.keep}'}"
+        print_lines(f"{freed} would be freed, nothing was removed; do it by: {again}{' --pulled' * options.pulled}")
+    else:
+        print_lines("nothing to remove")
+
+
+def _line(item: Item) -> str:
+    return f"{item.kind} {item.path.name[:12]}, {shown_size(item.size)}: {item.label}"
+
+
+def _by_reason(found: Survey) -> dict[str, list[Item]]:
+    reasons: dict[str, list[Item]] = {}
+    for item in found.stays:
+        reasons.setdefault(item.why, []).append(item)
+    return reasons
+
+
+def _number(items: list[Item]) -> str:
+    kinds = Counter("work folder" if item.kind == "work" else item.kind for item in items)
+    return " and ".join(f"{number} {kind}{'s' if number > 1 else ''}" for kind, number in kinds.items())
+
+
+def _whole(found: Survey, deleted: bool) -> dict[str, Any]:
+    def row(item: Item) -> dict[str, Any]:
+        return {
+            "name": item.path.name, "kind": item.kind, "bytes": item.size, "label": item.label, "why": item.why
+        }  # fmt: skip
+
+    return {
+        "deleted": deleted,
+        "goes": [row(item) for item in found.goes],
+        "stays": [row(item) for item in found.stays],
+        "runs": {kept.record.run: kept.why for kept in found.kept},
+        "index_lines": sum(map(len, found.dropped.values())),
+        "freed_bytes": found.freed,
+    }

@@ -1,0 +1,34 @@
+"""`dflow tag`: name a run, which keeps what it uses."""
+
+from __future__ import annotations
+
+import argparse
+
+from executor.commands.arguments import add_store
+from executor.exits import OK
+from executor.lines import print_lines
+from executor.record import find_folder
+from executor.store import Store, store_path
+from executor.store_lock import nothing_taken
+from executor.tags import add_tag, remove_tag
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's id or a part of it, or a tag")
+    parser.add_argument("name", metavar="NAME", help="what it is called from now on, wherever RUN is asked for")
+    parser.add_argument("--remove", action="store_true", help="take the tag away")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    path = store_path(options.store, None)
+    find_folder(Store.open(path, write=False).records, options.run)
+    store = Store.open(path, write=True)
+    with nothing_taken(store.path):  # so that two at once do not give one name to two runs
+        folder = find_folder(store.records, options.run)
+        if options.remove:
+            remove_tag(folder, options.name)
+        else:
+            add_tag(folder, options.name)
+    print_lines(f'run {folder.name} {"no longer has" if options.remove else "has"} the tag "{options.name}"')
+    return OK

@@ -1,0 +1,70 @@
+"""`dflow verify`: find artifacts that were damaged after their commit, and take them out of use."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from dsl.errors import StoreError
+from executor.commands.arguments import add_store
+from executor.exits import FAILED, OK
+from executor.folder_size import folder_size
+from executor.lines import print_lines
+from executor.progress import BytesDone
+from executor.record import Record, find_record, newest_records
+from executor.store import Store, store_path
+from executor.verify import Damage, check, committed, set_aside
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="what these runs use; the whole store unless given")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--full", action="store_true", help="read every file, also those found right before and untouched")
+    how.add_argument("--quick", action="store_true", help="look at names and sizes only")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Exit code 1 where something is damaged."""
+    store = Store.open(store_path(options.store, None), write=False)
+    records = [find_record(store.records, run) for run in options.runs]
+    digests = _used(records) if records else committed(store)
+    total = 0 if options.quick else sum(folder_size(store.object_path(digest)) for digest in digests)
+    with BytesDone("verify", total) as done:
+        damages = check(store, digests, read_all=options.full, sizes_only=options.quick, progress=done.advance)
+    depth = "by name and size" if options.quick else "by content"
+    damaged = list(dict.fromkeys(damage.digest for damage in damages))
+    if not damaged:
+        print_lines(f"{len(digests)} artifacts are as they were committed ({depth})")
+        return OK
+    _tell(store, damages, damaged)
+    print_lines(f"{len(damaged)} of {len(digests)} artifacts are damaged ({depth})", error=True)
+    return FAILED
+
+
+def _tell(store: Store, damages: Sequence[Damage], damaged: Sequence[str]) -> None:
+    """Every damaged file, what rebuilds its artifact, and whether runs may still take it."""
+    records = list(newest_records(store.records))
+    for digest in damaged:
+        for damage in damages:
+            if damage.digest == digest:
+                print_lines(str(damage), error=True)
+        print_lines(f"{digest[:12]}: {_rebuilt_by(records, digest)}", error=True)
+    try:
+        set_aside(store, damaged)
+    except StoreError as error:
+        print_lines(f"dflow: {error}", error=True)
+
+
+def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
+    """The command that makes an artifact anew: the newest run that did not take it as it is knows how."""
+    for record in records:
+        for node_id, node in record.state.nodes.items():
+            if node.digest == digest and node_id not in record.state.pinned:
+                return f'node "{node_id}" of {record.state.pipeline}; made again by `dflow resume {record.run}`'
+    return "no run of this store made it; `dflow pull` may fetch it again"
+
+
+def _used(records: Sequence[Record]) -> list[str]:
+    found = (node.digest for record in records for node in record.state.nodes.values())
+    return list(dict.fromkeys(digest for digest in found if digest is not None))

@@ -1,0 +1,38 @@
+"""`dflow rm`: take a run out of the store. Its artifacts stay until `dflow gc` finds that nothing uses them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from dsl.errors import StoreError
+from executor.disk import clear_errors
+from executor.fail_points import fail_point
+from executor.record import Record, RunState
+from executor.store import Store
+from executor.store_lock import nothing_taken
+from executor.tags import tags_of
+
+
+def remove_run(store: Store, folder: Path) -> None:
+    """Remove a run's record, logs and figures, also where the record is damaged.
+
+    It is renamed out of its place first; what a kill leaves of it goes when the store is opened the next time.
+    Raises StoreError where the run is going on, or tagged.
+    """
+    record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # what it holds does not matter
+    with nothing_taken(store.path), clear_errors(folder):
+        if not folder.is_dir():
+            raise StoreError(f"run {folder.name} is gone already")
+        tags = tags_of(folder)
+        if tags:
+            raise StoreError(
+                f"run {folder.name} is tagged {', '.join(tags)}; to remove it, take that away first: "
+                f"dflow tag {folder.name} {tags[0]} --remove"
+            )
+        record.lock()
+        gone = store.path / "work" / f".{folder.name}"
+        folder.rename(gone)
+    fail_point("rm:renamed")
+    shutil.rmtree(gone, ignore_errors=True)
+    record.unlock()
