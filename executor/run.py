@@ -1,68 +1,53 @@
-"""The loop over the plan: take what the store holds, run the rest as stages, commit, and keep the record."""
+"""The loop over the plan: take what the store holds, let the rest run side by side, and keep the record.
+
+One thread decides, and speaks to the user. Attempts at nodes (attempt.py) run in threads of their own and tell it by
+calls in a queue, so that nothing is polled but what other processes do: the lease of another run, and what stages print
+and report.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
+import importlib
+import queue
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import attrs
+from attrs import define
 
-from dsl.errors import StageError, StoreError
-from dsl.graph import GraphNode
+from dsl.errors import DflowError
 from executor.begin import Session, plan_row, refreshed
+from executor.fail_points import fail_point
+from executor.failure import Failure
 from executor.follow import Follower, lacks
-from executor.jsonlines import LineReader, append_line, read_lines, write_json
-from executor.keys import node_inputs
-from executor.launch import Outcome, StageProcess, threads_of
+from executor.jsonlines import LineReader
 from executor.lease import Lease
 from executor.plan import Decision
 from executor.record import STATE, NodeState, Record, State, Status, final_metrics
+from executor.schedule import Schedule
+from executor.stop import StopSignal
+from executor.store_lock import artifacts_taken
 from executor.table import Display
 
-STAGE_POLL_S = 0.1
-WARNING = "warning: "
-GRACE_S = 30.0
-GRACE_NOT_RESUMABLE_S = 3.0
+if TYPE_CHECKING:
+    from executor.attempt import Attempt
+    from executor.stages import Stages
+
+TICK_S = 0.25
+LEASE_POLL_S = 0.1
+TRANSIENT = "dsl.errors.TransientError"
 STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "failed": "failed"}
 
 
-class StopSignal:
-    """Ctrl-C, SIGTERM and a closed terminal: how often and by which signal this run was asked to stop."""
+def run_session(session: Session, display: Display, *, adopt: bool = False, keep_going: bool = False) -> int:
+    """Run what is stale. Returns the exit code: 0 only when every node is done.
 
-    def __init__(self) -> None:
-        self.number = 0
-        self.count = 0
-
-    def is_set(self) -> bool:
-        return self.count > 0
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = [signal.signal(number, self._note) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        self.count += 1
-
-
-def run_session(session: Session, display: Display, *, adopt: bool = False) -> int:
-    """Run what is stale, node after node. Returns the exit code: 0 only when every node is done.
-
-    1 where a node failed; 128 + the signal's number where the run was asked to stop.
+    keep_going: where a node failed, what does not read from it runs all the same. 1 where a node failed; 128 + the
+    signal's number where the run was asked to stop.
     """
-    runner = Runner(session, display, adopt)
+    runner = Runner(session, display, adopt=adopt, keep_going=keep_going)
     with runner.stop.caught(), display:
         status = runner.run()
     if status == "stopped":
@@ -70,73 +55,239 @@ def run_session(session: Session, display: Display, *, adopt: bool = False) -> i
     return 0 if status == "done" else 1
 
 
+@define
+class Waiting:
+    """A node that is to run: not before a time by the monotonic clock. decision: as it was when the lease was asked for;
+    is_held: another run had the lease then."""
+
+    place: int
+    node_id: str
+    not_before: float = 0.0
+    decision: Decision | None = None
+    is_held: bool = False
+
+
 class Runner:
     """One pass over the nodes of a session."""
 
-    def __init__(self, session: Session, display: Display, adopt: bool) -> None:
-        self.stop = StopSignal()
+    def __init__(self, session: Session, display: Display, *, adopt: bool, keep_going: bool) -> None:
+        self._told: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.stop = StopSignal(lambda: self._told.put(lambda: None))
         self._store = session.store
         self._record = session.record
         self._planner = session.planner
         self._graph = session.graph
         self._display = display
         self._adopt = adopt
+        self._keep_going = keep_going
+        self._schedule = Schedule(session.graph)
         self._digests: dict[str, str] = {}
+        self._waiting: list[Waiting] = []
+        self._stages: Stages | None = None
+        self._failed: list[str] = []
+        self._retries: Counter[str] = Counter()
+        self._events = LineReader(self._record.events_path)
+        self._looked_at = 0.0
         self._follower: Follower | None = None
 
     def run(self) -> Status:
         status: Status = "failed"
         try:
+            self._events.read()
+            self._record.event("", "run", state="started")
             status = self._nodes()
         finally:
+            if self._stages is not None:
+                self._stages.close()
             self._finish(status)
         return status
 
     def _nodes(self) -> Status:
-        for node_id in self._graph.nodes:
-            if self.stop.is_set():
-                return "stopped"
-            if not self._node(node_id):
-                return "failed" if self._state(node_id).state == "failed" else "stopped"
-        return "done"
+        while True:
+            self._take_ready()
+            if self._start_what_fits():
+                continue  # one of them was there already, so that others may start
+            if not self._is_running and (self._is_ending or not self._waiting):
+                return self._status()
+            self._listen()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._stages is not None and bool(self._stages.running)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether no further node is to start."""
+        return self.stop.is_set() or (bool(self._failed) and not self._keep_going)
+
+    def _status(self) -> Status:
+        """Nodes below a failed one are said not to run."""
+        blocked = {below: node_id for node_id in reversed(self._failed) for below in self._graph.below(node_id)}
+        left = [node_id for node_id in self._graph.nodes if self._state(node_id).state == "pending"]
+        for node_id in blocked.keys() & left:
+            self._state(node_id).reason = f"not run: {blocked[node_id]} failed"
+        self._record.save_nodes(node_id for node_id in left if node_id in blocked)
+        was_stopped = self.stop.is_set() and any(node_id not in blocked for node_id in left)
+        if self._failed and not was_stopped:
+            return "failed"
+        return "stopped" if left else "done"
 
     def _finish(self, status: Status) -> None:
         self._record.state.status = status
         self._record.state.ended = time.time()
         self._record.state.results_run = self._results_run()
+        self._record.event("", "run", state=status)
         self._record.save()
         if self._follower is None and lacks(self._record):  # the executor died before it had sent all
-            self._follower = Follower(self._store.path, self._record.folder)
+            self._follower = Follower(self._store.path, self._record.folder, self._display)
         if self._follower is not None:
-            warning = self._follower.finish(lambda: self.stop.count > 1)
-            if warning:
-                self._display.warn(warning)
+            asked = self.stop.count
+            self._follower.finish(lambda: self.stop.count > asked, stopped=status == "stopped")
         self._record.unlock()
+
+    def _results_run(self) -> str | None:
+        """The run that made the last node's artifact: it holds the results of a run in which nothing ran."""
+        nodes = list(self._record.state.nodes.values())
+        if any(node.cache in ("miss", "resumed") for node in nodes):
+            return self._record.run
+        return next((node.source_run for node in reversed(nodes) if node.source_run), None)
 
     def _state(self, node_id: str) -> NodeState:
         return self._record.state.nodes[node_id]
 
-    def _node(self, node_id: str) -> bool:
-        """Make sure of one node's artifact; False where it failed or was stopped."""
-        decision = self._planner.decide(node_id, self._digests)
-        if decision.cache == "hit":
-            assert decision.digest is not None
-            self._take(node_id, decision.key, decision.digest)
-            return True
-        decision = self._refreshed(node_id)
-        assert decision.key is not None
+    def _take_ready(self) -> None:
+        """Take the artifacts of nodes that are cached; the others wait."""
+        taken = []
+        with artifacts_taken(self._store.path):
+            while not self._is_ending and (node_id := self._schedule.next()) is not None:
+                decision = self._planner.decide(node_id, self._digests)
+                if decision.cache == "hit":
+                    assert decision.digest is not None
+                    self._take(node_id, decision.key, decision.digest)
+                    taken.append(node_id)
+                else:
+                    self._wait(Waiting(self._schedule.place(node_id), node_id))
+            self._record.save_nodes(taken)
+        self._record.events(self._cached_event(node_id) for node_id in taken)
+
+    def _wait(self, waiting: Waiting) -> None:
+        insort(self._waiting, waiting, key=lambda other: other.place)
+
+    def _take(self, node_id: str, key: str | None, digest: str) -> None:
+        """The artifact is there: the node is done, with the metrics of the run that made it."""
+        self._digests[node_id] = digest
+        if self._state(node_id).state != "done":
+            self._copy_result(node_id, key, digest)
+        self._schedule.done(node_id)
+        self._display.changed(node_id)
+
+    def _copy_result(self, node_id: str, key: str | None, digest: str) -> None:
         state = self._state(node_id)
-        state.key, state.reason = decision.key, decision.reason
-        with self._store.lease(decision.key, self._record.run) as lease:
-            if not lease.acquire(lambda holder: self._display.note(f"{node_id}: waiting, {holder}"), self.stop.is_set):
+        lines = [line for line in self._store.index(key or "") if line.digest == digest]
+        state.state, state.key, state.digest, state.error = "done", key, digest, None
+        if state.started and lines and lines[-1].run == self._record.run:  # killed just after it had committed
+            state.ended = lines[-1].time
+            state.seconds = max(0.0, state.ended - state.started)
+            state.metrics = final_metrics(self._record.events_path, node_id)
+            return
+        state.cache, state.reason, state.started = "hit", "", None
+        state.source_run = lines[-1].run if lines else None
+        state.metrics = dict((self._store.manifest(digest) or {}).get("metrics", {}))
+        source = self._store.records / (state.source_run or "-")
+        if (source / STATE).exists():
+            made = [node for node in Record.load(source).state.nodes.values() if node.key == key and node.metrics]
+            state.metrics = made[0].metrics if made else state.metrics
+            state.warnings = made[0].warnings if made else []
+
+    def _start_what_fits(self) -> bool:
+        """Start what there is room for, the first in the graph first; True where an artifact was taken meanwhile."""
+        is_any_taken = False
+        now = time.monotonic()
+        for waiting in list(self._waiting):
+            if self._is_ending:
+                break
+            if waiting.not_before > now or not self._running_stages().fits(self._graph.nodes[waiting.node_id]):
+                continue
+            done_before = len(self._digests)
+            if self._begin(waiting):
+                self._waiting.remove(waiting)
+            is_any_taken |= len(self._digests) > done_before
+        return is_any_taken
+
+    def _running_stages(self) -> Stages:
+        if self._stages is None:
+            module = importlib.import_module("executor.stages")
+            stages: Stages = module.Stages(self._graph, self._display, self._told.put)
+            self._stages = stages
+        return self._stages
+
+    def _begin(self, waiting: Waiting) -> bool:
+        """Start the node, or take what another run made of it; False where it still waits."""
+        node_id = waiting.node_id
+        try:
+            if waiting.decision is None:
+                waiting.decision = self._refreshed(node_id)
+            key = waiting.decision.key
+            assert key is not None
+            if self._running_stages().works_on(key):
                 return False
-            self._store.finish_commit(lease, decision.key)
-            made_meanwhile = self._made_meanwhile(node_id, decision.key)
+            lease = self._store.lease(key, self._record.run)
+            if not lease.try_acquire():
+                self._wait_for_lease(waiting, lease)
+                return False
+            if waiting.is_held and (newest := self._refreshed(node_id)).key != key:
+                waiting.decision = newest
+                lease.release()
+                return False
+            return self._go_on_with(waiting, key, lease)
+        except DflowError as error:
+            self._fail(node_id, Failure.of(error), ())
+            return True
+
+    def _wait_for_lease(self, waiting: Waiting, lease: Lease) -> None:
+        waiting.not_before = time.monotonic() + LEASE_POLL_S
+        holder = lease.held_by()
+        if not waiting.is_held and holder:
+            self._display.note(f"{waiting.node_id}: waiting, {holder}")
+            waiting.is_held = True
+
+    def _go_on_with(self, waiting: Waiting, key: str, lease: Lease) -> bool:
+        """With the lease: take what was made meanwhile, else start an attempt."""
+        node_id = waiting.node_id
+        with artifacts_taken(self._store.path):
+            self._store.finish_commit(lease, key)
+            made_meanwhile = self._made_meanwhile(node_id, key)
             if made_meanwhile is not None:
                 lease.remove()
-                self._take(node_id, decision.key, made_meanwhile)
+                self._take(node_id, key, made_meanwhile)
+                self._record.save_node(node_id)
+                self._record.events([self._cached_event(node_id)])
                 return True
-            return self._execute(self._graph.nodes[node_id], decision.key, lease)
+        self._start(node_id, waiting, key, lease)
+        return True
+
+    def _start(self, node_id: str, waiting: Waiting, key: str, lease: Lease) -> None:
+        module = importlib.import_module("executor.attempt")
+        state, node = self._state(node_id), self._graph.nodes[node_id]
+        assert waiting.decision is not None
+        state.key = key
+        if not self._retries[node_id]:
+            state.reason = waiting.decision.reason
+        if self._follower is None:
+            self._follower = Follower(self._store.path, self._record.folder, self._display)
+        work = module.Work(
+            store=self._store,
+            record=self._record,
+            graph=self._graph,
+            node=node,
+            parts=self._planner.parts[node_id],
+            key=key,
+            lease=lease,
+            digests={parent: self._digests[parent] for parent in node.parents},
+            forced=node_id in self._planner.forced,
+            adopt=self._adopt,
+        )
+        self._running_stages().start(work, self._ended)
 
     def _refreshed(self, node_id: str) -> Decision:
         """The decision for a node that will run, by its code and data as its stage will find them."""
@@ -156,179 +307,78 @@ class Runner:
         counts = node_id not in self._planner.forced or lines[-1].run == self._record.run
         return lines[-1].digest if counts else None
 
-    def _take(self, node_id: str, key: str | None, digest: str) -> None:
-        """The artifact is there: the node is done, with the metrics of the run that made it."""
-        self._digests[node_id] = digest
-        if self._state(node_id).state != "done":
-            self._copy_result(node_id, key, digest)
-            self._record.save_node(node_id)
-        self._display.changed(node_id)
-
-    def _copy_result(self, node_id: str, key: str | None, digest: str) -> None:
-        state = self._state(node_id)
-        lines = [line for line in self._store.index(key or "") if line.digest == digest]
-        state.state, state.key, state.digest = "done", key, digest
-        if state.started and lines and lines[-1].run == self._record.run:  # killed just after it had committed
-            state.ended = lines[-1].time
-            state.seconds = state.ended - state.started
-            state.metrics = final_metrics(self._record.events_path, node_id)
+    def _listen(self) -> None:
+        """Wait until something happens, and see to the stages that run a few times a second."""
+        try:
+            self._told.get(timeout=self._patience())()
+        except queue.Empty:
+            pass
+        while not self._told.empty():
+            self._told.get()()
+        if self._stages is None or (time.monotonic() - self._looked_at < TICK_S and not self._is_ending):
             return
-        state.cache, state.reason, state.started = "hit", "", None
-        state.source_run = lines[-1].run if lines else None
-        state.metrics = dict((self._store.manifest(digest) or {}).get("metrics", {}))
-        source = self._store.records / (state.source_run or "-")
-        if (source / STATE).exists():
-            made = [node for node in Record.load(source).state.nodes.values() if node.key == key and node.metrics]
-            state.metrics = made[0].metrics if made else state.metrics
-            state.warnings = made[0].warnings if made else []
+        self._looked_at = time.monotonic()
+        self._display.show(self._events.read())
+        self._stages.look_after()
+        if self._is_ending:
+            self._stages.ask_to_stop("" if self.stop.is_set() else f", since {self._failed[0]} failed")
+        if self.stop.count > 1:
+            self._stages.kill()
 
-    def _execute(self, node: GraphNode, key: str, lease: Lease) -> bool:
-        state = self._state(node.id)
-        lease.wait_for_ranks()
-        is_anew = self._is_anew(node.id, lease.last_run)
-        if self._adopt and not is_anew:
-            self._adopt_work(node, lease)
-        lease.empty(keep_state=not is_anew)
-        resumed = any(lease.work_dir.iterdir())
-        if resumed:
-            self._inherit_events(node.id, lease.last_run)
-        without_code = self._planner.parts[node.id].key_without_code(node_inputs(node, self._digests.__getitem__))
-        write_json(lease.folder / "work.json", {"key_without_code": without_code, "node": node.id})
-        state.state, state.cache, state.attempt = "running", "resumed" if resumed else "miss", state.attempt + 1
-        state.started, state.ended, state.error, state.warnings = time.time(), None, None, []
-        self._record.save_node(node.id)
-        self._record.event(node.id, "state", state="running", cache=state.cache)
-        self._display.changed(node.id)
-        if self._follower is None:
-            self._follower = Follower(self._store.path, self._record.folder)
-        outcome = self._run_stage(node, lease)
-        state.ended = time.time()
-        state.seconds = state.ended - state.started
-        state.metrics = final_metrics(self._record.events_path, node.id)
-        if outcome.status == "done":
-            try:
-                self._commit(node, key, lease, outcome)
-            except (StageError, StoreError, OSError) as error:
-                outcome = Outcome("failed", error=f"{type(error).__name__}: {error}")
-        self._close(node.id, outcome)
-        return outcome.status == "done"
+    def _patience(self) -> float:
+        """Seconds."""
+        soonest = min((waiting.not_before for waiting in self._waiting if waiting.not_before), default=None)
+        until_then = TICK_S if soonest is None else max(0.01, soonest - time.monotonic())
+        return min(TICK_S, until_then)
 
-    def _is_anew(self, node_id: str, last_run: str | None) -> bool:
-        """Whether the node starts with an empty work folder: it is forced, and neither this run started it yet nor the
-        one that this run goes on from, which left its work folder here."""
-        began = self._state(node_id).attempt or (last_run and last_run == self._record.state.goes_on_from)
-        return node_id in self._planner.forced and not began
-
-    def _run_stage(self, node: GraphNode, lease: Lease) -> Outcome:
-        artifacts = {
-            parent: [str(self._store.object_path(self._digests[parent])), self._digests[parent]]
-            for parent in node.parents
-        }
-        events = LineReader(self._record.events_path)
-        events.read()
-        stage = StageProcess(
-            lease,
-            node.launch,
-            self._record.log_path(node.id),
-            graph=str(self._record.folder / "graph.json"),
-            node=node.id,
-            artifacts=artifacts,
-            events=str(self._record.events_path),
-            figures=str(self._record.folder / "figures" / node.id),
-            attempt=self._state(node.id).attempt,
-        )
-        grace = GRACE_S if node.op.resumable else GRACE_NOT_RESUMABLE_S
-        while not stage.wait(STAGE_POLL_S):
-            self._show(node.id, stage, events)
-            if self.stop.is_set():
-                if not stage.asked_for():
-                    self._display.note(f"{node.id}: stopping, the stage may save its progress (again: stop at once)")
-                stage.ask_to_stop()
-                if self.stop.count > 1 or stage.asked_for() > grace:
-                    stage.kill()
-        self._show(node.id, stage, events)
-        return stage.close()
-
-    def _show(self, node_id: str, stage: StageProcess, events: LineReader) -> None:
-        warnings = self._state(node_id).warnings
-        for text in stage.notes():
-            self._display.note(f"{node_id}: {text}")
-            if text.startswith(WARNING) and text.removeprefix(WARNING) not in warnings:
-                warnings.append(text.removeprefix(WARNING))
-        self._display.show(events.read())
-
-    def _commit(self, node: GraphNode, key: str, lease: Lease, outcome: Outcome) -> None:
-        state = self._state(node.id)
-        earlier = self._store.index(key)
-        config = {name: getattr(node.config, name) for name in node.op.fields}
-        launch = {**attrs.asdict(node.launch), "threads": threads_of(node.launch), "device": outcome.device}
-        neutral = {name: config[name] for name, spec in node.op.fields.items() if spec.neutral}
-        parts = self._planner.parts[node.id]
-        manifest = {
-            "format": 1,
-            "node": node.id,
-            "op": node.op.name,
-            "run": self._record.run,
-            "key_parts": parts.to_json(),
-            "config": config,
-            "launch": launch,
-            "inputs": node_inputs(node, self._digests.__getitem__),
-            "metrics": state.metrics,
-            "started": state.started,
-            "ended": state.ended,
-        }
-        acceptance = "forced" if node.id in self._planner.forced else "computed"
-        line = {"run": self._record.run, "neutral": _plain({**neutral, "launch": launch}), "acceptance": acceptance}
-        digest = self._store.commit(lease, key, _plain(manifest), line)
-        lease.remove()
-        state.digest = self._digests[node.id] = digest
-        if earlier and earlier[-1].digest != digest:
-            self._report_difference(node.id, earlier[-1].digest, digest, same=earlier[-1].neutral == line["neutral"])
-
-    def _report_difference(self, node_id: str, before: str, now: str, *, same: bool) -> None:
-        cause = "the op is not deterministic" if same else "settings outside the key (launch, neutral fields) differ"
-        message = f"{node_id}: the same key gave {before[:12]} before and {now[:12]} now: {cause}"
-        self._record.event(node_id, "warning", message=message)
-        self._display.warn(message)
-
-    def _close(self, node_id: str, outcome: Outcome) -> None:
-        """Put down how the node ended, and show a failure with the end of its log."""
+    def _ended(self, attempt: Attempt) -> None:
+        """Put down how an attempt ended."""
+        node_id, outcome = attempt.work.node.id, attempt.outcome
+        if outcome is None:
+            raise RuntimeError(f"{node_id}: a mistake in dflow itself ended the attempt; it is told above")
+        if outcome.failure is not None:
+            if not self._is_ending and self._tries_again(node_id, outcome.failure):
+                return
+            self._fail(node_id, outcome.failure, outcome.log_tail)
+            return
         state = self._state(node_id)
-        state.state = STATE_AFTER[outcome.status]
-        state.error = outcome.error or None
+        state.state, state.error = STATE_AFTER[outcome.status], None
         self._record.save_node(node_id)
-        self._record.event(node_id, "state", state=state.state, digest=state.digest, error=state.error)
+        if outcome.status == "done":
+            fail_point("run:recorded")
+            assert state.digest is not None
+            self._digests[node_id] = state.digest
+            self._schedule.done(node_id)
+        self._record.event(node_id, "state", state=state.state, digest=state.digest, seconds=state.seconds)
         self._display.changed(node_id)
-        if outcome.status == "failed":
-            self._display.failure(node_id, outcome.error, outcome.log_tail, self._record.log_path(node_id))
 
-    def _inherit_events(self, node_id: str, run: str | None) -> None:
-        """Where another run left the work folder behind, its metrics are the beginning of this run's."""
-        if run is None or run == self._record.run or self._state(node_id).attempt:
-            return
-        for event in read_lines(self._store.records / run / "events.jsonl"):
-            if event["node"] == node_id and event["kind"] in ("metric", "cut"):
-                append_line(self._record.events_path, event)
-                self._state(node_id).attempt = event["attempt"]
+    def _tries_again(self, node_id: str, failure: Failure) -> bool:
+        """After an error that may pass, the node waits its time and then takes its work folder up again."""
+        launch, op = self._graph.nodes[node_id].launch, self._graph.nodes[node_id].op
+        if self._retries[node_id] >= launch.retries or not failure.is_any_of((TRANSIENT, *op.transient)):
+            return False
+        wait = launch.retry_wait * 2 ** self._retries[node_id]
+        self._retries[node_id] += 1
+        state = self._state(node_id)
+        state.state, state.error = "pending", failure.text
+        self._record.save_node(node_id)
+        self._record.event(node_id, "state", state="retry", error=failure.text, wait=wait)
+        again = f"retry {self._retries[node_id]} of {launch.retries} in {wait:g} s"
+        self._display.note(f"{node_id}: {failure.text}; {again}")
+        self._wait(Waiting(self._schedule.place(node_id), node_id, not_before=time.monotonic() + wait))
+        return True
 
-    def _adopt_work(self, node: GraphNode, lease: Lease) -> None:
-        """Move the newest unleased work folder of the same key without code here."""
-        without_code = self._planner.parts[node.id].key_without_code(node_inputs(node, self._digests.__getitem__))
-        if lease.work_dir.exists() and any(lease.work_dir.iterdir()):
-            return
-        run = lease.adopt(without_code)
-        if run is not None:
-            self._display.note(f"{node.id}: goes on with the work of run {run}, though the code has changed since")
+    def _fail(self, node_id: str, failure: Failure, log_tail: tuple[str, ...]) -> None:
+        """Put the failure down, and show it with the end of its log."""
+        tries = self._retries[node_id]
+        text = f"{failure.text} (after {tries} {'retry' if tries == 1 else 'retries'})" if tries else failure.text
+        state = self._state(node_id)
+        state.state, state.error = "failed", text
+        self._failed.append(node_id)
+        self._record.save_node(node_id)
+        self._record.event(node_id, "state", state="failed", error=text, hint=failure.hint, seconds=state.seconds)
+        self._display.changed(node_id)
+        self._display.failure(node_id, text, log_tail, self._record.log_path(node_id), failure.hint)
 
-    def _results_run(self) -> str | None:
-        """The run that made the last node's artifact: it holds the results of a run in which nothing ran."""
-        nodes = list(self._record.state.nodes.values())
-        if any(node.cache in ("miss", "resumed") for node in nodes):
-            return self._record.run
-        return next((node.source_run for node in reversed(nodes) if node.source_run), None)
-
-
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """The value as JSON gives it back: tuples are lists."""
-    plain: dict[str, Any] = json.loads(json.dumps(value, default=os.fspath))
-    return plain
+    def _cached_event(self, node_id: str) -> dict[str, object]:
+        return {"node": node_id, "kind": "state", "state": "done", "cache": "hit", "digest": self._digests[node_id]}

@@ -1,29 +1,88 @@
-"""`dflow sync`: send to MLflow what it lacks of a run."""
+"""`dflow sync`: send to MLflow what it lacks of one run, or of all."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from pathlib import Path
 
-from executor.commands.arguments import add_run, add_store
+from dsl.errors import StoreError
+from executor.commands.arguments import add_store
 from executor.exits import FAILED, OK
-from executor.follow import send_in_foreground
+from executor.follow import lacks, send_rest
 from executor.lines import print_lines
-from executor.record import find_record, mlflow_ids
+from executor.record import Record, find_record, mlflow_ids, newest_records
 from executor.store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="a run's id or a part of it; all runs that MLflow lacks something of unless given",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="look at every run, for what MLflow has lost since it got it"
+    )
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
+    """1 where MLflow did not get all."""
     store = Store.open(store_path(options.store, None), write=True)
-    record = find_record(store.records, options.run)
-    record.lock()
-    warning = send_in_foreground(store.path, record.folder)
+    if options.run is not None:
+        record = find_record(store.records, options.run)
+        record.lock()
+        return _send(store, record)
+    return _send_all(store, everything=options.all)
+
+
+def _send_all(store: Store, *, everything: bool) -> int:
+    """Oldest first, since a cached node names the MLflow run that made it. A place that is away is not tried again."""
+    code = OK
+    away: set[str | None] = set()
+    looked_at = 0
+    for record in reversed(list(newest_records(store.records))):
+        if not (lacks(record) or (everything and (record.folder / "mlflow.json").exists())):
+            continue
+        looked_at += 1
+        if record.state.tracking_uri in away:
+            print_lines(f"run {record.run}: not sent either", error=True)
+            continue
+        try:
+            record.lock()
+        except StoreError:
+            print_lines(f"run {record.run} is still running and sends by itself")
+            continue
+        if _send(store, record) != OK:
+            away.add(record.state.tracking_uri)
+            code = FAILED
+        record.unlock()
+    if not looked_at:
+        print_lines(f"MLflow holds all runs of {store.path}")
+    return code
+
+
+def _send(store: Store, record: Record) -> int:
+    """Send the rest of a run whose lock is held."""
+    warning, counts = send_rest(store.path, record.folder)
     if warning is not None:
         print_lines(f"dflow: {warning}", error=True)
         return FAILED
-    print_lines(f"run {record.run}: MLflow holds all of it (run {mlflow_ids(store.records, record)['parent']})")
+    print_lines(f"run {record.run}: {_shown(counts)}MLflow holds all of it (run {_parent(store.records, record)})")
     return OK
+
+
+def _parent(records: Path, record: Record) -> str:
+    return str(mlflow_ids(records, record)["parent"])
+
+
+def _shown(counts: Mapping[str, int]) -> str:
+    """What was sent; nothing where nothing was."""
+    parts = [
+        f"{counts[name]} {name if counts[name] > 1 else name[:-1]}"
+        for name in ("runs", "points", "files")
+        if counts[name]
+    ]
+    return f"sent {', '.join(parts)}; " if parts else ""

@@ -1,11 +1,12 @@
 """What MLflow holds of a run, and what happens when it cannot be reached."""
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
-import time
-from contextlib import closing
+from contextlib import closing, suppress
+from unittest.mock import ANY
 
 import attrs
 import pytest
@@ -13,9 +14,11 @@ from mlflow.exceptions import MlflowException
 from toy_ops import ONE_NODE, PROJECT, Toy, wait_for
 
 from executor import follow
+from executor.follow import lacks
 from executor.jsonlines import append_line, read_json, write_json
 from executor.record import Record, find_record
-from executor.track import FILE_LIMIT, Sender
+from executor.sender import Sender
+from executor.track import FILE_LIMIT, open_client, tracking_uri
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -44,7 +47,12 @@ class Tracked:
 
     @property
     def client(self):
-        return Sender(self.toy.store, self.first).client(None)
+        return open_client(self.toy.store, in_store(self.toy))
+
+
+def in_store(toy):
+    """The tracking URI of a store whose pipelines name none."""
+    return tracking_uri(toy.store, None, toy.folder)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +97,7 @@ def test_the_tags_of_a_child_are_these(tracked):
         "dflow.key": node["key"],
         "dflow.digest": node["digest"],
         "dflow.cache": "miss",
+        "dflow.attempts": "1",
     }
 
 
@@ -167,32 +176,56 @@ def test_sending_twice_does_not_double(tracked):
     _, children = tracked.ids(tracked.second)
     before = history(tracked.client, children["d"], "steps/loss")
     sent = read_json(tracked.second / "mlflow.json")
-    sent["nodes"]["d"]["sent"] = 0
+    sent["nodes"]["d"]["points"] = 0
+    sent["events"] = None
     write_json(tracked.second / "mlflow.json", sent)
     assert Sender(tracked.toy.store, tracked.second).send() is None
     assert history(tracked.client, children["d"], "steps/loss") == before
     assert tracked.ids(tracked.second)[1] == children
 
 
-def test_points_that_a_resumed_attempt_made_again_are_there_once(tracked):
+def test_points_that_a_resumed_attempt_did_again_are_there_once_in_the_same_child(tracked):
     _, children = tracked.ids(tracked.second)
     line = {"time": 1.0, "node": "d", "attempt": 2}
     append_line(tracked.second / "events.jsonl", {**line, "kind": "cut", "step": 2})
-    append_line(tracked.second / "events.jsonl", {**line, "kind": "metric", "step": 2, "metrics": {"steps/loss": 9.0}})
+    for step in range(2, 9):
+        point = {"kind": "metric", "step": step, "metrics": {"steps/loss": 1 / (step + 1)}}
+        append_line(tracked.second / "events.jsonl", {**line, "time": float(step), **point})
     assert Sender(tracked.toy.store, tracked.second).send() is None
-    again = tracked.ids(tracked.second)[1]["d"]
+    assert tracked.ids(tracked.second)[1] == children
+    found = history(tracked.client, children["d"], "steps/loss")
+    assert sorted((step, value) for step, value, _ in found) == [(step, 1 / (step + 1)) for step in range(9)]
+    assert tracked.client.get_run(children["d"]).info.status == "FINISHED"
+
+
+def test_a_child_that_holds_points_of_other_code_is_made_anew(tracked):
+    record = tracked.run("-s", "d.steps=4")
+    _, children = tracked.ids(record)
+    line = {"time": 1.0, "node": "d", "attempt": 2}
+    append_line(
+        record / "events.jsonl", {**line, "kind": "state", "state": "running", "cache": "resumed", "key": "new"}
+    )
+    append_line(record / "events.jsonl", {**line, "kind": "cut", "step": 2})
+    append_line(record / "events.jsonl", {**line, "kind": "metric", "step": 2, "metrics": {"steps/loss": 9.0}})
+    assert Sender(tracked.toy.store, record).send() is None
+    again = tracked.ids(record)[1]["d"]
     found = history(tracked.client, again, "steps/loss")
     assert sorted((step, value) for step, value, _ in found) == [(0, 1.0), (1, 0.5), (2, 9.0)]
     assert tracked.client.get_run(children["d"]).info.lifecycle_stage == "deleted"
     assert tracked.client.get_run(again).info.status == "FINISHED"
 
 
-class Failing:
-    """A client of which one changing call raises an error, after it did its work: the answer was lost."""
+class Killed(BaseException):
+    """Like kill -9: nobody answers it."""
 
-    def __init__(self, client, at):
+
+class Failing:
+    """A client of which one changing call raises an error after it did its work: the answer was lost."""
+
+    def __init__(self, client, at, error):
         self._client = client
         self._left = at
+        self._error = error
 
     def __getattr__(self, name):
         call = getattr(self._client, name)
@@ -201,45 +234,96 @@ class Failing:
     def _count(self, answer):
         self._left -= 1
         if self._left == 0:
-            raise MlflowException("the server went away")
+            raise self._error
         return answer
 
 
-def test_whatever_call_fails_nothing_is_doubled_or_lost(tracked):
+def held(client, record):
+    """What MLflow holds of a run, in the words of its tags: nothing but ids and times of making are left out."""
+    shown = []
+    for run in client.search_runs(["1"], f"tags.`dflow.run` = '{record.name}'"):
+        own = {name: value for name, value in run.data.tags.items() if name in ("dflow.node", "dflow.accepted")}
+        points = [history(client, run.info.run_id, name) for name in sorted(run.data.metrics)]
+        inputs = [entry.dataset.name for entry in run.inputs.dataset_inputs]
+        shown.append((own, run.info.status, run.data.params, points, inputs))
+    return sorted(shown, key=str)
+
+
+def copied(record, number):
+    """A record of the same run under another id."""
+    copy = record.with_name(f"{record.name}-{number:02d}")
+    shutil.copytree(record, copy)
+    (copy / "state.jsonl").write_text((copy / "state.jsonl").read_text().replace(record.name, copy.name))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def unsent(tracked):
+    """The record of a run that nothing was sent of."""
     tracked.toy.tracked = False
-    record = tracked.run("-s", "d.steps=6")
+    record = tracked.run("-s", "d.steps=20")
     tracked.toy.tracked = True
-    client = tracked.client
-    for at in range(1, 100):
-        sender = Sender(tracked.toy.store, record)
-        sender._client = Failing(client, at)
-        if sender.send() is None:
-            break
-    assert 5 < at < 99
-    found = client.search_runs(["1"], f"tags.`dflow.run` = '{record.name}'")
-    parent, children = tracked.ids(record)
-    names = {run.info.run_id: run.info.run_name for run in found}
-    assert names == {parent: f"toy {record.name}", **{run_id: name for name, run_id in children.items()}}
-    assert {run.info.status for run in found} == {"FINISHED"}
-    assert client.get_run(parent).data.params["d.steps"] == "6"
-    assert client.get_run(children["d"]).data.params["steps"] == "6"
-    assert [entry.dataset.name for entry in client.get_run(children["d"]).inputs.dataset_inputs] == ["c"]
-    assert [step for step, _, _ in history(client, children["d"], "steps/loss")] == list(range(6))
-    assert len(history(client, parent, "steps/loss")) == 1
+    append_line(record / "events.jsonl", accepted("d"))
+    return record
+
+
+@pytest.mark.parametrize("error", [MlflowException("the server went away"), Killed()], ids=["away", "killed"])
+def test_whatever_call_is_the_last_one_nothing_is_doubled_or_lost(tracked, unsent, error, monkeypatch):
+    client, store = tracked.client, tracked.toy.store
+    undisturbed = copied(unsent, 0 if isinstance(error, Killed) else 50)
+    assert Sender(store, undisturbed).send() is None
+    expected = held(client, undisturbed)
+    assert [node for node, *_ in expected] == [
+        {"dflow.node": "a"}, {"dflow.node": "b"}, {"dflow.node": "c"}, {"dflow.node": "d", "dflow.accepted": ANY}, {}
+    ]  # fmt: skip
+    for at in range(1, 50, 1 if isinstance(error, Killed) else 4):
+        record = copied(unsent, at + (0 if isinstance(error, Killed) else 50))
+        monkeypatch.setattr("executor.track.open_client", lambda *a, at=at: Failing(client, at, error))
+        sender = Sender(store, record)
+        with suppress(Killed):
+            if sender.send() is None:
+                break
+            assert lacks(Record.load(record))
+        monkeypatch.undo()
+        assert Sender(store, record).send() is None
+        assert held(client, record) == expected
+        assert not lacks(Record.load(record))
+    assert 20 < at < 49
+
+
+def accepted(node):
+    return {
+        "time": 1.78e9, "node": node, "attempt": 0, "kind": "accepted", "key": "k" * 64, "digest": "d" * 64,
+        "reason": "only renamed", "user": "ann",
+    }  # fmt: skip
+
+
+def test_an_accept_event_is_a_tag_on_the_child_that_made_the_artifact_and_is_sent_later_too(tracked):
+    _, children = tracked.ids(tracked.first)
+    append_line(tracked.first / "events.jsonl", accepted("c"))
+    assert lacks(Record.load(tracked.first))
+    for _ in range(2):
+        assert follow.send_in_foreground(tracked.toy.store, tracked.first) is None
+        assert not lacks(Record.load(tracked.first))
+    tags = tracked.client.get_run(children["c"]).data.tags
+    assert tags["dflow.accepted"] == "2026-05-28 20:26:40 UTC, ann: only renamed (key kkkkkkkkkkkk)"
+    assert "dflow.accepted" not in tracked.client.get_run(children["d"]).data.tags
+    assert tracked.client.get_run(children["c"]).info.status == "FINISHED"
 
 
 def test_points_of_a_call_that_was_killed_are_not_doubled_by_the_next_attempt(tracked):
     """The points had arrived, that they had was not put down, and then a resumed attempt made them again."""
     record = tracked.run("-s", "d.steps=8")
     sent = read_json(record / "mlflow.json")
-    sent["nodes"]["d"]["sent"] = 0
+    sent["nodes"]["d"]["points"] = 0
     write_json(record / "mlflow.json", sent)
     line = {"time": 1.0, "node": "d", "attempt": 2}
     append_line(record / "events.jsonl", {**line, "kind": "cut", "step": 7})
-    append_line(record / "events.jsonl", {**line, "kind": "metric", "step": 7, "metrics": {"steps/loss": 9.0}})
+    for step in (7, 8):
+        append_line(record / "events.jsonl", {**line, "kind": "metric", "step": step, "metrics": {"steps/loss": 9.0}})
     assert Sender(tracked.toy.store, record).send() is None
     found = history(tracked.client, tracked.ids(record)[1]["d"], "steps/loss")
-    assert sorted((step, value) for step, value, _ in found)[6:] == [(6, 1 / 7), (7, 9.0)]
+    assert sorted((step, value) for step, value, _ in found)[6:] == [(6, 1 / 7), (7, 1 / 8), (8, 9.0)]
 
 
 def test_the_key_of_a_node_that_failed_and_was_fixed_is_the_new_one(tracked):
@@ -279,13 +363,16 @@ def test_after_a_kill_in_the_middle_mlflow_holds_every_run_and_point_once(tmp_pa
     record = toy.store / "records" / toy.state()["run"]
     process.kill()
     process.communicate()
+    child = read_json(record / "mlflow.json")["nodes"]["d"]["run_id"]
     assert toy.dflow("resume").returncode == 0
-    client = Sender(toy.store, record).client(None)
+    client = open_client(toy.store, in_store(toy))
     runs = client.search_runs(["1"])
     assert sorted(run.data.tags.get("dflow.node", "parent") for run in runs) == ["a", "b", "c", "d", "parent"]
     assert {run.info.status for run in runs} == {"FINISHED"}
-    points = history(client, read_json(record / "mlflow.json")["nodes"]["d"]["run_id"], "steps/loss")
-    assert sorted(step for step, _, _ in points) == list(range(120))
+    assert read_json(record / "mlflow.json")["nodes"]["d"]["run_id"] == child
+    assert [step for step, _, _ in history(client, child, "steps/loss")] == list(range(120))
+    tags = client.get_run(child).data.tags
+    assert (tags["dflow.cache"], tags["dflow.attempts"]) == ("resumed", "2")
 
 
 def logged(toy):
@@ -304,7 +391,7 @@ def test_a_run_at_work_is_not_sent_by_another_process(tmp_path):
     toy.dflow("run", str(toy.file))
     record = find_record(toy.store / "records", None)
     record.lock()
-    result = toy.dflow("sync")
+    result = toy.dflow("sync", record.run)
     record.unlock()
     assert (result.returncode, result.stderr) == (
         1,
@@ -312,42 +399,11 @@ def test_a_run_at_work_is_not_sent_by_another_process(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("answers", "expected"), [(["away", None], None), (["away", "still away"], "still away")])
-def test_a_follower_goes_on_after_an_error_and_says_the_last_one_only(tmp_path, monkeypatch, answers, expected):
-    class FakeSender:
-        sends = 0
-
-        def send(self):
-            self.sends += 1
-            return answers[min(self.sends, len(answers)) - 1]
-
-    sender = FakeSender()
-    monkeypatch.setattr(follow, "_sender", lambda *a, **k: sender)
-    monkeypatch.setattr(follow, "EVERY_S", 0.01)
-    monkeypatch.setattr(follow, "RETRY_S", 0.01)
-    follower = follow.Follower(tmp_path, tmp_path)
-    wait_for(lambda: sender.sends >= 3)
-    assert follower.finish(lambda: False) == expected
-
-
-def test_a_follower_whose_server_is_away_ends_without_waiting_for_its_next_try(tmp_path, monkeypatch):
-    class FakeSender:
-        def send(self):
-            return "away"
-
-    monkeypatch.setattr(follow, "_sender", lambda *a, **k: FakeSender())
-    monkeypatch.setattr(follow, "EVERY_S", 0.01)
-    follower = follow.Follower(tmp_path, tmp_path)
-    time.sleep(0.1)
-    started = time.monotonic()
-    assert follower.finish(lambda: False) == "away"
-    assert time.monotonic() - started < 5
-
-
 def test_first_clients_at_once_make_the_database_one_after_the_other(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from executor.track import Sender\n"
-        "print(len(Sender(Path(sys.argv[1]), Path(sys.argv[1])).client(None).search_experiments()))"
+        "import sys; from pathlib import Path; from executor.track import open_client, tracking_uri\n"
+        "store = Path(sys.argv[1])\n"
+        "print(len(open_client(store, tracking_uri(store, None, store)).search_experiments()))"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     processes = [subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -368,9 +424,11 @@ def test_an_absent_mlflow_is_a_warning_and_the_rest_is_sent_later(tmp_path):
     result = toy.dflow("sync")
     record = toy.store / "records" / toy.state()["run"]
     assert (result.returncode, result.stdout) == (
-        0, f"run {record.name}: MLflow holds all of it (run {read_json(record / 'mlflow.json')['parent']})\n"
+        0,
+        f"run {record.name}: sent 2 runs, 2 points, 4 files; "
+        f"MLflow holds all of it (run {read_json(record / 'mlflow.json')['parent']})\n",
     )  # fmt: skip
-    client = Sender(toy.store, record).client(f"sqlite:///{missing}/mlflow.db")
+    client = open_client(toy.store, f"sqlite:///{missing}/mlflow.db")
     children = read_json(record / "mlflow.json")["nodes"]
     assert client.get_run(children["a"]["run_id"]).data.metrics == {"make/length": 5.0}
 

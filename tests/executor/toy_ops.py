@@ -214,11 +214,11 @@ UNTRACKED = """
 import sys, executor.cli, executor.run
 
 class NoFollower:
-    def __init__(self, store, record):
+    def __init__(self, store, folder, display):
         pass
 
-    def finish(self, give_up):
-        return None
+    def finish(self, give_up, *, stopped=False):
+        pass
 
 executor.run.Follower = NoFollower
 sys.exit(executor.cli.main())
@@ -243,9 +243,11 @@ class Toy:
         (folder / "toy.py").write_text(OPS)
         self.file.write_text(pipeline)
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, program: str = "", **environment: str) -> subprocess.Popen[str]:
+        """program: what Python runs in the place of the command alone."""
+        program = program or (TRACKED if self.tracked else UNTRACKED)
         return subprocess.Popen(
-            [sys.executable, "-c", TRACKED if self.tracked else UNTRACKED, *arguments, "--store", str(self.store)],
+            [sys.executable, "-c", program, *arguments, "--store", str(self.store)],
             env={**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1", "COLUMNS": "200", **environment},
             cwd=self.folder,
             stdout=subprocess.PIPE,

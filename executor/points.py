@@ -1,0 +1,88 @@
+"""What MLflow gets of a node's events: points whose steps never go backwards, whatever was cut and done again.
+
+MLflow cannot take a point back. So of the steps that a retried or resumed attempt of the same key did again, the points
+of the first attempt stay, and those that came again are left out: a deterministic op gave the same values, and of what
+is measured (seconds, tokens a second) the first measurement counts. What is there stays there, in the same order, as
+more events come: it is enough to remember how many points were sent.
+
+A node that goes on with another key (its code was mended between two attempts) computes something else. Then what was
+cut is gone, and a child run that holds points of it is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+
+@frozen
+class Point:
+    """Values of one step, some of which another point of this step may hold too. time: seconds since 1970."""
+
+    time: float
+    step: int
+    metrics: Mapping[str, float]
+
+
+@frozen
+class NodeEvents:
+    """What the events of one node say so far.
+
+    retained: for each time that the key had changed, how many of the earlier points still counted. accepted: the accept
+    events. figures: path by name.
+    """
+
+    points: list[Point] = field(factory=list)
+    retained: list[int] = field(factory=list)
+    accepted: list[Mapping[str, Any]] = field(factory=list)
+    figures: dict[str, str] = field(factory=dict)
+    _floors: dict[str, int] = field(factory=dict)  # per metric: the last step of earlier attempts
+    _highest: dict[str, int] = field(factory=dict)
+    _key: dict[str, str] = field(factory=dict)  # "now"; "changed" where it did and no cut came since
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "metric":
+            self._add_point(event)
+        elif kind == "cut":
+            self._cut(event["step"])
+        elif kind == "state" and event.get("key"):
+            self._begin(event["key"], event.get("cache"))
+        elif kind == "figure":
+            self.figures[event["name"]] = event["path"]
+        elif kind == "accepted":
+            self.accepted.append(event)
+
+    def _add_point(self, event: Mapping[str, Any]) -> None:
+        step = event["step"]
+        fresh = {name: value for name, value in event["metrics"].items() if step > self._floors.get(name, step - 1)}
+        if fresh:
+            self.points.append(Point(event["time"], step, fresh))
+        for name in fresh:
+            self._highest[name] = max(step, self._highest.get(name, step))
+
+    def _cut(self, step: int) -> None:
+        if self._key.pop("changed", None):
+            self._retain(step)
+        else:
+            self._floors.update(self._highest)
+
+    def _begin(self, key: str, cache: str | None) -> None:
+        """An attempt starts; with another key it goes on from the next cut, or from nothing."""
+        if self._key.get("now", key) != key:
+            if cache == "resumed":
+                self._key["changed"] = key
+            else:
+                self._retain(None)
+        self._key["now"] = key
+
+    def _retain(self, before: int | None) -> None:
+        """Only points of steps below `before` still count, for None not a single one."""
+        self.points[:] = [point for point in self.points if before is not None and point.step < before]
+        self.retained.append(len(self.points))
+        self._floors.clear()
+        self._highest.clear()
+        for point in self.points:
+            self._highest.update({name: max(point.step, self._highest.get(name, point.step)) for name in point.metrics})

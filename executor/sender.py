@@ -1,0 +1,337 @@
+"""Sends a run's record to MLflow: one parent run for the pipeline's run, one child for each of its nodes.
+
+Everything comes from the record. What was sent is put down in the record's mlflow.json, so that a call sends only
+what is missing: while the run goes on, after it was resumed, or by `dflow sync` once an unreachable server is back. A
+call may fail, or be killed, at any place: a run that MLflow has though mlflow.json does not is found by its tags, and
+points that may have been sent already are looked up first.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import StoreError
+from dsl.graph import Graph, GraphNode
+from dsl.op import Ref
+from executor.follow import is_sent, status_of
+from executor.jsonlines import LineReader, read_json, write_json
+from executor.points import NodeEvents
+from executor.record import NodeState, Record
+from executor.track import UNREACHABLE, Tracker, is_passing, shown_error, tracking_uri
+
+POINTS_AT_ONCE = 2000
+ERROR_LENGTH = 1000
+LOCKED_TRIES = 5
+
+
+class Sender:
+    """Sends one run; each call of `send` brings MLflow up to what the record holds by then.
+
+    mlflow.json: {"experiment", "parent", "parent_status", "params_sent", "events", "nodes": {node: {"run_id", "status",
+    "complete", "points", "begun", "retained", "accepted", "failed"}}}. events: the size of events.jsonl when all of it
+    was sent. points: how many of the node's points MLflow has, begun: how many it may have; retained: how often the key
+    had changed by then. is_live: the run is at work now, in this process. Whoever calls holds the record's lock.
+    """
+
+    def __init__(self, store: Path, folder: Path, *, is_live: bool = False) -> None:
+        self._store = store
+        self._folder = folder
+        self._is_live = is_live
+        self._reader = LineReader(folder / "events.jsonl")
+        self._events: dict[str, NodeEvents] = {}
+        self._graph: Graph | None = None
+        self._tracker: Tracker | None = None
+        self._found: dict[str | None, list[str]] = {}
+        self._is_sure = False  # that mlflow.json names every MLflow run of this run
+        self._makers: dict[str, dict[str | None, str]] = {}
+        self._sent = _read_sent(folder)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What MLflow was given by this sender: runs, points, files."""
+        return self._tracker.sent if self._tracker is not None else Counter()
+
+    def send(self) -> str | None:
+        """Returns a warning where MLflow did not get all; the record keeps what is missing."""
+        try:
+            record = Record.load(self._folder)
+            if self._sent["parent"] is None and all(n.cache in (None, "hit") for n in record.state.nodes.values()):
+                return None
+            self._try(record)
+        except StoreError as error:
+            return f"MLflow lacks a part of the run: {error}; then send it with `dflow sync {self._folder.name}`"
+        except UNREACHABLE as error:
+            self._is_sure = False
+            what = "cannot be reached" if is_passing(error) else "refused a part of the run"
+            kept = f"nothing is lost: send it later with `dflow sync {self._folder.name}`"
+            return f"MLflow {what} ({shown_error(error)}); {kept}"
+        return None
+
+    def _try(self, record: Record) -> None:
+        for left in reversed(range(LOCKED_TRIES)):
+            try:
+                self._send(record)
+            except UNREACHABLE as error:  # SQLite gives up at once where waiting could be for ever
+                if left == 0 or "database is locked" not in str(error):
+                    raise
+                self._is_sure = False
+                time.sleep(random.uniform(0.1, 1.0))
+            else:
+                return
+
+    def _send(self, record: Record) -> None:
+        graph = self._graph = self._graph or record.graph()
+        if self._tracker is None:
+            uri = tracking_uri(self._store, record.state.tracking_uri, graph.root)
+            self._tracker = tracker = Tracker(self._store, uri)
+            self._forget_what_is_gone(tracker)
+        tracker = self._tracker
+        is_running = self._is_live and record.state.status == "running"
+        size = self._read_events()
+        self._makers.clear()
+        self._look_around(tracker, record)
+        self._send_parent(tracker, record, graph)
+        if is_running and self._sent.get("parent_status"):
+            tracker.run_again(self._sent["parent"])
+            self._sent["parent_status"] = None
+        for node in graph.nodes.values():
+            state = record.state.nodes[node.id]
+            if state.state != "pending" or state.attempt:
+                self._send_node(tracker, record, node, state)
+        if not is_running and not is_sent(self._sent, record, size):
+            self._close_parent(tracker, record, graph)
+        self._sent["events"] = None if is_running else size
+        self._save()
+
+    def _read_events(self) -> int:
+        path = self._folder / "events.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        for event in self._reader.read():
+            self._events.setdefault(event["node"], NodeEvents()).add(event)
+        return size
+
+    def _forget_what_is_gone(self, tracker: Tracker) -> None:
+        """Where MLflow no longer knows of the run it gets all again. Raises StoreError where it was deleted there."""
+        parent = self._sent["parent"]
+        stage = tracker.stage_of(parent) if parent is not None else None
+        if parent is not None and stage is None:
+            self._sent = _nothing()
+        elif stage == "deleted":
+            raise StoreError(f"its run {parent} was deleted in MLflow; restore it there")
+
+    def _look_around(self, tracker: Tracker, record: Record) -> None:
+        """Learn of MLflow runs that a call made without coming to put them down; one too many is deleted."""
+        if self._is_sure:
+            return
+        if "experiment" not in self._sent:
+            self._sent["experiment"] = tracker.experiment(record.state.experiment)
+        self._found = tracker.runs_of(self._sent["experiment"], record.run)
+        known = {None: self._sent["parent"], **{name: sent["run_id"] for name, sent in self._sent["nodes"].items()}}
+        for name, run_ids in self._found.items():
+            kept = known.get(name) or run_ids[0]
+            for run_id in run_ids:
+                if run_id != kept:
+                    tracker.delete_run(run_id)
+            self._found[name] = [kept]
+        self._is_sure = True
+
+    def _made_run(self, tracker: Tracker, name: str | None, started: float, tags: Mapping[str, str]) -> str:
+        """The run of a node, or of the run as a whole: the one that is there, or else a new one."""
+        found = self._found.pop(name, None)
+        if found:
+            return found[0]
+        self._is_sure = False  # until the answer is here
+        run_id = tracker.create_run(self._sent["experiment"], started, tags)
+        self._is_sure = True
+        return run_id
+
+    def _send_parent(self, tracker: Tracker, record: Record, graph: Graph) -> None:
+        state = record.state
+        if self._sent["parent"] is None:
+            note = {"mlflow.note.content": graph.notes} if graph.notes else {}
+            own = {
+                "mlflow.runName": f"{state.pipeline} {state.run}",
+                "dflow.pipeline": state.pipeline,
+                "dflow.run": state.run,
+            }
+            self._sent["parent"] = self._made_run(tracker, None, state.started, {**graph.tags, **note, **own})
+            self._save()
+        if not self._sent.get("params_sent"):
+            params = {"pipeline": state.pipeline, "seed": str(graph.seed)}
+            for node in graph.nodes.values():
+                params |= {f"{node.id}.{name}": value for name, value in _params(node).items()}
+            tracker.log_params(self._sent["parent"], params)
+            self._sent["params_sent"] = True
+            self._save()
+
+    def _close_parent(self, tracker: Tracker, record: Record, graph: Graph) -> None:
+        state = record.state
+        for node_id in graph.result_nodes:
+            node = state.nodes[node_id]
+            if node.state == "done":
+                tracker.log_results(self._sent["parent"], node.metrics, node.ended or state.started)
+        status = status_of(state.status)
+        tracker.close(self._sent["parent"], status, state.ended or time.time())
+        self._sent["parent_status"] = status
+
+    def _send_node(self, tracker: Tracker, record: Record, node: GraphNode, state: NodeState) -> None:
+        events = self._events.get(node.id) or NodeEvents()
+        sent = self._sent["nodes"].get(node.id)
+        if sent is not None and any(count < sent["begun"] for count in events.retained[sent["retained"] :]):
+            tracker.delete_run(sent["run_id"])  # MLflow cannot take single points back
+            self._found.pop(node.id, None)
+            del self._sent["nodes"][node.id]
+            self._save()
+            sent = None
+        sent = sent or self._made_child(tracker, record, node, state, len(events.retained))
+        if not sent.get("complete"):
+            tracker.log_params(sent["run_id"], _params(node))
+            tracker.log_inputs(sent["run_id"], _inputs(record, node))
+            sent["complete"] = True
+        if state.cache != "hit":
+            self._send_points(tracker, sent, events)
+        status = "RUNNING" if self._is_live and state.state == "running" else status_of(state.state)
+        if status != sent["status"]:
+            if status == "RUNNING":
+                tracker.run_again(sent["run_id"])
+            else:
+                self._close_child(tracker, record, node, state, sent, status)
+            sent["status"] = status
+            self._save()
+        if len(events.accepted) > sent.get("accepted", 0):
+            tracker.log_tags(sent["run_id"], {"dflow.accepted": "\n".join(map(_accepted, events.accepted))})
+            sent["accepted"] = len(events.accepted)
+            self._save()
+
+    def _made_child(
+        self, tracker: Tracker, record: Record, node: GraphNode, state: NodeState, retained: int
+    ) -> dict[str, Any]:
+        started = state.started or record.state.started
+        identity = {"mlflow.parentRunId": self._sent["parent"], "dflow.run": record.run, "dflow.node": node.id}
+        tags = {**identity, "mlflow.runName": node.id, "dflow.op": node.op.name, **self._state_tags(state)}
+        was_there = node.id in self._found
+        run_id = self._made_run(tracker, node.id, started, tags)
+        begun = len(self._events[node.id].points) if was_there and node.id in self._events else 0
+        child: dict[str, Any] = {"run_id": run_id, "status": "RUNNING", "points": 0, "begun": begun}
+        child["retained"] = retained
+        self._sent["nodes"][node.id] = child
+        self._save()
+        return child
+
+    def _send_points(self, tracker: Tracker, sent: dict[str, Any], events: NodeEvents) -> None:
+        while sent["points"] < len(events.points):
+            end = min(sent["points"] + POINTS_AT_ONCE, len(events.points))
+            some_are_there = sent["begun"] > sent["points"]
+            sent["begun"] = max(sent["begun"], end)
+            sent["retained"] = len(events.retained)
+            self._save()
+            tracker.log_points(sent["run_id"], events.points[sent["points"] : end], some_are_there=some_are_there)
+            sent["points"] = end
+            self._save()
+
+    def _close_child(
+        self,
+        tracker: Tracker,
+        record: Record,
+        node: GraphNode,
+        state: NodeState,
+        sent: dict[str, Any],
+        status: str,
+    ) -> None:
+        run_id = sent["run_id"]
+        tags = self._state_tags(state)
+        if state.error or sent.get("failed"):
+            sent["failed"] = True
+            tags["dflow.error"] = (state.error or "")[:ERROR_LENGTH]
+        tracker.log_tags(run_id, tags)
+        if state.cache == "hit":
+            tracker.log_results(run_id, state.metrics, state.ended or record.state.started)
+        else:
+            tracker.log_file(run_id, record.log_path(node.id))
+        for path in self._events.get(node.id, NodeEvents()).figures.values():
+            tracker.log_file(run_id, Path(path), "figures")
+        if state.digest is not None:
+            folder = self._store / "objects" / state.digest
+            tracker.log_artifact(run_id, folder, with_files=state.cache != "hit")
+        tracker.close(run_id, status, state.ended or record.state.started)
+
+    def _state_tags(self, state: NodeState) -> dict[str, str]:
+        """What may change until the node ends; of a cached node, the run and the MLflow run that made it."""
+        tags = {
+            "dflow.key": state.key or "",
+            "dflow.cache": state.cache or "",
+            "dflow.digest": state.digest or "",
+        }
+        if state.attempt:
+            tags["dflow.attempts"] = str(state.attempt)
+        if state.acceptance:
+            tags["dflow.acceptance"] = state.acceptance
+        if state.source_run:
+            tags["dflow.source_run"] = state.source_run
+            maker = self._children_of(state.source_run).get(state.key)
+            if maker is not None:
+                tags["dflow.source_mlflow_run"] = maker
+        return tags
+
+    def _children_of(self, run: str) -> dict[str | None, str]:
+        """The MLflow runs of another run's nodes, by key."""
+        if run not in self._makers:
+            folder = self._store / "records" / run
+            children = (read_json(folder / "mlflow.json") or {}).get("nodes", {})
+            nodes = Record.load(folder).state.nodes if children else {}
+            self._makers[run] = {nodes[name].key: sent["run_id"] for name, sent in children.items() if name in nodes}
+        return self._makers[run]
+
+    def _save(self) -> None:
+        write_json(self._folder / "mlflow.json", self._sent)
+
+
+def _nothing() -> dict[str, Any]:
+    return {"parent": None, "nodes": {}}
+
+
+def _read_sent(folder: Path) -> dict[str, Any]:
+    """mlflow.json. An older dflow counted events, in "sent": of its points some are there."""
+    sent: dict[str, Any] = read_json(folder / "mlflow.json") or _nothing()
+    for child in sent["nodes"].values():
+        child.setdefault("points", 0)
+        child.setdefault("begun", 0)
+        child["begun"] = max(child["begun"], child.pop("sent", 0))
+        child.setdefault("retained", 0)
+    return sent
+
+
+def _params(node: GraphNode) -> dict[str, str]:
+    """The flat config and how the node was launched."""
+    params: dict[str, str] = {"op": node.op.name}
+    for name in (*node.op.edges, *node.op.fields):
+        params |= _flat(name, getattr(node.config, name))
+    for name in ("kind", "nproc", "sp_degree", "device", "threads"):
+        params |= _flat(f"launch.{name}", getattr(node.launch, name))
+    return params
+
+
+def _flat(name: str, value: Any) -> dict[str, str]:
+    if isinstance(value, dict):
+        return {key: text for part, member in value.items() for key, text in _flat(f"{name}.{part}", member).items()}
+    if isinstance(value, tuple):
+        value = [str(member) if isinstance(member, Ref) else member for member in value]
+    return {name: value if isinstance(value, str) else str(value)}
+
+
+def _inputs(record: Record, node: GraphNode) -> list[tuple[str, str, str]]:
+    return [
+        (edge, producer, record.state.nodes[producer].digest or "")
+        for edge, producers in node.inputs.items()
+        for producer in producers
+    ]
+
+
+def _accepted(event: Mapping[str, Any]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["time"]))
+    return f"{when} UTC, {event.get('user', '')}: {event.get('reason', '')} (key {event.get('key', '')[:12]})"
