@@ -25,8 +25,8 @@ def print_estimates(told: Mapping[str, NodeEstimate], samples: int, free_disk: i
         box=None,
         header_style="bold",
     )
-    table.add_column("node")
-    for name in ("smoke run", "full run", "disk", "memory measured", "memory foreseen"):
+    table.add_column("node", no_wrap=True)
+    for name in ("smoke", "full run", "disk", "memory\nmeasured", "memory\nforeseen"):
         table.add_column(name, justify="right", no_wrap=True)
     for node_id, node in told.items():
         table.add_row(node_id, *_cells(node))
@@ -48,8 +48,14 @@ def _cells(node: NodeEstimate) -> tuple[str, str, str, str, str]:
     measured = [shown_bytes(node.memory)] if node.memory else []
     measured += [f"{shown_bytes(node.gpu_memory)} on the GPU"] if node.gpu_memory else []
     needed = f"{shown_bytes(node.needed)}{f' x {node.ranks}' if node.ranks > 1 else ''}" if node.needed else ""
-    tried = Spread(node.tried, node.tried)
-    return shown_time(tried), shown_time(node.time), shown_bytes(node.disk), " + ".join(measured), needed
+    size, unit = _unit(node.tried)
+    return (
+        f"{_figure(node.tried / size)} {unit}",
+        shown_time(node.time),
+        shown_bytes(node.disk),
+        " + ".join(measured),
+        needed,
+    )
 
 
 def verdicts(

@@ -17,6 +17,7 @@ from ops.files import read_jsonl
 from ops.tally import SPLITS
 
 Kind = tuple[str, str]  # category ("image" or "text"), split
+TRAINED = "trained"  # foreseen of a target that the trial trained for a few steps only
 
 
 @frozen

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.growth import TokensGrown
+from ops.growth import TRAINED, TokensGrown
 
 STEPS = 8
 
@@ -27,7 +27,7 @@ def finetune_vlm_work(trial: Trial) -> Work:
     if config.metric != "none" and tokens is not None:
         measured = 1 if config.eval_every is None else 1 + (config.steps - 1) // config.eval_every
         series += [_answers(config, tokens, "val", measured), _answers(config, tokens, "test", 1)]
-    return Work(series=tuple(amount for amount in series if amount.trial))
+    return Work(series=tuple(amount for amount in series if amount.trial), foreseen=TRAINED)
 
 
 def _answers(config: FinetuneVlm, tokens: TokensGrown, split: str, times: int) -> Amount:

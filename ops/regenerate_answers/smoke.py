@@ -6,15 +6,22 @@ import math
 from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
-from ops.growth import SamplesGrown, kept_samples
+from ops.growth import TRAINED, SamplesGrown, kept_samples
 from ops.regenerate_answers.op import RegenerateAnswers
 
-HARDLY_TRAINED = "answers of a target that was trained for a few steps only are as long as they may be"
+HARDLY_TRAINED = (
+    "a target that was trained for a few steps only gives answers as long as they may be: time, tokens and features "
+    "from here on are at most what is told"
+)
 
 
 def regenerate_answers_smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
-    """Every answer is kept: a target that was trained for a few steps comes to no end, and repeats itself."""
+    """Tokens are drawn, and every answer is kept: the likeliest token of a target that was trained for a few steps may
+    be one without a text, again and again, and its answers come to no end.
+    """
     return {
+        "temperature": max(config.temperature, 1.0),
+        "top_p": min(config.top_p, 0.5),
         "finish_reasons": ("stop", "length"),
         "min_answer_tokens": 1,
         "max_answer_tokens": None,
@@ -36,6 +43,6 @@ def regenerate_answers_work(trial: Trial) -> Work | None:
     return Work(
         series=(Amount(small, full, "samples", fewest=min(fewest, full)),),
         output=samples.amount("samples").growth,
-        notes=(HARDLY_TRAINED,),
+        notes=(HARDLY_TRAINED,) if trial.foreseen["target"] == TRAINED else (),
         foreseen=SamplesGrown(samples=samples),
     )
