@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.errors import DflowError, PipelineError
+from executor.disk import TOLD, clear_error
 from executor.exits import FAILED, USAGE
 from executor.lines import print_lines
 
@@ -47,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     except DflowError as error:
         print_lines(f"dflow: {error}", error=True)
+        return FAILED
+    except OSError as error:
+        if error.errno not in TOLD:
+            raise
+        print_lines(f"dflow: {clear_error(error, Path(error.filename or '.'))}", error=True)
         return FAILED
     return code
 

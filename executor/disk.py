@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dsl.errors import DiskFull, StoreError
 
+NO_SPACE = 74  # the exit code of a stage that could not write why it failed
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Libraries that are not written in Python raise errors of their own, which quote the operating system's words.
 FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
@@ -19,6 +20,8 @@ REFUSED = {
     errno.EPERM: "this user has no permission; change that, or choose another --store (or DFLOW_STORE)",
     errno.ENOENT: "its folder is gone; was it removed while a run used it?",
 }
+# What a user can mend, wherever it comes up.
+TOLD = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -35,7 +38,7 @@ def clear_error(error: OSError, path: Path) -> StoreError:
     """The StoreError, DiskFull where space is lacking, for what a file system refused at this path."""
     if error.errno in FULL:
         return DiskFull(full_at(path))
-    return StoreError(f"{path}: cannot be written: {REFUSED.get(error.errno or 0, error.strerror or str(error))}")
+    return StoreError(f"{path}: cannot be used: {REFUSED.get(error.errno or 0, error.strerror or str(error))}")
 
 
 def full_at(path: Path) -> str:

@@ -89,7 +89,7 @@ def test_the_newest_index_line_wins_and_a_torn_one_is_skipped(store):
     with (store.path / "index" / "k1").open("a") as file:
         file.write('{"digest": "torn')
     second = commit(store, run="r2", text="other", acceptance="forced")
-    assert store.newest("k1") == second
+    assert store.newest("k1").digest == second
     assert [(line.digest, line.run, line.acceptance) for line in store.index("k1")] == [
         (first, "r1", "computed"),
         (second, "r2", "forced"),
@@ -178,7 +178,7 @@ def test_a_file_or_a_folder_of_other_things_is_no_store(tmp_path, write):
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be written: Not a directory"):
+    with pytest.raises(StoreError, match="cannot be used: Not a directory"):
         Store.open(tmp_path / "file" / "runs", write=True)
 
 

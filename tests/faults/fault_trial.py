@@ -1,0 +1,262 @@
+"""One trial: a run is killed at a named place or at a random moment, resumed (and killed again, sometimes), and compared.
+
+A trial is told apart by its environment: every process of it has DFLOW_FAULT_TRIAL, however it was started.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import field, frozen
+from toy_ops import PROJECT, UNTRACKED, wait_for
+
+from executor.fail_points import FAIL_AT, FAIL_POINTS
+from executor.jsonlines import read_lines
+from executor.store import Store
+
+HERE = Path(__file__).parent
+MARK = "DFLOW_FAULT_TRIAL"
+NODES = 8
+COMMAND_S = 120.0
+KILLED_AGAIN = 0.3  # how many resumes are killed as well
+AGAIN_AT_MOST = 3
+Victim = Literal["executor", "stage", "both"]
+VICTIMS: tuple[Victim, ...] = ("executor", "stage", "both")
+# What has to be there for the places that an undisturbed run does not pass.
+BEFORE = {"lease:clearing": "interrupted", "commit:aside": "damaged", "lease:adopting": "edited", "lease:adopted": "edited"}
+
+
+@frozen
+class Kill:
+    """What happens in one trial. place: a fail point's name, or "" for a moment (a part of an undisturbed run)."""
+
+    seed: int
+    victim: Victim
+    place: str = ""
+    moment: float = 0.0
+
+    @property
+    def phase(self) -> str:
+        return f"{self.place or 'at a random moment'}, {self.victim}"
+
+
+@frozen
+class Undisturbed:
+    """What a run that nobody disturbs leaves: (files by name) for each digest, and how long it takes in seconds."""
+
+    artifacts: dict[str, dict[str, bytes]]
+    seconds: float
+
+
+@frozen
+class Place:
+    """The folder of one trial with its store, and the command on them."""
+
+    folder: Path
+    mark: str = field(factory=lambda: uuid.uuid4().hex)
+
+    @classmethod
+    def make(cls, folder: Path) -> Place:
+        folder.mkdir(parents=True)
+        for name in ("fault_ops.py", "diamond.toml"):
+            shutil.copy(HERE / name, folder)
+        return cls(folder)
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "runs"
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "output.txt").open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-c", UNTRACKED, *arguments, "--store", str(self.store)],
+                env={
+                    **os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1", MARK: self.mark, **environment
+                },
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def dflow(self, *arguments: str, **environment: str) -> int:
+        return self.start(*arguments, **environment).wait(COMMAND_S)
+
+    def run(self, **environment: str) -> int:
+        return self.dflow("run", "diamond.toml", **environment)
+
+    def go_on(self, *options: str, **environment: str) -> int:
+        """Resume, or run where the run was killed before it had a record."""
+        if any(path.read_bytes().endswith(b"\n") for path in self.store.glob("records/*/state.jsonl")):
+            return self.dflow("resume", *options, **environment)
+        return self.run(**environment)
+
+    def pids(self) -> list[int]:
+        """The processes of this trial that live."""
+        return [pid for pid in _all_pids() if f"{MARK}={self.mark}".encode() in _environment(pid) and not _is_dead(pid)]
+
+    def put_down(self, name: str) -> list[str]:
+        """What the ops wrote beside their file."""
+        path = self.folder / name
+        return path.read_text().split() if path.exists() else []
+
+    def artifacts(self) -> dict[str, dict[str, bytes]]:
+        return {folder.name: _files(folder) for folder in (self.store / "objects").iterdir()}
+
+
+def undisturbed(folder: Path) -> Undisturbed:
+    place = Place.make(folder)
+    began = time.monotonic()
+    assert 0 == place.run(), (folder / "output.txt").read_text()
+    return Undisturbed(place.artifacts(), time.monotonic() - began)
+
+
+def tried(folder: Path, kill: Kill, reference: Undisturbed) -> None:
+    """Raises AssertionError where anything is not as an undisturbed run leaves it; the folder stays for a look."""
+    place = Place.make(folder)
+    drawn = random.Random(kill.seed)
+    before = BEFORE.get(kill.place, "")
+    options = _prepare(place, before, reference, drawn)
+    if kill.place:
+        _killed_at(place, kill, options, drawn)
+    else:
+        _killed_meanwhile(place, kill, drawn, reference.seconds)
+    for _ in range(AGAIN_AT_MOST):
+        if drawn.random() < KILLED_AGAIN:
+            place.go_on(*options, **{FAIL_AT: f"{drawn.choice(sorted(FAIL_POINTS))}:{drawn.randint(1, 3)}"})
+            _end_stages(place, drawn)
+    assert 0 == place.go_on(*options), "the last resume failed"
+    _check(place, reference, once=before in ("", "interrupted"))
+    shutil.rmtree(folder)
+
+
+def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Random) -> list[str]:
+    """Make the state that a place needs; returns the options of the command that is to pass it."""
+    if before == "interrupted":
+        _killed_in_stage(place, drawn)
+    if before == "edited":
+        _killed_in_stage(place, drawn, "steps")
+        ops = place.folder / "fault_ops.py"
+        ops.write_text(ops.read_text().replace("of {names[step % len(names)].read_text()}", "of {_text(names, step)}"))
+        ops.write_text(ops.read_text() + "\n\ndef _text(names, step):\n    return names[step % len(names)].read_text()\n")
+        return ["--adopt"]
+    if before == "damaged":
+        assert 0 == place.run()
+        damaged = place.store / "objects" / drawn.choice(sorted(reference.artifacts))
+        file = drawn.choice(sorted(damaged.rglob("*.txt")))
+        file.chmod(0o644)
+        os.truncate(file, file.stat().st_size // 2)
+    return []
+
+
+def _killed_in_stage(place: Place, drawn: random.Random, node: str | None = None) -> None:
+    """Run until a stage has begun to write (its folder of work where it can resume), and kill everything."""
+    process = place.start("run", "diamond.toml")
+    begun = f"work/*/{'state/[0-9]*' if node else 'out/*'}"
+    wait_for(lambda: any(place.store.glob(begun)) or process.poll() is not None, seconds=COMMAND_S)
+    process.kill()
+    process.wait()
+    _end_stages(place, drawn)
+
+
+def _killed_at(place: Place, kill: Kill, options: list[str], drawn: random.Random) -> None:
+    """The executor passes the place and dies; with "both", its stages are killed at the same time, not by it."""
+    once = kill.place in BEFORE
+    at = {FAIL_AT: f"{kill.place}:{1 if once else drawn.randint(1, NODES)}"}
+    code = place.go_on(*options, **at)
+    assert code in (-signal.SIGKILL, 1), f"nobody came by {at}: the command ended with {code}"
+    if kill.victim == "both":
+        _end_stages(place, drawn)
+
+
+def _killed_meanwhile(place: Place, kill: Kill, drawn: random.Random, seconds: float) -> None:
+    process = place.start("run", "diamond.toml")
+    end = time.monotonic() + kill.moment * seconds
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(0.001)
+    stages = [pid for pid in place.pids() if pid != process.pid]
+    if kill.victim != "executor":
+        _kill(stages)
+    if kill.victim != "stage":
+        _kill([process.pid])
+    process.wait(COMMAND_S)
+
+
+def _end_stages(place: Place, drawn: random.Random) -> None:
+    """Kill what is left now, or leave it to end by itself."""
+    if drawn.random() < 0.5:
+        _kill(place.pids())
+
+
+def _check(place: Place, reference: Undisturbed, *, once: bool) -> None:
+    wait_for(lambda: not place.pids(), seconds=60)
+    assert [] == place.put_down("overlaps.txt"), "a node ran twice at once"
+    assert reference.artifacts == place.artifacts(), "artifacts differ from those of an undisturbed run"
+    assert [] == [path.name for path in (place.store / "work").iterdir()], "a work folder is left"
+    store = Store(place.store)
+    assert [] == [digest for digest in reference.artifacts if store.altered(digest)]
+    lines = {path.name: len(read_lines(path)) for path in (place.store / "index").iterdir()}
+    if once:
+        assert dict.fromkeys(lines, 1) == lines, "what was committed was computed again"
+        assert NODES == len(lines)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _all_pids() -> Iterator[int]:
+    return (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def kills(times: int, moments: int, seed: int) -> list[Kill]:
+    """Each fail point `times` times, and `moments` random moments; victims in turn."""
+    drawn = random.Random(seed)
+    at_places = [(place, number) for place in FAIL_POINTS for number in range(times)]
+    found = [
+        Kill(drawn.getrandbits(32), drawn.choice(("executor", "both")), place) for place, _ in at_places
+    ]
+    for number in range(moments):
+        found.append(Kill(drawn.getrandbits(32), VICTIMS[number % 3], moment=drawn.random()))
+    return found
+
+
+def phases(done: list[Kill]) -> dict[str, int]:
+    counts: dict[str, Any] = {}
+    for kill in done:
+        counts[kill.phase] = counts.get(kill.phase, 0) + 1
+    return counts
