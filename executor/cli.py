@@ -27,6 +27,8 @@ COMMANDS = {
     "rm": "remove a run",
     "tag": "name a run, which keeps what it uses",
     "du": "show what takes space in the store",
+    "push": "copy a run's artifacts to a directory or a bucket that a team shares",
+    "pull": "fetch artifacts that somebody pushed",
     "sync": "send to MLflow what it lacks of a run",
     "ui": "serve the MLflow UI on the store",
     "serve": "serve a run's target with its draft in SGLang, and ask it one prompt",

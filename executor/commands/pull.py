@@ -1,0 +1,69 @@
+"""`dflow pull`: fetch artifacts that somebody pushed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from dsl.read_toml import read_graph
+from executor.begin import make_planner
+from executor.commands.arguments import add_overrides, add_store
+from executor.exits import FAILED, OK
+from executor.lines import print_lines
+from executor.progress import BytesDone
+from executor.record import find_record
+from executor.remote import Remote
+from executor.store import Store, store_path
+from executor.transfer import Wanted, missing_bytes, offered, pull, recorded, require_node
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="a directory, or a URL such as s3://bucket/captures")
+    parser.add_argument(
+        "what", nargs="?", metavar="RUN|FILE", help="a pipeline, or a run of this store; the latest run unless given"
+    )
+    add_overrides(parser)
+    parser.add_argument("--node", metavar="NODE", help="its artifact only")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Exit code 1 where --node is given and its artifact is nowhere."""
+    file = Path(options.what) if options.what and Path(options.what).suffix in (".toml", ".py") else None
+    path = store_path(options.store, file)
+    Store.open(path, write=False)
+    remote = Remote(options.url)
+    remote.check_format(write=False)
+    store = Store.open(path, write=True)
+    wanted, absent = _of_file(store, remote, file, options) if file else _of_run(store, options)
+    pulled = 0
+    with BytesDone("pull", missing_bytes(remote, wanted)) as done:
+        for each in wanted:
+            is_new = pull(store, remote, each, done.advance, partial(print_lines, error=True))
+            pulled += is_new
+            print_lines(f"{each.node}: {'pulled' if is_new else 'is here already'}")
+    for node_id in absent:
+        print_lines(f"{node_id}: neither here nor there")
+    print_lines(f"{pulled} artifacts pulled from {remote.url}")
+    return FAILED if options.node is not None and absent else OK
+
+
+def _of_file(
+    store: Store, remote: Remote, file: Path, options: argparse.Namespace
+) -> tuple[Sequence[Wanted], Sequence[str]]:
+    graph = read_graph(file, options.set)
+    require_node(graph.nodes, options.node)
+    found = [
+        each
+        for each in offered(make_planner(store, graph), remote)
+        if options.node is None or options.node == (each if isinstance(each, str) else each.node)
+    ]
+    return [each for each in found if isinstance(each, Wanted)], [each for each in found if isinstance(each, str)]
+
+
+def _of_run(store: Store, options: argparse.Namespace) -> tuple[Sequence[Wanted], Sequence[str]]:
+    record = find_record(store.records, options.what)
+    require_node(record.state.nodes, options.node)
+    return [each for each in recorded(store, record, options.node) if not store.has(each.digest)], []

@@ -1,0 +1,42 @@
+"""`dflow push`: copy a run's artifacts to a directory or a bucket that a team shares."""
+
+from __future__ import annotations
+
+import argparse
+
+from executor.commands.arguments import add_run, add_store
+from executor.exits import OK
+from executor.folder_size import folder_size
+from executor.lines import print_lines
+from executor.progress import BytesDone
+from executor.record import find_record
+from executor.remote import Remote
+from executor.store import Store, store_path
+from executor.transfer import push, recorded, require_node
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="a directory, or a URL such as s3://bucket/captures")
+    add_run(parser)
+    parser.add_argument("--node", metavar="NODE", help="its artifact only")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    store = Store.open(store_path(options.store, None), write=False)
+    record = find_record(store.records, options.run)
+    require_node(record.state.nodes, options.node)
+    wanted = recorded(store, record, options.node)
+    remote = Remote(options.url)
+    remote.check_format(write=True)
+    total = sum(folder_size(store.object_path(each.digest)) for each in wanted)
+    sent = 0
+    with BytesDone("push", total) as done:
+        for each in wanted:
+            is_new = push(store, remote, each, done.advance)
+            sent += is_new
+            print_lines(f"{each.node}: {'sent' if is_new else 'is there already'}")
+    print_lines(
+        f"run {record.run}: {sent} of {len(wanted)} artifacts sent to {remote.url}, which holds all of them now"
+    )
+    return OK
