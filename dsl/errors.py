@@ -58,11 +58,15 @@ class StageError(DflowError):
 
 @frozen
 class Position:
-    """A place in a pipeline file; line and column count from 1, or are 0 for a place without lines such as `-s`."""
+    """A place in a pipeline file; line and column count from 1, or are 0 for a place without lines.
+
+    is_argument: file is not a file's name, but an argument on the command line as it was given: `-s train.lr=x`.
+    """
 
     file: str
     line: int = 0
     column: int = 0
+    is_argument: bool = False
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file

@@ -102,7 +102,7 @@ def graph_to_pipeline(graph: Graph) -> Pipeline:
 def _compiled(node: Node, root: Path) -> GraphNode:
     op = node.op
     paths = {
-        field.name: external_value(getattr(node.config, field.name), field, root)
+        field.name: external_value(getattr(node.config, field.name), field, node.places.folder(field.name) or root)
         for field in op.fields.values()
         if field.external
     }

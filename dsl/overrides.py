@@ -1,48 +1,92 @@
-"""`-s node.field=value`: change single values of a pipeline, as strictly checked as in its file."""
+"""`-s node.field=value`: change single values of a pipeline, as strictly checked as in its file.
+
+-s train.lr=3e-4                    a field; the value is TOML, and a bare word is a text where the field is one
+-s capture.target_layer_ids=[1,2]   a list
+-s node.headers.accept=x            one key of a field that is a table
+-s train.launch.nproc=2             one field of the launch; -s train.launch={...}: all of it
+-s pipeline.seed=1                  a field of [pipeline], [mlflow] or [machine]
+-s train.lr=none                    None where the field may be none, else the op's default again
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import tomli
+import attrs
+from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError, did_you_mean
+from dsl.errors import Mistake, PipelineError, Position, did_you_mean
+from dsl.for_each import Sweep, expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.op import type_mistake
-from dsl.pipeline import Pipeline
-from dsl.written import COMMAND_LINE, LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
+from dsl.pipeline import TABLE_NAMES, Pipeline
+from dsl.tables import pipeline_of, tables_of
+from dsl.typed_text import member_type, takes_table, typed_value
+from dsl.values import interpolate
+from dsl.written import LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
+
+NONE = "none"
 
 
-def override_nodes(nodes: Mapping[str, WrittenNode], overrides: Sequence[str]) -> list[Mistake]:
-    """Put the values into the nodes, unchecked; returns what is wrong with the paths.
+@frozen
+class Override:
+    """One `-s owner.field=value`, the owner being a node or a table such as "pipeline"."""
 
-    A path is `node.field`, `node.launch` or `node.launch.field`. The value is TOML; what is no TOML is a string.
-    The bare word `none` is None where the field may be None.
-    """
-    mistakes = []
-    for text in overrides:
+    owner: str
+    field: str
+    text: str
+    position: Position
+
+
+def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Mistake]]:
+    overrides, mistakes = [], []
+    for text in texts:
         path, equals, value = (part.strip() for part in text.partition("="))
-        node_id, _, field = path.partition(".")
-        if not equals or not field:
-            message = f'expected node.field=value, got "{text}"'
-            mistakes.append(Mistake(message, position=COMMAND_LINE))
-        elif node_id not in nodes:
-            message, hint = f'there is no node "{node_id}"', did_you_mean(node_id, list(nodes))
-            mistakes.append(Mistake(message, path, COMMAND_LINE, hint))
-        elif field == "op":
+        owner, _, field = path.partition(".")
+        position = Position(f"-s {text}", is_argument=True)
+        if not equals or not owner or not all(field.split(".")):
+            mistakes.append(Mistake("expected node.field=value", position=position))
+        elif field == "op" and owner not in TABLE_NAMES:
             message = "-s changes a node's values, not its op"
-            mistakes.append(Mistake(message, path, COMMAND_LINE, "change the op in the file"))
+            mistakes.append(Mistake(message, position=position, hint="change the op in the file"))
+        elif (owner, field) == ("pipeline", "ops"):
+            mistakes.append(Mistake("-s does not change which ops there are", position=position, hint="in the file"))
         else:
-            mistakes += _put(nodes[node_id], field, value)
-    return mistakes
+            overrides.append(Override(owner, field, value, position))
+    return overrides, mistakes
 
 
-def apply_overrides(pipeline: Pipeline, overrides: Sequence[str]) -> Pipeline:
+def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -> tuple[list[Override], list[Mistake]]:
+    """Put the values into the nodes and tables, unchecked. Returns the overrides of others, and what is wrong."""
+    others, mistakes = [], []
+    for override in overrides:
+        if override.owner in owners:
+            mistakes += _put(owners[override.owner], override)
+        else:
+            others.append(override)
+    return others, mistakes
+
+
+def unknown_owners(overrides: Sequence[Override], owners: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+    for override in overrides:
+        hint = did_you_mean(override.owner, [*owners, *TABLE_NAMES])
+        yield Mistake(f'there is no node "{override.owner}"', position=override.position, hint=hint)
+
+
+def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[Sweep] = ()) -> Pipeline:
     """A pipeline with other values. Raises PipelineError with all mistakes in the overrides."""
-    nodes = written_nodes(pipeline)
-    mistakes = override_nodes(nodes, overrides)
-    changed = pipeline.without_nodes()
+    overrides, mistakes = parsed_overrides(texts)
+    tables, nodes = tables_of(pipeline), written_nodes(pipeline)
+    overrides, refused = put_into({**tables, **nodes}, overrides)
+    mistakes += refused
+    nodes, wrong = expanded(nodes, sweeps)
+    mistakes += wrong
+    overrides, refused = put_into(nodes, overrides)
+    mistakes += [*refused, *unknown_owners(overrides, nodes), *interpolate(nodes, tables, only_arguments=True)]
+    changed, wrong = pipeline_of(tables, pipeline.root, pipeline.op_files)
+    changed.root_given = pipeline.root_given
+    mistakes += wrong
     for node in nodes.values():
         mistakes += add_checked_node(changed, node)
     if mistakes:
@@ -60,39 +104,82 @@ def override_graph(graph: Graph, overrides: Sequence[str]) -> Graph:
 
     Relative paths start at the graph's root. Raises PipelineError with all mistakes.
     """
-    return compile_pipeline(apply_overrides(graph_to_pipeline(graph), overrides)) if overrides else graph
+    if not overrides:
+        return graph
+    hint = "give a node its own: -s NODE.seed=1"
+    seeds = [each for each in parsed_overrides(overrides)[0] if (each.owner, each.field) == ("pipeline", "seed")]
+    message = "the nodes of a recorded run hold their seeds already"
+    refused = [Mistake(message, position=seed.position, hint=hint) for seed in seeds]
+    if refused:
+        raise PipelineError(refused)
+    return compile_pipeline(apply_overrides(graph_to_pipeline(graph), overrides))
 
 
-def _put(node: WrittenNode, field: str, text: str) -> list[Mistake]:
-    node.positions[field] = COMMAND_LINE
-    group, _, launch_field = field.partition(".")
-    if group == "launch" and launch_field:
-        known = LAUNCH_FIELDS.get(launch_field)
-        node.launch[launch_field] = _parsed(text, known.type if known else None)
-    elif group == "launch":
-        value = _parsed(text, None)
-        if not isinstance(value, dict):
-            return [node.mistake(field, f'expected a table, got "{text}"', "{ nproc = 2 }, or node.launch.nproc=2")]
-        node.launch = value
-        node.positions.update({f"launch.{name}": COMMAND_LINE for name in value})
-    else:
-        node.values[field] = _parsed(text, _type_of(node, field))
+def overridden_nodes(overrides: Sequence[str]) -> dict[str, str]:
+    """The overrides that change a node, with the node's id."""
+    owners = {text: text.partition(".")[0].strip() for text in overrides}
+    return {text: owner for text, owner in owners.items() if owner not in TABLE_NAMES}
+
+
+def _put(node: WrittenNode, override: Override) -> list[Mistake]:
+    name, _, key = override.field.partition(".")
+    try:
+        if name == "launch" and node.id not in TABLE_NAMES:
+            return _put_launch(node, override, key)
+        if key:
+            return _put_key(node, override, name, key)
+        _put_value(node.values, name, override.text, _type_of(node, name), _has_default(node, name))
+    except ValueError as error:
+        return [Mistake(str(error), position=override.position)]
+    node.places = node.places.moved({name: override.position})
     return []
 
 
-def _type_of(node: WrittenNode, field: str) -> Any:
-    if node.op is None:
-        return str
-    if field in node.op.edges:
-        return str | None if node.op.edges[field].optional else str
-    return node.op.fields[field].type if field in node.op.fields else str
+def _put_value(values: dict[str, Any], name: str, text: str, expected: Any, has_default: bool) -> None:
+    if text == NONE and has_default and type_mistake(None, expected) is not None:
+        values.pop(name, None)
+    else:
+        values[name] = typed_value(text, expected)
 
 
-def _parsed(text: str, expected: Any) -> Any:
-    if text == "none" and type_mistake(None, expected) is None:
-        return None
-    try:
-        document = tomli.loads(f"value = {text}")
-    except tomli.TOMLDecodeError:
-        return text
-    return document["value"] if len(document) == 1 else text
+def _put_launch(node: WrittenNode, override: Override, name: str) -> list[Mistake]:
+    if name:
+        known = LAUNCH_FIELDS.get(name)
+        _put_value(node.launch, name, override.text, known.type if known else None, has_default=True)
+        node.places = node.places.moved({f"launch.{name}": override.position})
+        return []
+    value = {} if override.text == NONE else typed_value(override.text, None)
+    if not isinstance(value, dict):
+        hint = "{ nproc = 2 }, or node.launch.nproc=2"
+        return [Mistake(f'expected a table, got "{override.text}"', position=override.position, hint=hint)]
+    node.launch = value
+    node.places = node.places.moved({f"launch.{key}": override.position for key in ("", *value)})
+    return []
+
+
+def _put_key(node: WrittenNode, override: Override, name: str, key: str) -> list[Mistake]:
+    """One key of a field that is a table."""
+    field = node.fields.get(name)
+    if field is None or not takes_table(field.type):
+        if node.op is None and node.id not in TABLE_NAMES:
+            return []  # the op is unknown, which is told already
+        message = f'"{name}" has no keys' if field or name in node.edges else f'unknown key "{name}"'
+        hint = did_you_mean(name, [*node.fields, *node.edges])
+        return [Mistake(message, position=override.position, hint=hint)]
+    default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
+    before = node.values.get(name, default)
+    table = dict(before) if isinstance(before, dict) else {}
+    _put_value(table, key, override.text, member_type(field.type, dict), has_default=True)
+    node.values[name] = table
+    node.places = node.places.moved({name: override.position})
+    return []
+
+
+def _has_default(node: WrittenNode, name: str) -> bool:
+    return name in node.fields and not node.fields[name].required
+
+
+def _type_of(node: WrittenNode, name: str) -> Any:
+    if name in node.edges:
+        return str | None if node.edges[name].optional else str
+    return node.fields[name].type if name in node.fields else str

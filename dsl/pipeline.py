@@ -17,13 +17,15 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.errors import ConfigError, Position
+from dsl.document import Places
+from dsl.errors import ConfigError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
 
 __all__ = ["Launch", "Machine", "Node", "Pipeline", "check_tags"]
 
 NODE_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+TABLE_NAMES = ("pipeline", "mlflow", "machine")
 RESERVED_TAGS = ("dflow.", "mlflow.")
 
 
@@ -40,12 +42,13 @@ def check_tags(tags: Mapping[str, str]) -> None:
 
 @frozen
 class Node:
-    """One node as written: positions maps "" (the node), "field" and "launch.field" to places in the file."""
+    """One node as written. takes_seed: it gave no seed of its own, so its config holds the pipeline's."""
 
     id: str
     config: Any
     launch: Launch = attrs.field(factory=Launch)
-    positions: Mapping[str, Position] = attrs.field(factory=dict, eq=False, repr=False)
+    places: Places = attrs.field(factory=Places, eq=False, repr=False)
+    takes_seed: bool = attrs.field(default=False, eq=False, repr=False)
 
     @property
     def op(self) -> OpSpec:
@@ -108,7 +111,7 @@ class Pipeline:
         config: Any,
         *,
         launch: Launch | None = None,
-        positions: Mapping[str, Position] | None = None,
+        places: Places | None = None,
     ) -> Any:
         """Add a node and return the reference to its output, to be given to the configs of later nodes.
 
@@ -116,9 +119,12 @@ class Pipeline:
         """
         if not NODE_ID.fullmatch(node_id):
             raise ConfigError(f'node id "{node_id}": letters, digits, "_" and "-" only, and a letter first')
+        if node_id in TABLE_NAMES:
+            raise ConfigError(f'node id "{node_id}": that is the table [{node_id}], in -s and in ${{...}}')
         if node_id in self.nodes:
             raise ConfigError(f'node "{node_id}" is there twice')
-        if "seed" in op_of(config).fields and config.seed is None:
+        takes_seed = "seed" in op_of(config).fields and config.seed is None
+        if takes_seed:
             config = attrs.evolve(config, seed=self.seed)
-        self.nodes[node_id] = Node(node_id, config, launch or Launch(), positions or {})
+        self.nodes[node_id] = Node(node_id, config, launch or Launch(), places or Places(), takes_seed)
         return Ref(node_id)

@@ -2,214 +2,183 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-import tomli
-from attrs import frozen, validators
 
+from dsl.document import Document, Places, read_document
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean
+from dsl.for_each import Sweep, expanded
 from dsl.graph import Graph, compile_pipeline
-from dsl.launch import Machine
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, put_on_path, raised_in, run_source, unknown_op, user_ops
-from dsl.overrides import apply_overrides, override_nodes
-from dsl.pipeline import Pipeline, check_tags
-from dsl.positions import KeyPath, key_positions
+from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
+from dsl.pipeline import TABLE_NAMES, Pipeline
+from dsl.tables import pipeline_of, written_table
+from dsl.told_once import told_once
+from dsl.values import interpolate
 from dsl.wiring import absolute_path, wiring_mistakes
-from dsl.written import COMMAND_LINE, WrittenNode, add_checked_node, table_mistakes, written_nodes
+from dsl.written import WrittenNode, add_checked_node, written_nodes
 
-TABLES = ("pipeline", "mlflow", "machine", "node")
-
-Tables = dict[KeyPath, dict[str, Position]]
+TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 
 
-@frozen(kw_only=True)
-class PipelineTable:
-    """The table `[pipeline]`; the paths in ops are relative to the file."""
-
-    name: str = attrs.field(validator=validators.min_len(1))
-    seed: int = 0
-    ops: tuple[str, ...] = ()
-
-
-def _are_tags(_table: MlflowTable, _field: attrs.Attribute[dict[str, str]], tags: dict[str, str]) -> None:
-    check_tags(tags)
-
-
-@frozen(kw_only=True)
-class MlflowTable:
-    """The table `[mlflow]`: the pipeline's name and SQLite in the store unless given; tags and notes of its runs."""
-
-    experiment: str | None = None
-    tracking_uri: str | None = None
-    tags: dict[str, str] = attrs.field(factory=dict, validator=_are_tags)
-    notes: str = ""
-
-
-def read_graph(file: Path, overrides: Sequence[str] = ()) -> Graph:
+def read_graph(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Graph:
     """Read and compile. Raises PipelineError with all mistakes of both, in the order of the file."""
-    return compile_pipeline(read_pipeline(file, overrides))
+    return compile_pipeline(read_pipeline(file, overrides, sweeps))
 
 
-def read_pipeline(file: Path, overrides: Sequence[str] = ()) -> Pipeline:
+def read_pipeline(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Pipeline:
     """The pipeline of a `*.toml`, or of a `*.py` with `pipeline() -> Pipeline`, with `node.field=value` overrides.
 
     What is returned compiles. Raises PipelineError with all mistakes, in the order of the file, overrides last.
     """
     if not file.is_file():
         raise PipelineError([Mistake(f"there is no pipeline file {file}")])
+    swept = [Sweep(text) for text in sweeps]
     if file.suffix == ".toml":
-        pipeline, mistakes = _read_toml(file, overrides)
-    elif file.suffix == ".py":
-        pipeline, mistakes = _read_python(file, overrides)
-    else:
-        raise PipelineError([Mistake(f"{file} is no pipeline file: its name ends neither in .toml nor in .py")])
+        return _read_toml(file, overrides, swept)
+    if file.suffix == ".py":
+        return _read_python(file, overrides, swept)
+    raise PipelineError([Mistake(f"{file} is no pipeline file: its name ends neither in .toml nor in .py")])
+
+
+def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep]) -> Pipeline:
+    document = read_document(file)
+    mistakes = _top_level_mistakes(document, file)
+    tables = {name: written_table(name, _table(document, name), Places(document, (name,))) for name in TABLE_NAMES}
+    overrides, wrong = parsed_overrides(texts)
+    mistakes += wrong
+    overrides, wrong = put_into(tables, overrides)
+    mistakes += wrong
+    root = absolute_path(file.parent, Path.cwd())
+    op_files = _op_files(document, tables, root, mistakes)
+    reader = _NodeReader(document, op_files, mistakes)
+    nodes = {node_id: reader.read(node_id, table) for node_id, table in _table(document, "node").items()}
+    overrides, wrong = put_into(nodes, overrides)
+    mistakes += wrong
+    nodes, wrong = expanded(nodes, sweeps, document, reader.read_variant)
+    mistakes += wrong
+    overrides, wrong = put_into(nodes, overrides)
+    mistakes += [*wrong, *unknown_owners(overrides, nodes), *interpolate(nodes, tables)]
+    pipeline, wrong = pipeline_of(tables, root, op_files)
+    mistakes += wrong
+    for node in nodes.values():
+        mistakes += add_checked_node(pipeline, node)
+    mistakes += wiring_mistakes(nodes, root)
     if mistakes:
-        raise PipelineError(sorted(mistakes, key=_place))
+        raise PipelineError(_in_order(told_once(mistakes, nodes), document))
     return pipeline
 
 
-def _place(mistake: Mistake) -> tuple[bool, int, int]:
-    position = mistake.position or Position("")
-    return (position == COMMAND_LINE, position.line, position.column)
+def _table(document: Document, name: str) -> dict[str, Any]:
+    value = document.values.get(name, {})
+    return value if isinstance(value, dict) else {}
 
 
-def _read_toml(file: Path, overrides: Sequence[str]) -> tuple[Pipeline, list[Mistake]]:
-    document, places = _parse(file)
-    tables, mistakes = _top_level_tables(document, places, Position(str(file), 1, 1))
-    root = absolute_path(file.parent, Path.cwd())
-    head, head_mistakes = _read_table(PipelineTable, "pipeline", tables, places)
-    mlflow, mlflow_mistakes = _read_table(MlflowTable, "mlflow", tables, places)
-    machine, machine_mistakes = _read_table(Machine, "machine", tables, places)
-    mistakes += head_mistakes + mlflow_mistakes + machine_mistakes
-    op_files = tuple(absolute_path(name, root) for name in head.get("ops", ()))
-    nodes, node_mistakes = _read_nodes(tables["node"], places, op_files)
-    mistakes += node_mistakes
-    mistakes += override_nodes(nodes, overrides)
-    pipeline = Pipeline(
-        head.get("name", ""),
-        seed=head.get("seed", 0),
-        experiment=mlflow.get("experiment"),
-        tracking_uri=mlflow.get("tracking_uri"),
-        root=root,
-        op_files=op_files,
-        tags=mlflow.get("tags"),
-        notes=mlflow.get("notes", ""),
-        machine=Machine(**machine),
-    )
-    for node in nodes.values():
-        mistakes += add_checked_node(pipeline, node)
-    return pipeline, mistakes + wiring_mistakes(nodes, root)
+def _in_order(mistakes: Sequence[Mistake], document: Document | None) -> list[Mistake]:
+    """In the order of the files, those of the command line last."""
+
+    def place(mistake: Mistake) -> tuple[bool, tuple[int, int, int]]:
+        position = mistake.position or Position("")
+        where = document.place_of(position) if document is not None else (0, position.line, position.column)
+        return position.is_argument, where
+
+    return sorted(mistakes, key=place)
 
 
-def _parse(file: Path) -> tuple[dict[str, Any], Tables]:
-    try:
-        text = file.read_bytes().decode()
-        document = tomli.loads(text)
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise PipelineError([Mistake("the file is not UTF-8", position=Position(str(file), line, 1))]) from error
-    except RecursionError as error:
-        raise PipelineError([Mistake(f"not TOML: {error}", position=Position(str(file)))]) from error
-    except tomli.TOMLDecodeError as error:
-        position = Position(str(file), error.lineno, error.colno)
-        raise PipelineError([Mistake(f"not TOML: {error.msg}", position=position)]) from error
-    return document, _by_table(key_positions(text, str(file)))
-
-
-def _top_level_tables(
-    document: Mapping[str, Any], places: Tables, start: Position
-) -> tuple[dict[str, dict[str, Any]], list[Mistake]]:
+def _top_level_mistakes(document: Document, file: Path) -> list[Mistake]:
     mistakes = []
-    tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
-    for name, value in document.items():
-        position = places[(name,)][""]
+    start = Position(str(file), 1, 1)
+    for name, value in document.values.items():
         if name not in TABLES:
-            hint = did_you_mean(name, TABLES) or "a pipeline file has [pipeline], [mlflow], [machine] and [node.<id>]"
-            mistakes.append(
-                Mistake("unknown table" if isinstance(value, dict) else "unknown key", name, position, hint)
-            )
+            hint = did_you_mean(name, TABLES) or f"a pipeline file has {', '.join(f'[{table}]' for table in TABLES)}"
+            message = "unknown table" if isinstance(value, dict) else "unknown key"
+            mistakes.append(Mistake(message, name, document.position((name,)), hint))
         elif not isinstance(value, dict):
-            mistakes.append(Mistake("expected a table", name, position, f"[{name}]"))
-        else:
-            tables[name] = value
-    if "pipeline" not in document:
+            mistakes.append(Mistake("expected a table", name, document.position((name,)), f"[{name}]"))
+    if "pipeline" not in document.values:
         mistakes.append(Mistake("the required table is missing", "pipeline", start, '[pipeline] with name = "..."'))
-    if "node" not in document:
+    if "node" not in document.values:
         mistakes.append(Mistake("there is no node", "node", start, "a node is a table [node.<id>] with its op"))
-    return tables, mistakes
+    return mistakes
 
 
-def _read_table(
-    cls: type, name: str, tables: Mapping[str, dict[str, Any]], places: Tables
-) -> tuple[dict[str, Any], list[Mistake]]:
-    """The right values of a table, and its mistakes; a missing table is the caller's business."""
-    if (name,) not in places:
-        return {}, []
-    table = dict(tables[name])
-    mistakes = table_mistakes(table, cls, name, places[(name,)])
-    return table, mistakes
+def _op_files(
+    document: Document, tables: Mapping[str, WrittenNode], root: Path, mistakes: list[Mistake]
+) -> tuple[Path, ...]:
+    """The files of `[pipeline] ops`, from the folder of the file that lists them."""
+    head = tables["pipeline"]
+    alone = attrs.evolve(head, values={name: value for name, value in head.values.items() if name == "ops"})
+    mistakes += interpolate({}, {"pipeline": alone})
+    names = alone.values.get("ops", ())
+    if "ops" in alone.values:
+        head.values["ops"] = names
+    else:
+        head.values.pop("ops", None)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return ()  # told with the table's other mistakes
+    folder = head.places.folder("ops") or root
+    return tuple(absolute_path(name, folder) for name in names)
 
 
-def _by_table(positions: Mapping[KeyPath, Position]) -> Tables:
-    """Positions by table, for tables one and two levels deep: those of the table itself ("") and of keys in it."""
-    tables: Tables = defaultdict(dict)
-    for path, position in positions.items():
-        for depth in (1, 2):
-            if depth <= len(path) <= depth + 2:
-                tables[path[:depth]][".".join(str(part) for part in path[depth:])] = position
-    return tables
+class _NodeReader:
+    """Makes nodes of tables; what is wrong with them is added to the mistakes."""
 
+    def __init__(self, document: Document, op_files: tuple[Path, ...], mistakes: list[Mistake]) -> None:
+        self._document = document
+        self._op_files = op_files
+        self._mistakes = mistakes
+        self._ops: dict[str, OpSpec] = {}
+        self._op_files_work = True
+        try:
+            user_ops(op_files)
+        except PipelineError as error:
+            self._op_files_work = False
+            where = document.position(("pipeline", "ops"))
+            mistakes += [attrs.evolve(mistake, path="pipeline.ops", position=where) for mistake in error.mistakes]
 
-def _read_nodes(
-    tables: Mapping[str, Any], places: Tables, op_files: tuple[Path, ...]
-) -> tuple[dict[str, WrittenNode], list[Mistake]]:
-    mistakes: list[Mistake] = []
-    op_files_work = True
-    try:
-        user_ops(op_files)
-    except PipelineError as error:
-        op_files_work = False
-        where = places[("pipeline",)]["ops"]
-        mistakes += [attrs.evolve(mistake, path="pipeline.ops", position=where) for mistake in error.mistakes]
-    nodes = {}
-    for node_id, table in tables.items():
-        node = WrittenNode(node_id, None, {}, {}, places["node", node_id])
-        nodes[node_id] = node
+    def read(self, node_id: str, table: Any) -> WrittenNode:
+        return self.read_variant(node_id, table, Places(self._document, ("node", node_id)))
+
+    def read_variant(self, node_id: str, table: Any, places: Places) -> WrittenNode:
+        node = WrittenNode(node_id, None, {}, {}, places)
         if not isinstance(table, dict):
-            mistakes.append(node.mistake("", "expected a table", f"[node.{node_id}]"))
-            continue
+            self._mistakes.append(node.mistake("", "expected a table", f"[node.{node_id}]"))
+            return node
         launch = table.get("launch", {})
         if isinstance(launch, dict):
             node.launch = dict(launch)
         else:
-            mistakes.append(node.mistake("launch", "expected a table", "launch = { nproc = 2 }"))
+            self._mistakes.append(node.mistake("launch", "expected a table", "launch = { nproc = 2 }"))
         node.values = {name: value for name, value in table.items() if name not in ("op", "launch")}
-        found = _op_of_table(node, table, op_files if op_files_work else ())
-        if isinstance(found, OpSpec):
-            node.op = found
-        elif op_files_work or not isinstance(table.get("op"), str):
-            mistakes.append(found)
-    return nodes, mistakes
+        node.op = self._op(node, table)
+        return node
+
+    def _op(self, node: WrittenNode, table: Mapping[str, Any]) -> OpSpec | None:
+        name = table.get("op")
+        if isinstance(name, str) and name in self._ops:
+            return self._ops[name]
+        if "op" not in table:
+            mistake = node.mistake("", 'the required key "op" is missing', "the ops: dflow ops")
+        elif not isinstance(name, str):
+            mistake = node.mistake("op", f"expected the name of an op, got {name!r}")
+        else:
+            try:
+                self._ops[name] = load_op(name, self._op_files if self._op_files_work else ())
+                return self._ops[name]
+            except PipelineError:
+                if not self._op_files_work:
+                    return None  # it may be one of those that could not be read
+                unknown = unknown_op(name, self._op_files)
+                mistake = node.mistake("op", unknown.message, unknown.hint)
+        self._mistakes.append(mistake)
+        return None
 
 
-def _op_of_table(node: WrittenNode, table: Mapping[str, Any], op_files: tuple[Path, ...]) -> OpSpec | Mistake:
-    if "op" not in table:
-        return node.mistake("", 'the required key "op" is missing', "the ops: dflow ops")
-    if not isinstance(table["op"], str):
-        return node.mistake("op", f"expected the name of an op, got {table['op']!r}")
-    try:
-        return load_op(table["op"], op_files)
-    except PipelineError:
-        unknown = unknown_op(table["op"], op_files)
-        return node.mistake("op", unknown.message, unknown.hint)
-
-
-def _read_python(file: Path, overrides: Sequence[str]) -> tuple[Pipeline, list[Mistake]]:
+def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep]) -> Pipeline:
     pipeline = _run_python(file)
     if not pipeline.root_given:
         pipeline.root = absolute_path(file.parent, Path.cwd())
@@ -223,10 +192,13 @@ def _read_python(file: Path, overrides: Sequence[str]) -> tuple[Pipeline, list[M
         )
     mistakes: list[Mistake] = []
     try:
-        pipeline = apply_overrides(pipeline, overrides)
+        pipeline = apply_overrides(pipeline, overrides, sweeps)
     except PipelineError as error:
         mistakes += error.mistakes
-    return pipeline, mistakes + wiring_mistakes(written_nodes(pipeline), pipeline.root)
+    mistakes += wiring_mistakes(written_nodes(pipeline), pipeline.root)
+    if mistakes:
+        raise PipelineError(_in_order(mistakes, None))
+    return pipeline
 
 
 def _run_python(file: Path) -> Pipeline:

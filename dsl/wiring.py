@@ -12,7 +12,7 @@ from dsl.errors import Mistake, did_you_mean
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
 from dsl.order import cycles
 from dsl.secrets import may_hold_secrets, secret_names
-from dsl.written import COMMAND_LINE, WrittenNode
+from dsl.written import WrittenNode
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -86,15 +86,17 @@ def _who_gives(wanted: type, nodes: Mapping[str, WrittenNode]) -> str:
 
 def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
     for field in op.fields.values():
+        if not field.external:
+            continue
         value = node.values.get(field.name)
-        path = external_path(value, root) if field.external else None
+        path = external_path(value, node.places.folder(field.name) or root)
         if path is None:
             continue
         if not value:
             yield node.mistake(field.name, "expected a path, got an empty string")
         elif not path.exists() and not _may_be_model_id(str(value), field, path):
             hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
-            if not hint and node.positions.get(field.name) != COMMAND_LINE:
+            if not hint and not node.is_argument(field.name):
                 hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
             yield node.mistake(field.name, f"there is no file or folder {path}", hint)
 
@@ -102,8 +104,10 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
 def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
     """A model id enters the key by its name, so what it names must not change: its commit has to be given."""
     for field in op.fields.values():
+        if not field.pinned_by:
+            continue
         value = node.values.get(field.name)
-        path = external_path(value, root) if field.pinned_by else None
+        path = external_path(value, node.places.folder(field.name) or root)
         if path is None or path.exists() or not _may_be_model_id(str(value), field, path):
             continue
         commit = node.values.get(field.pinned_by)

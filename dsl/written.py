@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 from attrs import define
 
+from dsl.document import Places
 from dsl.errors import ConfigError, Mistake, Position, did_you_mean
 from dsl.op import ConfigField, Edge, OpSpec, Ref, config_fields, edge_mistake, type_mistake, type_name
 from dsl.pipeline import Launch, Pipeline
 
-COMMAND_LINE = Position("-s")
 LAUNCH_FIELDS = config_fields(Launch)
 
 
@@ -21,20 +21,42 @@ LAUNCH_FIELDS = config_fields(Launch)
 class WrittenNode:
     """Values of a node's fields and edges as far as they are known; op is None where the op is unknown.
 
-    positions is that of `dsl.pipeline.Node`.
+    A table outside the nodes, `[pipeline]` say, is one as well, without an op: table_fields are its fields. wrong: the
+    fields ("launch.field" too) that were given, but have a mistake that is told already. keys outside the op's fields
+    and edges are mistakes. template: the id of the written node that this one is a copy of.
     """
 
     id: str
     op: OpSpec | None
     values: dict[str, Any]
     launch: dict[str, Any]
-    positions: dict[str, Position]
+    places: Places
+    template: str = ""
+    wrong: set[str] = attrs.Factory(set)
+    table_fields: Mapping[str, ConfigField] = attrs.Factory(dict)
+
+    @property
+    def fields(self) -> Mapping[str, ConfigField]:
+        return self.table_fields if self.op is None else self.op.fields
+
+    @property
+    def edges(self) -> Mapping[str, Edge]:
+        return {} if self.op is None else self.op.edges
+
+    def is_argument(self, field: str) -> bool:
+        """Whether the value of the field was given on the command line."""
+        position = self.places.elsewhere.get(field)
+        return isinstance(position, Position) and position.is_argument
 
     def mistake(self, field: str, message: str, hint: str = "") -> Mistake:
         """A mistake at a field ("" for the node itself), with the field's position where it is known."""
-        position = self.positions.get(field, self.positions.get(""))
-        path = f"{self.id}.{field}" if field else self.id
-        return Mistake(message, path if position == COMMAND_LINE else f"node.{path}", position, hint)
+        position = self.places.position(field)
+        path = self.places.path(field)
+        if position is not None and position.is_argument:
+            path = path.removeprefix("node.")
+            argument = position.file.partition(" ")[2]
+            path = "" if argument.partition("=")[0].strip() == path else path
+        return Mistake(message, path, position, hint)
 
 
 def written_nodes(pipeline: Pipeline) -> dict[str, WrittenNode]:
@@ -44,10 +66,12 @@ def written_nodes(pipeline: Pipeline) -> dict[str, WrittenNode]:
             id=node.id,
             op=node.op,
             values={
-                attribute.name: getattr(node.config, attribute.name) for attribute in attrs.fields(type(node.config))
+                attribute.name: getattr(node.config, attribute.name)
+                for attribute in attrs.fields(type(node.config))
+                if not (node.takes_seed and attribute.name == "seed")
             },
             launch=attrs.asdict(node.launch),
-            positions=dict(node.positions),
+            places=node.places if node.places.table else Places(table=("node", node.id)),
         )
         for node in pipeline.nodes.values()
     }
@@ -69,17 +93,15 @@ def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
     except ValueError as error:
         return [node.mistake("launch", str(error))]
     try:
-        pipeline.node(node.id, node.op.config_class(**node.values), launch=launch, positions=node.positions)
+        pipeline.node(node.id, node.op.config_class(**node.values), launch=launch, places=node.places)
     except ConfigError as error:
         return [node.mistake("", str(error))]
     return []
 
 
-def table_mistakes(table: dict[str, Any], cls: type, path: str, positions: Mapping[str, Position]) -> list[Mistake]:
-    """Mistakes in a table outside the nodes, `[pipeline]` say, that is to become an object of an attrs class."""
-    stand_in = WrittenNode(path, None, {}, {}, dict(positions))
-    mistakes = _check_table(stand_in, "", table, cls, config_fields(cls), {})
-    return [attrs.evolve(mistake, path=mistake.path.removeprefix("node.")) for mistake in mistakes]
+def table_mistakes(table: WrittenNode, cls: type) -> list[Mistake]:
+    """Mistakes in a table that is to become an object of an attrs class, not a node; wrong values are taken out."""
+    return _check_table(table, "", table.values, cls, table.table_fields, {})
 
 
 def _check_table(
@@ -92,7 +114,7 @@ def _check_table(
 ) -> list[Mistake]:
     mistakes = []
     likely_meant: set[str] = set()
-    written = set(table)
+    written = {*table, *(name.removeprefix(prefix) for name in node.wrong if name.startswith(prefix))}
     for name, value in list(table.items()):
         if name in edges:
             table[name] = value = _as_reference(value)

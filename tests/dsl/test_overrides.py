@@ -92,29 +92,27 @@ def test_all_mistakes_are_reported_together_as_strictly_as_in_a_file(tmp_path: P
         "ingest.max_samples=3.0",
         "target.embed_key=1",
         "target.launch.nprocs=1",
-        "capture.shard_tokens=none",
         "capture.dtype=fp32",
         "tokenize.vocab_size=big",
     ]
     assert mistakes(tmp_path, *overrides) == [
-        '-s: expected node.field=value, got "ingest"',
-        '-s: ingst.seed: there is no node "ingst" (did you mean "ingest"?)',
-        "-s: ingest.op: -s changes a node's values, not its op (change the op in the file)",
-        "-s: ingest.max_samples: expected int or none, got 3.0 (float)",
-        '-s: ingest.sead: unknown key (did you mean "seed"?)',
-        "-s: ingest.val_fraction: must be < 1, got 2",
-        '-s: tokenize.vocab_size: expected int, got "big"',
-        "-s: target.embed_key: expected str or none, got 1 (int)",
-        '-s: target.launch.nprocs: unknown key (did you mean "nproc"?)',
-        '-s: capture.dtype: expected one of "float32", "bfloat16", "float16", got "fp32"',
-        '-s: capture.shard_tokens: expected int, got "none"',
+        "-s ingest: expected node.field=value",
+        "-s ingest.op=evaluate: -s changes a node's values, not its op (change the op in the file)",
+        '-s ingst.seed=1: there is no node "ingst" (did you mean "ingest"?)',
+        "-s ingest.max_samples=3.0: expected int or none, got 3.0 (float)",
+        '-s ingest.sead=1: unknown key (did you mean "seed"?)',
+        "-s ingest.val_fraction=2: must be < 1, got 2",
+        '-s tokenize.vocab_size=big: expected int, got "big"',
+        "-s target.embed_key=1: expected str or none, got 1 (int)",
+        '-s target.launch.nprocs=1: unknown key (did you mean "nproc"?)',
+        '-s capture.dtype=fp32: expected one of "float32", "bfloat16", "float16", got "fp32"',
     ]
 
 
 def test_a_mistake_in_the_wiring_names_the_override(tmp_path: Path) -> None:
     assert mistakes(tmp_path, "inject.samples=@target", "ingest.source=a.jsonl") == [
-        f"-s: ingest.source: there is no file or folder {tmp_path}/a.jsonl",
-        '-s: inject.samples: expected Samples, but node "target" gives TargetModel (Samples: "@ingest")',
+        f"-s ingest.source=a.jsonl: there is no file or folder {tmp_path}/a.jsonl",
+        '-s inject.samples=@target: expected Samples, but node "target" gives TargetModel (Samples: "@ingest")',
     ]
 
 
@@ -127,8 +125,8 @@ def test_mistakes_of_the_file_come_before_those_of_the_overrides(tmp_path: Path)
         read_graph(file, ["a.max_samples=0", "a.max_dropped=-1"])
     assert str(caught.value).split("\n") == [
         f'{file}:6:1: node.a.sede: unknown key (did you mean "seed"?)',
-        "-s: a.max_samples: must be >= 1, got 0",
-        "-s: a.max_dropped: must be >= 0, got -1",
+        "-s a.max_samples=0: must be >= 1, got 0",
+        "-s a.max_dropped=-1: must be >= 0, got -1",
     ]
 
 
@@ -144,4 +142,4 @@ def test_a_recorded_graph_takes_overrides_with_the_same_checks(tmp_path: Path) -
     assert override_graph(recorded, ["capture.num_layers=4"]) == changed(tmp_path, "capture.num_layers=4")
     with pytest.raises(PipelineError) as caught:
         override_graph(recorded, ["capture.num_layers=0"])
-    assert str(caught.value) == "-s: capture.num_layers: must be >= 1, got 0"
+    assert str(caught.value) == "-s capture.num_layers=0: must be >= 1, got 0"

@@ -265,7 +265,7 @@ def test_the_degree_of_sequence_parallelism_travels_with_the_launch(tmp_path: Pa
     assert graph_from_json(record).nodes["n"].launch.sp_degree == 1
     refused = mistakes(tmp_path, file.read_text(), "n.launch.sp_degree=3")
     assert refused == [
-        "-s: n.launch.sp_degree: nproc = 4 is no multiple of sp_degree = 3; take nproc = 3 or 6, or another sp_degree"
+        "-s n.launch.sp_degree=3: nproc = 4 is no multiple of sp_degree = 3; take nproc = 3 or 6, or another sp_degree"
     ]
 
 
@@ -428,7 +428,7 @@ def test_mistakes_of_a_python_pipeline_and_of_its_overrides_come_together(tmp_pa
         "node.ingest.source: there is no file or folder data.jsonl (put it there, or name another: "
         "-s ingest.source=PATH)",
         'node.inject.samples: there is no node "x"',
-        '-s: ingest.seed: expected int or none, got "x"',
+        '-s ingest.seed=x: expected int or none, got "x"',
     ]
 
 

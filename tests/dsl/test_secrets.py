@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dsl.errors import ConfigError, PipelineError
 from dsl.fingerprint import key_config
-from dsl.graph import compile_pipeline, graph_to_json
+from dsl.graph import compile_pipeline
+from dsl.graph_json import graph_to_json
 from dsl.op import field, op
 from dsl.pipeline import Pipeline
 from dsl.secrets import REDACTED, redact, resolved, resolved_text, secret_names, secret_values, without_secrets

@@ -1,0 +1,191 @@
+"""A pipeline file with all files that it extends, merged into one document that knows where each value stands.
+
+    extends = "base.toml"          # relative to the file in which it stands; that file may extend another one
+
+Tables are merged key by key, the extending file's values winning; a node that is given another `op` replaces that of
+the base as a whole. Places are looked up only when one is asked for, so a file without mistakes is never scanned.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+import tomli
+from attrs import define, field, frozen
+
+from dsl.errors import Mistake, PipelineError, Position
+from dsl.positions import KeyPath, key_positions
+
+EXTENDS = "extends"
+
+
+@define(slots=False)
+class SourceFile:
+    """One TOML file: its text, and the values in it."""
+
+    path: Path
+    text: str
+    values: dict[str, Any]
+
+    @cached_property
+    def positions(self) -> dict[KeyPath, Position]:
+        return key_positions(self.text, str(self.path))
+
+    @property
+    def folder(self) -> Path:
+        return Path(os.path.normpath(self.path.parent.absolute()))
+
+    def holds(self, path: KeyPath) -> bool:
+        here: Any = self.values
+        for key in path:
+            if not isinstance(here, dict) or key not in here:
+                return False
+            here = here[key]
+        return True
+
+
+@frozen
+class Document:
+    """The merged values of files, the extending one first."""
+
+    files: tuple[SourceFile, ...]
+    values: Mapping[str, Any]
+
+    def position(self, path: KeyPath) -> Position | None:
+        """Where a key stands in the first file that has it; None where none has it."""
+        source = self._source(path)
+        return None if source is None else source.positions.get(path)
+
+    def folder(self, path: KeyPath) -> Path | None:
+        """The absolute folder of the file whose value counts."""
+        source = self._source(path)
+        return None if source is None else source.folder
+
+    def place_of(self, position: Position) -> tuple[int, int, int]:
+        """For sorting: files in their order, then lines."""
+        names = [str(source.path) for source in self.files]
+        place = names.index(position.file) if position.file in names else len(names)
+        return place, position.line, position.column
+
+    def _source(self, path: KeyPath) -> SourceFile | None:
+        return next((source for source in self.files if source.holds(path)), None)
+
+
+@frozen
+class Places:
+    """Where the values of a table, a node's say, stand: in a file, or on the command line.
+
+    elsewhere: fields that were given somewhere else than in the table.
+    """
+
+    document: Document | None = None
+    table: KeyPath = ()
+    elsewhere: Mapping[str, KeyPath | Position] = field(factory=dict)
+
+    def position(self, name: str) -> Position | None:
+        """That of "field" or "launch.field", else that of the table as a whole."""
+        given = self.elsewhere.get(name)
+        if isinstance(given, Position):
+            return given
+        if self.document is None:
+            return None
+        paths = [given] if given else self._paths(name)
+        positions = (self.document.position(path) for path in paths)
+        return next((position for position in positions if position is not None), None)
+
+    def folder(self, name: str) -> Path | None:
+        """The folder that a relative path in the field starts from; None: that of the pipeline."""
+        given = self.elsewhere.get(name)
+        if self.document is None or len(self.document.files) == 1 or isinstance(given, Position):
+            return None
+        return self.document.folder(given or (*self.table, name))
+
+    def path(self, name: str) -> str:
+        """How the user's file calls the field: `node.train.lr`, `for_each.draft.small.train.lr`."""
+        given = self.elsewhere.get(name)
+        where = given if isinstance(given, tuple) else (*self.table, *([name] if name else []))
+        return ".".join(str(key) for key in where)
+
+    def moved(self, places: Mapping[str, KeyPath | Position]) -> Places:
+        return attrs.evolve(self, elsewhere={**self.elsewhere, **places})
+
+    def _paths(self, name: str) -> list[KeyPath]:
+        """What to look for, in this order: the key, for "launch.field" the key in the table, the table."""
+        paths: list[KeyPath] = [(*self.table, name), (*self.table, *name.split("."))] if name else []
+        return [*paths, self.table]
+
+
+def read_document(file: Path) -> Document:
+    """Read a file and all that it extends. Raises PipelineError where one of them cannot be read."""
+    files = [_read(file, None)]
+    seen = [os.path.realpath(file)]
+    while EXTENDS in files[-1].values:
+        base, position = _base_of(files[-1])
+        real = os.path.realpath(base)
+        if real in seen:
+            shown = [str(source.path) for source in files[seen.index(real) :]]
+            message = f"the files extend each other: {' -> '.join([*shown, str(base)])}"
+            raise PipelineError([Mistake(message, EXTENDS, position)])
+        files.append(_read(base, position))
+        seen.append(real)
+    values: dict[str, Any] = {}
+    for source in reversed(files):
+        values = merged(values, source.values)
+    values.pop(EXTENDS, None)
+    return Document(tuple(files), values)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any], path: KeyPath = ()) -> dict[str, Any]:
+    """The tables as one, key by key; neither of them is changed. The recursion is as deep as the tables are nested."""
+    result = dict(base)
+    for key, value in over.items():
+        before = base.get(key)
+        if isinstance(value, dict) and isinstance(before, dict) and not _is_another_op(before, value, (*path, key)):
+            result[key] = merged(before, value, (*path, key))
+        else:
+            result[key] = value
+    return result
+
+
+def _is_another_op(base: Mapping[str, Any], over: Mapping[str, Any], path: KeyPath) -> bool:
+    return len(path) == 2 and path[0] == "node" and "op" in over and over["op"] != base.get("op", over["op"])
+
+
+def _base_of(source: SourceFile) -> tuple[Path, Position | None]:
+    value = source.values[EXTENDS]
+    position = source.positions.get((EXTENDS,))
+    if not isinstance(value, str) or not value:
+        message = f"expected the path of another pipeline file, got {value!r}"
+        raise PipelineError([Mistake(message, EXTENDS, position, 'extends = "base.toml"')])
+    base = Path(os.path.normpath(source.path.parent / value))
+    if base.suffix != ".toml":
+        raise PipelineError([Mistake(f"only a TOML file can be extended, not {base}", EXTENDS, position)])
+    return base, position
+
+
+def _read(file: Path, named_at: Position | None) -> SourceFile:
+    """named_at: where another file extends this one."""
+    try:
+        data = file.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"the pipeline file {file} cannot be read: {reason}"
+        raise PipelineError([Mistake(message, EXTENDS if named_at else "", named_at)]) from error
+    try:
+        text = data.decode()
+        return SourceFile(file, text, tomli.loads(text))
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise PipelineError([Mistake("the file is not UTF-8", position=Position(str(file), line, 1))]) from error
+    except RecursionError as error:
+        raise PipelineError([Mistake(f"not TOML: {error}", position=Position(str(file)))]) from error
+    except tomli.TOMLDecodeError as error:
+        position = Position(str(file), error.lineno, error.colno)
+        raise PipelineError([Mistake(f"not TOML: {error.msg}", position=position)]) from error
+    except ValueError as error:  # a number with thousands of digits, say, which has no place
+        raise PipelineError([Mistake(f"not TOML: {error}", position=Position(str(file)))]) from error

@@ -1,0 +1,83 @@
+"""The tables of a pipeline file beside its nodes: what the pipeline is called, what MLflow is told, the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen, validators
+
+from dsl.document import Places
+from dsl.errors import Mistake
+from dsl.launch import Machine
+from dsl.op import config_fields
+from dsl.pipeline import Pipeline, check_tags
+from dsl.written import WrittenNode, table_mistakes
+
+
+@frozen(kw_only=True)
+class PipelineTable:
+    """The table `[pipeline]`; the paths in ops are relative to the file."""
+
+    name: str = attrs.field(validator=validators.min_len(1))
+    seed: int = 0
+    ops: tuple[str, ...] = ()
+
+
+def _are_tags(_table: MlflowTable, _field: attrs.Attribute[dict[str, str]], tags: dict[str, str]) -> None:
+    check_tags(tags)
+
+
+@frozen(kw_only=True)
+class MlflowTable:
+    """The table `[mlflow]`: the pipeline's name and SQLite in the store unless given; tags and notes of its runs."""
+
+    experiment: str | None = None
+    tracking_uri: str | None = None
+    tags: dict[str, str] = attrs.field(factory=dict, validator=_are_tags)
+    notes: str = ""
+
+
+CLASSES: Mapping[str, type] = {"pipeline": PipelineTable, "mlflow": MlflowTable, "machine": Machine}
+FIELDS = {name: config_fields(cls) for name, cls in CLASSES.items()}
+
+
+def written_table(name: str, values: Mapping[str, Any], places: Places) -> WrittenNode:
+    return WrittenNode(name, None, dict(values), {}, places, table_fields=FIELDS[name])
+
+
+def tables_of(pipeline: Pipeline) -> dict[str, WrittenNode]:
+    """The tables of a pipeline as if they had been written out in full."""
+    values: dict[str, dict[str, Any]] = {
+        "pipeline": {"name": pipeline.name, "seed": pipeline.seed},
+        "mlflow": {"tracking_uri": pipeline.tracking_uri, "tags": dict(pipeline.tags), "notes": pipeline.notes},
+        "machine": attrs.asdict(pipeline.machine),
+    }
+    if pipeline.experiment != pipeline.name:
+        values["mlflow"]["experiment"] = pipeline.experiment
+    return {name: written_table(name, values[name], Places(table=(name,))) for name in CLASSES}
+
+
+def pipeline_of(
+    tables: Mapping[str, WrittenNode], root: Path, op_files: tuple[Path, ...]
+) -> tuple[Pipeline, list[Mistake]]:
+    """A pipeline without nodes, made of what is right in the tables, and all mistakes in them."""
+    mistakes = []
+    for name, table in tables.items():
+        if table.values or table.places.position("") is not None:  # a missing table is told by itself
+            mistakes += table_mistakes(table, CLASSES[name])
+    head, mlflow, machine = (tables[name].values for name in CLASSES)
+    pipeline = Pipeline(
+        head.get("name", ""),
+        seed=head.get("seed", 0),
+        experiment=mlflow.get("experiment"),
+        tracking_uri=mlflow.get("tracking_uri"),
+        root=root,
+        op_files=op_files,
+        tags=mlflow.get("tags"),
+        notes=mlflow.get("notes", ""),
+        machine=Machine(**machine),
+    )
+    return pipeline, mistakes
