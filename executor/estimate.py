@@ -27,6 +27,7 @@ class Spread:
 
 
 NOTHING = Spread(0.0, 0.0)
+ENOUGH = 4  # reports that tell the first step from the others
 
 
 @frozen(kw_only=True)
@@ -97,20 +98,23 @@ def full_time(started: float, ended: float, told: Sequence[Report], work: Work) 
 def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[float, Spread]:
     """(seconds of the trial that belong to the series, its time in the full run).
 
-    At least by the usual pace, at most by the mean one: the first step compiles and checkpoints wait for the disk, once
-    in the trial, and who knows how often in the full run.
+    At least by the usual pace, at most by the mean one: a checkpoint waits for the disk, once in the trial, and who
+    knows how often in the full run. What the first step takes longer, it takes once: it compiles, and fills caches.
     """
     first, last = reported[0], reported[-1]
     counted = last.done - first.done
     if counted <= 0 or last.total <= 0:  # told at its end alone: all since the last sign of life, or nothing of it
         taken = max(0.0, last.time - begun)
         return taken, Spread(taken * min(1.0, amount.least_growth), taken * max(1.0, amount.growth))
-    mean = max(0.0, last.time - first.time) / counted * last.total
-    usual = _usual_pace(reported) * last.total
-    unseen = mean * first.done / last.total  # was done before the first report
-    paces = sorted((mean, usual))
-    taken = max(0.0, last.time - first.time) + min(unseen, max(0.0, first.time - begun))
-    return taken, Spread(paces[0] * amount.least_growth, paces[1] * amount.growth)
+    pace = _usual_pace(reported)
+    once = 0.0
+    if len(reported) >= ENOUGH:
+        once = max(0.0, reported[1].time - first.time - pace * (reported[1].done - first.done))
+    seen = max(0.0, last.time - first.time - once)
+    mean = seen / counted * last.total
+    unseen = min(mean * first.done / last.total, max(0.0, first.time - begun))  # done before the first report
+    paces = sorted((mean, pace * last.total))
+    return seen + unseen, Spread(paces[0] * amount.least_growth, paces[1] * amount.growth)
 
 
 def _usual_pace(reported: Sequence[Report]) -> float:

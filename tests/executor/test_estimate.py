@@ -40,9 +40,14 @@ def test_a_stage_of_constant_pace_takes_its_start_up_once_and_each_unit_alike(
     assert spread.high == pytest.approx(truth, rel=1e-4, abs=1e-4)
 
 
-def test_a_slow_first_step_makes_the_time_a_spread() -> None:
+def test_what_the_first_step_takes_longer_is_taken_once() -> None:
     compiled_first = told((10, 0), (40, 1), (41, 2), (42, 3), (43, 4), total=4)
-    assert (10 + 100 * 1, 10 + 100 * 33 / 4) == full(compiled_first, 43, Amount(4, 100, "steps"))
+    assert (10 + 29 + 100, 10 + 29 + 100) == full(compiled_first, 43, Amount(4, 100, "steps"))
+
+
+def test_a_slow_step_among_others_makes_the_time_a_spread() -> None:
+    saved_once = told((10, 0), (11, 1), (12, 2), (18, 3), (19, 4), total=4)
+    assert (10 + 100 * 1, 10 + 100 * 9 / 4) == full(saved_once, 19, Amount(4, 100, "steps"))
 
 
 def test_what_was_done_before_the_first_report_is_taken_out_of_the_start_up() -> None:
