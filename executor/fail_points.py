@@ -1,5 +1,8 @@
 """Named places, each between two system calls that matter, at which a test kills the process that comes by.
 
+The table is all there are. Places of lease, commit, run, stage and worker lie on the way of a node, in this order; the
+others on that of the command whose name they bear.
+
 DFLOW_FAIL_AT="name" or "name:3" kills this process by SIGKILL when it passes the place for the first or third time.
 """
 
@@ -27,6 +30,26 @@ FAIL_POINTS = {
     "commit:renamed": "the artifact stands in objects/, which may not be on disk yet",
     "commit:placed": "the artifact stands in objects/ on disk, without a line in the index",
     "commit:indexed": "the index names the artifact, the work folder still stands",
+    "run:lease-taken": "the executor has the lease, nothing is prepared yet",
+    "run:emptied": "the work folder is empty but for the op's own state, the stage not yet started",
+    "stage:started": "the executor asked for the stage's process",
+    "stage:ended": "the stage has ended, its results are read",
+    "run:commit-begin": "the stage is done, nothing is committed",
+    "run:committed": "the artifact is committed and the work folder gone, the record says nothing of it",
+    "run:recorded": "the record says that the node is done",
+    "worker:started": "the stage's process holds its place among the ranks, the op is not loaded",
+    "worker:op-done": "the op has returned, its result is not reported",
+    "worker:reported": "the stage's process has nothing more to do",
+    "gc:indexed": "the lines of what goes are dropped from the index, the artifacts still stand",
+    "gc:renaming": "an artifact has its hidden name, others that go still stand",
+    "gc:renamed": "all that goes has a hidden name",
+    "gc:removed": "something that had a hidden name is gone",
+    "rm:renamed": "the record of a run has its hidden name",
+    "push:file": "a file of an artifact is at the other place",
+    "push:manifest": "an artifact is whole at the other place, its index line is not there",
+    "pull:file": "a file of an artifact is here, still in the work folder",
+    "pull:fetched": "all files of an artifact are here, not checked",
+    "pull:sealed": "a pulled artifact is checked and on disk, not yet in its place",
 }
 
 _passed: dict[str, int] = {}
