@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,28 +10,35 @@ from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
-from dsl.overrides import override_graph
+from dsl.overrides import overridden_nodes, override_graph
 from executor.keys import Sources, graph_parts, node_parts
-from executor.plan import Decision, Planner, Previous
-from executor.record import NodeState, Record, find_record, newest_records
+from executor.plan import Decision, Planner
+from executor.previous import PreviousNodes
+from executor.record import NodeState, Record, find_record
+from executor.selection import require_others
 from executor.store import Store
 from executor.store_lock import while_nothing_goes
+from executor.taken import SourceRuns
 from executor.unmet import require_met
-
-RECORDS_SEARCHED = 50
 
 
 @frozen
 class Session:
-    """A planned run: all that the loop of run.py needs."""
+    """A planned run: all that the loop of run.py needs. What the plan takes from the store is done in the record."""
 
     store: Store
     record: Record
     planner: Planner
+    decisions: Mapping[str, Decision]
 
     @property
     def graph(self) -> Graph:
         return self.planner.graph
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node is done before anything has run."""
+        return all(node.state == "done" for node in self.record.state.nodes.values())
 
 
 def make_planner(
@@ -45,7 +50,7 @@ def make_planner(
     """
     pinned = pinned or {}
     parts = graph_parts(graph, Sources.now(store.external_memo), without=pinned)
-    previous = previous_nodes(store.records, graph)
+    previous = PreviousNodes(store, graph.name)
     return Planner(graph=graph, parts=parts, store=store, previous=previous, pinned=pinned, forced=frozenset(forced))
 
 
@@ -56,11 +61,15 @@ def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:
 
 
 @while_nothing_goes
-def new_run(store: Store, graph: Graph) -> Session:
-    """A fresh record for a graph. Raises PipelineError where a node that will run lacks something of this machine."""
+def new_run(store: Store, graph: Graph, only: Collection[str] = ()) -> Session:
+    """A fresh record for a graph. only: the nodes that may run; all where none is given.
+
+    Raises PipelineError where another node would have to run, or one that runs lacks something of this machine.
+    """
     planner = make_planner(store, graph)
-    require_met(planner)
-    return _session(store, Record.create(store.records, graph), planner)
+    if only:
+        require_others(planner.plan(), only)
+    return _new(store, planner, {})
 
 
 @while_nothing_goes
@@ -81,21 +90,18 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
             record.state.nodes[node_id] = NodeState(**kept)
     pinned = {**record.state.pinned, **done}
     planner = make_planner(store, record.graph(), pinned, record.state.forced)
-    require_met(planner)
-    return _session(store, record, planner, record.plan())
+    return _session(store, record, planner, _met(planner), record.plan())
 
 
 def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
     graph = override_graph(source.graph(), overrides)
-    anew = {node_id for override in overrides for node_id in graph.below(_node_of(override))}
+    anew = {node_id for owner in overridden_nodes(overrides).values() for node_id in graph.below(owner)}
     done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in anew}
     taken = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in anew}
     forced = [node_id for node_id in source.state.forced if node_id not in done]
     planner = make_planner(store, graph, {**taken, **done}, forced)
-    require_met(planner)
-    record = Record.create(store.records, graph, pinned=taken, forced=forced, goes_on_from=source.run)
-    record.state.nodes.update({node_id: _taken(source, node_id) for node_id in done})
-    return _session(store, record, planner, source.plan())
+    nodes = {node_id: _taken(source, node_id) for node_id in done}
+    return _new(store, planner, nodes, source, pinned=taken, forced=forced, goes_on_from=source.run)
 
 
 @while_nothing_goes
@@ -111,7 +117,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
         raise PipelineError([Mistake(f'--from: run {source.run} has no node "{node_id}"', hint=hint)])
     graph = override_graph(recorded, overrides)
     anew = graph.below(node_id)
-    outside = [override for override in overrides if _node_of(override) not in anew]
+    outside = [override for override, owner in overridden_nodes(overrides).items() if owner not in anew]
     if outside:
         hint = (
             f"a node that is not below --from is taken as it is; start from it, or use `dflow run` with -s {outside[0]}"
@@ -130,10 +136,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
         pinned[other] = state.digest
         states[other] = _taken(source, other)
     planner = make_planner(store, graph, pinned, anew)
-    require_met(planner)
-    record = Record.create(store.records, graph, pinned=pinned, forced=sorted(anew))
-    record.state.nodes.update(states)
-    return _session(store, record, planner, source.plan())
+    return _new(store, planner, states, source, pinned=pinned, forced=sorted(anew))
 
 
 def _done(store: Store, record: Record) -> dict[str, str]:
@@ -158,52 +161,47 @@ def _taken(source: Record, node_id: str) -> NodeState:
     )
 
 
-def _node_of(override: str) -> str:
-    return override.partition(".")[0].strip()
+def _new(
+    store: Store, planner: Planner, nodes: Mapping[str, NodeState], source: Record | None = None, **state: Any
+) -> Session:
+    """A session with a new record. nodes: those that are taken from an earlier run, `source`."""
+    decisions = _met(planner)
+    fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
+    record = Record.create(store.records, planner.graph, nodes=fresh, **state)
+    return _session(store, record, planner, decisions, source.plan() if source is not None else {})
 
 
-def previous_nodes(records: Path, graph: Graph) -> dict[str, Previous]:
-    """Each node in the newest record of the same pipeline that finished it, else in the newest that has it."""
-    finished: dict[str, Previous] = {}
-    present: dict[str, Previous] = {}
-    for record in islice(newest_records(records, graph.name), RECORDS_SEARCHED):
-        states = record.state.nodes
-        for node_id, row in record.plan().items():
-            if node_id not in graph.nodes or node_id in finished:
-                continue
-            inputs = {parent: digest for parent in row["parents"] if (digest := states[parent].digest) is not None}
-            previous = Previous(row["parts"], inputs, states[node_id].digest)
-            present.setdefault(node_id, previous)
-            if previous.digest is not None:
-                finished[node_id] = previous
-        if len(finished) == len(graph.nodes):
-            break
-    return {**present, **finished}
-
-
-def _session(store: Store, record: Record, planner: Planner, earlier: Mapping[str, Any] | None = None) -> Session:
-    """Lock the record and write the plan. Of nodes taken as they are, the rows of the earlier plan stay true."""
+def _session(
+    store: Store, record: Record, planner: Planner, decisions: Mapping[str, Decision], earlier: Mapping[str, Any]
+) -> Session:
+    """Lock the record, write the plan and what it takes. Of pinned nodes, the rows of the earlier plan stay true."""
     record.lock()
-    decisions = planner.plan()
+    sources = SourceRuns(store)
     for node_id, decision in decisions.items():
         node = record.state.nodes[node_id]
-        if node.state != "done":
+        if decision.cache == "hit" and node.state != "done":
+            sources.take(record, node_id, decision)
+        elif node.state != "done":
             node.key, node.reason = decision.key, decision.reason
     rows = {node_id: plan_row(planner, node_id, decisions[node_id]) for node_id in planner.parts}
-    kept = {node_id: row for node_id, row in (earlier or {}).items() if node_id in planner.pinned}
+    kept = {node_id: row for node_id, row in earlier.items() if node_id in planner.pinned}
     record.save_plan({**rows, **kept})
     record.state.status = "running"
     record.state.ended = None
     record.save_all()
-    return Session(store, record, planner)
+    return Session(store, record, planner, decisions)
+
+
+def _met(planner: Planner) -> dict[str, Decision]:
+    """The plan. Raises PipelineError where a node that will run lacks something of this machine."""
+    decisions = planner.plan()
+    require_met(planner.graph, decisions)
+    return decisions
 
 
 def plan_row(planner: Planner, node_id: str, decision: Decision) -> dict[str, Any]:
-    """What plan.json says of a node."""
-    return {
-        "cache": decision.cache,
-        "reason": decision.reason,
-        "key": decision.key,
-        "parents": list(planner.graph.nodes[node_id].parents),
-        "parts": planner.parts[node_id].to_json(),
-    }
+    """What plan.json says of a node. The key parts of what is cached stand in the manifest of its artifact."""
+    row = {"cache": decision.cache, "key": decision.key, "parents": list(planner.graph.nodes[node_id].parents)}
+    if decision.cache == "hit":
+        return row
+    return {**row, "reason": decision.reason, "parts": planner.parts[node_id].to_json()}

@@ -53,11 +53,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class LineReader:
-    """Reads the lines that were added since the last call; a last line without its end is left for later."""
+    """Reads the lines that were added since the last call, at first those from an offset on.
 
-    def __init__(self, path: Path) -> None:
+    A last line without its end is left for later.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = offset
 
     def read(self) -> list[dict[str, Any]]:
         try:
@@ -79,13 +82,17 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
-    """Replace a JSON file as a whole: readers see the old one or the new one. durable: also after a machine's crash."""
+def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bool = False) -> None:
+    """Replace a JSON file as a whole: readers see the old one or the new one. durable: also after a machine's crash.
+
+    in_one_line: what is large and seldom read by people is written, and read, several times as quickly.
+    """
+    text = compact(value) if in_one_line else json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n"
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with clear_errors(path):
         try:
             with fresh.open("wb") as file:
-                file.write(json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
+                file.write(text)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())

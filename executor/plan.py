@@ -14,6 +14,7 @@ from attrs import frozen
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from executor.keys import KeyParts, changes, node_inputs
+from executor.store import IndexLine
 
 Cache = Literal["hit", "miss", "maybe"]
 
@@ -21,13 +22,19 @@ Cache = Literal["hit", "miss", "maybe"]
 class StoreView(Protocol):
     """What planning asks of a store."""
 
-    def newest(self, key: str) -> str | None: ...
+    def newest(self, key: str) -> IndexLine | None: ...
     def has(self, digest: str) -> bool: ...
+
+
+class PreviousView(Protocol):
+    """What planning asks of earlier records: only where it has to say why a node is not cached."""
+
+    def get(self, node_id: str, /) -> Previous | None: ...
 
 
 @frozen
 class Previous:
-    """A node in the newest earlier record that has it: parts in JSON form, inputs by producer, what came out."""
+    """A node in an earlier record: parts in JSON form, inputs by producer, what came out."""
 
     parts: Mapping[str, Any]
     input_digests: Mapping[str, str]
@@ -36,17 +43,21 @@ class Previous:
 
 @frozen
 class Decision:
-    """What happens with a node. key and digest are None where they are not known before another node has run."""
+    """What happens with a node. key and digest are None where they are not known before another node has run.
+
+    source_run: the run that computed what a hit takes; None for a pinned node.
+    """
 
     cache: Cache
     reason: str
     key: str | None = None
     digest: str | None = None
+    source_run: str | None = None
 
 
 @frozen(kw_only=True)
 class Planner:
-    """Decides node after node. `parts` and `previous` are by node id.
+    """Decides node after node. `parts` are by node id.
 
     pinned: nodes whose artifact is taken as it is, whatever their key would be now (digest by node id).
     forced: nodes that run whatever the store holds.
@@ -55,16 +66,18 @@ class Planner:
     graph: Graph
     parts: Mapping[str, KeyParts]
     store: StoreView
-    previous: Mapping[str, Previous]
+    previous: PreviousView
     pinned: Mapping[str, str] = {}
     forced: frozenset[str] = frozenset()
 
     def plan(self) -> dict[str, Decision]:
         """The decision for every node before anything has run. Raises StoreError where a pinned artifact is gone."""
         decisions: dict[str, Decision] = {}
+        known: dict[str, str] = {}
         for node_id in self.graph.nodes:
-            known = {done: decision.digest for done, decision in decisions.items() if decision.digest is not None}
-            decisions[node_id] = self.decide(node_id, known)
+            decisions[node_id] = decision = self.decide(node_id, known)
+            if decision.digest is not None:
+                known[node_id] = decision.digest
         return decisions
 
     def decide(self, node_id: str, digests: Mapping[str, str]) -> Decision:
@@ -78,14 +91,14 @@ class Planner:
         key = self.key(node, digests)
         if node_id in self.forced:
             return Decision("miss", "forced", key)
-        digest = self.store.newest(key)
-        if digest is None:
+        line = self.store.newest(key)
+        if line is None:
             return Decision("miss", self._why(node, digests), key)
-        if not self.store.has(digest):
-            return Decision("miss", f"artifact gone: {digest[:12]} is missing or damaged in the store", key)
-        return Decision("hit", "", key, digest)
+        if not self.store.has(line.digest):
+            return Decision("miss", f"artifact gone: {line.digest[:12]} is missing or damaged in the store", key)
+        return Decision("hit", "", key, line.digest, line.run)
 
-    def key(self, node: GraphNode, digests: Mapping[str, str]) -> str:
+    def key(self, node: GraphNode, digests: Mapping[str, str | None]) -> str:
         return self.parts[node.id].key(node_inputs(node, digests.__getitem__))
 
     def _pinned(self, node_id: str) -> Decision:
@@ -100,18 +113,22 @@ class Planner:
     def _below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> Decision:
         if node.id in self.forced:
             return Decision("miss", "forced")
-        before = {parent: previous.digest for parent in unknown if (previous := self.previous.get(parent))}
-        likely = {parent: digest for parent, digest in before.items() if digest is not None} | dict(digests)
-        if all(parent in likely for parent in node.parents):
-            digest = self.store.newest(self.key(node, likely))
-            if digest is not None and self.store.has(digest):
+        likely = {parent: digests.get(parent) or self._before(parent) for parent in node.parents}
+        if None not in likely.values():
+            line = self.store.newest(self.key(node, likely))
+            if line is not None and self.store.has(line.digest):
                 return Decision("maybe", f"input may change: {', '.join(unknown)}")
-        return Decision(
-            "miss", self._why(node, digests) if node.id not in self.previous else self._why_below(node, unknown)
-        )
+        return Decision("miss", self._why_below(node, unknown))
+
+    def _before(self, node_id: str) -> str | None:
+        previous = self.previous.get(node_id)
+        return previous.digest if previous is not None else None
 
     def _why_below(self, node: GraphNode, unknown: list[str]) -> str:
-        own = changes(node.id, self.previous[node.id].parts, self.parts[node.id].to_json())
+        previous = self.previous.get(node.id)
+        if previous is None:
+            return "new"
+        own = changes(node.id, previous.parts, self.parts[node.id].to_json())
         return "; ".join(own) or f"input changes: {', '.join(unknown)}"
 
     def _why(self, node: GraphNode, digests: Mapping[str, str]) -> str:

@@ -16,7 +16,8 @@ An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind o
     cut       step: metrics of earlier attempts of this node at this step or later no longer count
     progress  done, total
     figure    name, path
-    state     state, and what belongs to it
+    state     state, and what belongs to it: see docs/running.md
+    run       of the run itself, its node is empty: state "started", and in the end "done", "failed" or "stopped"
     warning   message
 """
 
@@ -24,8 +25,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +41,7 @@ from executor.jsonlines import LineReader, append_line, append_lines, read_json,
 from executor.tags import tagged_folder
 
 STATE = "state.jsonl"
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4,}")
 
 State = Literal["pending", "running", "done", "failed"]
 Status = Literal["running", "done", "failed", "stopped"]
@@ -74,7 +77,8 @@ class NodeState:
 class RunState:
     """What a run knows of itself. pinned: digests taken as they are, forced: nodes that run whatever the store holds.
 
-    goes_on_from: the run that `resume -s` took up with other values.
+    goes_on_from: the run that `resume -s` took up with other values. result_nodes: those whose figures are the
+    pipeline's. results_run: the run that made them.
     """
 
     run: str
@@ -87,6 +91,7 @@ class RunState:
     pinned: dict[str, str] = attrs.Factory(dict)
     forced: list[str] = attrs.Factory(list)
     goes_on_from: str | None = None
+    result_nodes: list[str] = attrs.Factory(list)
     results_run: str | None = None
     nodes: dict[str, NodeState] = attrs.Factory(dict)
 
@@ -100,19 +105,22 @@ class Record:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls, records: Path, graph: Graph, **state: Any) -> Record:
-        """A new record with an id that sorts by time, e.g. 20261121-183012-ab12."""
+    def create(
+        cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
+    ) -> Record:
+        """A new record with an id that comes after all that are there, e.g. 20261121-183012-ab12."""
         folder = _new_folder(records)
-        write_json(folder / "graph.json", graph_to_json(graph))
+        write_json(folder / "graph.json", graph_to_json(graph), in_one_line=True)
         run_state = RunState(
             run=folder.name,
             pipeline=graph.name,
             experiment=graph.experiment,
             tracking_uri=graph.tracking_uri,
             started=time.time(),
+            result_nodes=list(graph.result_nodes),
+            nodes={node: NodeState() for node in graph.nodes} if nodes is None else dict(nodes),
             **state,
         )
-        run_state.nodes = {node: NodeState() for node in graph.nodes}
         record = cls(folder, run_state)
         record.save_all()
         return record
@@ -146,8 +154,8 @@ class Record:
         return graph_from_json(read_json(self.folder / "graph.json"))
 
     def plan(self) -> dict[str, Any]:
-        """Per node: the decision, the reason, the key parts and the digests of its inputs by producer."""
-        return dict(read_json(self.folder / "plan.json") or {})
+        """Per node: the decision, the key and the nodes it reads; of what was not cached, the reason and key parts."""
+        return plan_of(self.folder)
 
     def save(self) -> None:
         """Put down what the run knows of itself, its nodes left out."""
@@ -155,6 +163,12 @@ class Record:
 
     def save_node(self, node: str) -> None:
         append_line(self.folder / STATE, self._node_line(node))
+
+    def save_nodes(self, nodes: Iterable[str]) -> None:
+        """Several nodes, by one write."""
+        lines = list(map(self._node_line, nodes))
+        if lines:
+            append_lines(self.folder / STATE, lines)
 
     def save_all(self) -> None:
         """The run and every node, by one write."""
@@ -167,14 +181,24 @@ class Record:
         return {"node": node, **_changed(self.state.nodes[node])}
 
     def save_plan(self, rows: Mapping[str, Any]) -> None:
-        write_json(self.folder / "plan.json", rows)
+        write_json(self.folder / "plan.json", rows, in_one_line=True)
 
     def log_path(self, node: str) -> Path:
         return self.folder / f"{node}.log"
 
     def event(self, node: str, kind: str, **values: Any) -> None:
-        attempt = self.state.nodes[node].attempt
-        append_line(self.events_path, {"time": time.time(), "node": node, "attempt": attempt, "kind": kind, **values})
+        """node is empty for an event of the run itself."""
+        self.events([{"node": node, "kind": kind, **values}])
+
+    def events(self, values: Iterable[Mapping[str, Any]]) -> None:
+        """Several events, by one write."""
+        now = time.time()
+        nodes = self.state.nodes
+        lines = [
+            {"time": now, "attempt": nodes[value["node"]].attempt if value["node"] else 0, **value} for value in values
+        ]
+        if lines:
+            append_lines(self.events_path, lines)
 
     def lock(self) -> None:
         """Held by the process that works on this run, for its life. Raises StoreError where another one does."""
@@ -226,15 +250,38 @@ _DEFAULTS = {
 
 
 def _new_folder(records: Path) -> Path:
-    """The id ends with the fraction of the second, in 65,536ths: ids sort by time, and mkdir keeps them apart."""
+    """The id ends with the fraction of the second, in 65,536ths; mkdir keeps two of one moment apart."""
     while True:
         now = time.time()
         run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 65536):04x}"
+        newest = max((path.name for path in records.iterdir() if RUN_ID.fullmatch(path.name)), default="")
+        folder = records / max(run, _next_id(newest))
         try:
-            (records / run).mkdir()
+            folder.mkdir()
         except FileExistsError:
             continue
-        return records / run
+        return folder
+
+
+def _next_id(run: str) -> str:
+    """An id just after another: what a run gets where the clock is behind the newest one's, since it was put back."""
+    moment, _, fraction = run.rpartition("-")
+    if not fraction.strip("f"):
+        return f"{run}0"
+    return f"{moment}-{int(fraction, 16) + 1:0{len(fraction)}x}"
+
+
+def plan_of(folder: Path) -> dict[str, Any]:
+    """The rows of plan.json in a record's folder; none where it is gone."""
+    return dict(read_json(folder / "plan.json") or {})
+
+
+def results_run(state: RunState) -> str | None:
+    """The run that made the last node's artifact: it holds the results of a run in which nothing ran."""
+    nodes = list(state.nodes.values())
+    if any(node.cache in ("miss", "resumed") for node in nodes):
+        return state.run
+    return next((node.source_run for node in reversed(nodes) if node.source_run), None)
 
 
 def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Record]:
@@ -273,9 +320,9 @@ def find_folder(records: Path, run: str) -> Path:
     return named[0]
 
 
-def final_metrics(events_path: Path, node: str) -> dict[str, float]:
-    """The last value of every metric of a node, cut events honoured."""
-    points = valid_points([event for event in LineReader(events_path).read() if event["node"] == node])
+def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:
+    """The last value of every metric of a node, cut events honoured; start: a byte before which it reported nothing."""
+    points = valid_points([event for event in LineReader(events_path, start).read() if event["node"] == node])
     return {name: value for point in points for name, value in point["metrics"].items()}
 
 

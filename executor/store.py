@@ -54,18 +54,31 @@ def store_path(given: str | None, pipeline_file: Path | None) -> Path:
 
 @frozen
 class IndexLine:
-    """One line of the index: a run computed `digest` for the key. acceptance: "computed", or "forced" by --from."""
+    """One line of the index: a run computed `digest` for the key.
+
+    acceptance: "computed", "forced" by --from, "pulled" from `source`, a URL, or "accepted": `user` declared, for `reason`, that what was computed for
+    accepted_key holds for this key too, of which only the code differs. without_code: the key for any code.
+    """
 
     digest: str
     run: str
     time: float
     neutral: Mapping[str, Any] = {}
     acceptance: str = "computed"
+    without_code: str = ""
+    accepted_key: str = ""
+    reason: str = ""
+    user: str = ""
+    source: str = ""
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> IndexLine:
         """What this version of dflow knows of a line: a newer one may have written more, an older one less."""
         return cls(**{name: line[name] for name in _LINE_FIELDS if name in line})
+
+    def to_json(self) -> dict[str, Any]:
+        """The line, without texts that are empty."""
+        return {name: value for name, value in attrs.asdict(self).items() if value != ""}
 
 
 _LINE_FIELDS = tuple(field.name for field in attrs.fields(IndexLine))
@@ -103,7 +116,7 @@ class Store:
     def manifest(self, digest: str) -> dict[str, Any] | None:
         """The manifest of an artifact whose files are all there with their sizes, else None."""
         folder = self.object_path(digest)
-        manifest = read_object(folder / MANIFEST)
+        manifest = _manifest(folder)
         return manifest if manifest is not None and _is_intact(folder, manifest) else None
 
     def has(self, digest: str) -> bool:
@@ -125,10 +138,15 @@ class Store:
         lines = read_lines(self.path / "index" / key)
         return [IndexLine.from_json(line) for line in lines if line.keys() >= _LINE_NEEDS]
 
-    def newest(self, key: str) -> str | None:
-        """The digest that the key stands for, whether or not the artifact still is there."""
+    def newest(self, key: str) -> IndexLine | None:
+        """What the key stands for, whether or not the artifact still is there."""
         lines = self.index(key)
-        return lines[-1].digest if lines else None
+        return lines[-1] if lines else None
+
+    def accept(self, key: str, line: IndexLine) -> None:
+        """Let a key stand for an artifact that was computed for another one."""
+        with artifacts_taken(self.path):
+            self._append(key, line)
 
     def lease(self, key: str, run_id: str) -> Lease:
         return Lease(self.path / "work" / key, run_id)
@@ -146,11 +164,15 @@ class Store:
         lease.check()
         entry = IndexLine.from_json({"digest": digest, "time": time.time(), **line})
         write_json(lease.folder / COMMIT, attrs.asdict(entry))
+        self.place(lease.out_dir, key, entry)
+        return digest
+
+    def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
+        """Make a folder whose files and manifest are on disk the artifact of a key: by a rename, then the index line."""
         fail_point("commit:placing")
         with artifacts_taken(self.path):
-            self._place(lease.out_dir, digest)
+            self._place(sealed, entry.digest)
             self._append(key, entry)
-        return digest
 
     def finish_commit(self, lease: Lease, key: str) -> str | None:
         """Complete a commit in the middle of which the holder before died or ran out of space.
@@ -162,7 +184,7 @@ class Store:
             return None
         entry = IndexLine.from_json(begun)
         lease.wait_for_ranks()
-        sealed = read_object(lease.out_dir / MANIFEST)
+        sealed = _manifest(lease.out_dir)
         is_whole = sealed is not None and sealed["digest"] == entry.digest and not altered_files(lease.out_dir, sealed)
         with artifacts_taken(self.path):
             if is_whole:
@@ -174,7 +196,7 @@ class Store:
         return entry.digest
 
     def _append(self, key: str, entry: IndexLine) -> None:
-        append_line(self.path / "index" / key, attrs.asdict(entry), durable=True)
+        append_line(self.path / "index" / key, entry.to_json(), durable=True)
         fail_point("commit:indexed")
 
     def _place(self, out: Path, digest: str) -> None:
@@ -238,8 +260,14 @@ def _seal(lease: Lease, manifest: Mapping[str, Any]) -> str:
 
 
 def _altered(folder: Path) -> list[str]:
-    manifest = read_object(folder / MANIFEST)
+    manifest = _manifest(folder)
     return [MANIFEST] if manifest is None else altered_files(folder, manifest)
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """A manifest that names files and a digest; None where it is not there, or is not one after a crash."""
+    manifest = read_object(folder / MANIFEST)
+    return manifest if manifest is not None and {"files", "digest"} <= manifest.keys() else None
 
 
 def _check_format(path: Path) -> None:
@@ -274,7 +302,7 @@ def _check_locks(path: Path) -> None:
 
 
 def _is_intact(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    for name, entry in manifest.get("files", {MANIFEST: {"size": -1}}).items():
+    for name, entry in manifest["files"].items():
         try:
             size = (folder / name).stat().st_size
         except OSError:

@@ -8,24 +8,33 @@ from typing import Any
 
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph, GraphNode
-from executor.plan import Decision, Planner
+from executor.plan import Decision
 
 
 def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
     """Of all nodes that are not cached, in the order of the data."""
-    return [
+    running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
+    lacking = [
         Mistake(sentence, f"node.{node_id}.{field}")
-        for node_id, decision in decisions.items()
-        if decision.cache != "hit"
-        for field, sentence in _of_node(graph.nodes[node_id]).items()
+        for node_id, node in running.items()
+        for field, sentence in _of_node(node).items()
     ]
+    asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
+    if not asking:  # the usual case: nobody need know what this machine has
+        return lacking
+    too_much: list[Mistake] = importlib.import_module("executor.machine").too_much(asking, graph.machine)
+    return lacking + too_much
 
 
-def require_met(planner: Planner) -> None:
-    """Raises PipelineError with all that is not there, before there is a record, and StoreError for a lost artifact."""
-    missing = unmet(planner.graph, planner.plan())
+def require_met(graph: Graph, decisions: Mapping[str, Decision]) -> None:
+    """Raises PipelineError with all that is not there, before there is a record."""
+    missing = unmet(graph, decisions)
     if missing:
         raise PipelineError(missing)
+
+
+def _asks_for_something(node: GraphNode) -> bool:
+    return any((node.launch.cpus, node.launch.gpus, node.launch.memory))
 
 
 def _of_node(node: GraphNode) -> Mapping[str, str]:

@@ -15,6 +15,7 @@ from dsl.op import Artifact, Ref, field, op
 from dsl.pipeline import Pipeline
 from executor.keys import KeyParts, Sources, changes, graph_parts, node_inputs
 from executor.plan import Decision, Planner, Previous
+from executor.store import IndexLine
 
 
 @frozen
@@ -75,7 +76,7 @@ class FakeStore:
     objects: set
 
     def newest(self, key):
-        return self.index.get(key)
+        return IndexLine(self.index[key], "run", 0.0) if key in self.index else None
 
     def has(self, digest):
         return digest in self.objects

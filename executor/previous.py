@@ -1,0 +1,78 @@
+"""What the nodes of a pipeline were when they ran before: read from earlier records only when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from attrs import frozen
+
+from executor.plan import Previous
+from executor.record import NodeState, newest_records, plan_of
+from executor.store import Store
+
+RECORDS_SEARCHED = 50
+
+
+@frozen
+class Earlier:
+    """An earlier record of the pipeline: its nodes, and the rows of its plan."""
+
+    nodes: Mapping[str, NodeState]
+    rows: Mapping[str, Any]
+
+
+class PreviousNodes:
+    """Each node in the newest record of the pipeline that finished it, else in the newest that has it."""
+
+    def __init__(self, store: Store, pipeline: str) -> None:
+        self._store = store
+        self._read: list[Earlier] = []
+        self._unread = self._earlier(pipeline)
+        self._known: dict[str, Previous | None] = {}
+
+    def get(self, node_id: str) -> Previous | None:
+        if node_id not in self._known:
+            self._known[node_id] = self._found(node_id)
+        return self._known[node_id]
+
+    def _found(self, node_id: str) -> Previous | None:
+        present = None
+        for earlier in self._records():
+            previous = self._in(earlier, node_id)
+            if previous is not None and previous.digest is not None:
+                return previous
+            present = present or previous
+        return present
+
+    def _records(self) -> Iterator[Earlier]:
+        """From the newest on; each is read once."""
+        yield from self._read
+        for earlier in self._unread:
+            self._read.append(earlier)
+            yield earlier
+
+    def _earlier(self, pipeline: str) -> Iterator[Earlier]:
+        for record in islice(newest_records(self._store.records, pipeline), RECORDS_SEARCHED):
+            yield Earlier(record.state.nodes, record.plan())
+
+    def _in(self, earlier: Earlier, node_id: str) -> Previous | None:
+        if node_id not in earlier.rows or node_id not in earlier.nodes:
+            return None
+        row, state = earlier.rows[node_id], earlier.nodes[node_id]
+        parts = row["parts"] if "parts" in row else self._parts(state)
+        if parts is None:
+            return None
+        parents = [parent for parent in row["parents"] if parent in earlier.nodes]
+        inputs = {parent: digest for parent in parents if (digest := earlier.nodes[parent].digest) is not None}
+        return Previous(parts, inputs, state.digest)
+
+    def _parts(self, state: NodeState) -> Mapping[str, Any] | None:
+        """The key parts of a node that was cached: its artifact's, or where another key made that first, its run's."""
+        manifest = self._store.manifest(state.digest) if state.digest is not None else None
+        if manifest is not None and manifest.get("key") == state.key:
+            parts: Mapping[str, Any] = manifest["key_parts"]
+            return parts
+        rows = plan_of(self._store.records / (state.source_run or "-")).values()
+        return next((row["parts"] for row in rows if row["key"] == state.key and "parts" in row), None)

@@ -1,0 +1,52 @@
+"""What a run puts down of a node that it takes from the store: who made it, with which metrics and warnings."""
+
+from __future__ import annotations
+
+from executor.plan import Decision
+from executor.record import STATE, NodeState, Record, final_metrics
+from executor.store import Store
+
+
+class SourceRuns:
+    """The runs that computed what is taken; the record of each is read once, when it is first asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._made: dict[str, dict[str | None, NodeState]] = {}
+
+    def take(self, record: Record, node_id: str, decision: Decision) -> None:
+        """Make the node's state in the record that of a hit.
+
+        Where this very run committed the artifact, just before it was killed, the node is this run's own.
+        """
+        state = record.state.nodes[node_id]
+        state.state, state.key, state.digest, state.error = "done", decision.key, decision.digest, None
+        if state.started and decision.source_run == record.run:
+            self._own(record, node_id, state)
+            return
+        state.cache, state.reason, state.started = "hit", "", None
+        state.source_run = decision.source_run
+        made = self._state(decision)
+        if made is not None:
+            state.metrics, state.warnings = made.metrics, made.warnings
+            return
+        manifest = self._store.manifest(decision.digest) if decision.digest is not None else None
+        state.metrics, state.warnings = dict((manifest or {}).get("metrics", {})), []
+
+    def _own(self, record: Record, node_id: str, state: NodeState) -> None:
+        line = self._store.newest(state.key or "")
+        assert line is not None and state.started is not None
+        state.ended = line.time
+        state.seconds = max(0.0, state.ended - state.started)
+        state.metrics = final_metrics(record.events_path, node_id)
+
+    def _state(self, decision: Decision) -> NodeState | None:
+        """The node that made the artifact; None where its run's record is gone, or it tells no metrics."""
+        run = decision.source_run
+        if run is None or decision.key is None:
+            return None
+        if run not in self._made:
+            folder = self._store.records / run
+            nodes = Record.load(folder).state.nodes.values() if (folder / STATE).exists() else ()
+            self._made[run] = {node.key: node for node in nodes if node.metrics or node.warnings}
+        return self._made[run].get(decision.key)
