@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from attrs import frozen
 from dsl.errors import PipelineError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
-from dsl.order import below, in_order
+from dsl.order import above, below, in_order
 from dsl.pipeline import Node, Pipeline
 from dsl.wiring import absolute_path, external_value, inputs_of, wiring_mistakes
 from dsl.written import written_nodes
@@ -58,6 +58,12 @@ class Graph:
     def below(self, node_id: str) -> frozenset[str]:
         """The node and everything that reads from it, directly or not. Raises KeyError for an unknown node."""
         return below({node.id: node.parents for node in self.nodes.values()}, self.nodes[node_id].id)
+
+    def up_to(self, node_ids: Iterable[str]) -> Graph:
+        """The same pipeline with these nodes and all above them alone. Raises KeyError for an unknown node."""
+        parents = {node.id: node.parents for node in self.nodes.values()}
+        kept = frozenset().union(*(above(parents, self.nodes[node_id].id) for node_id in node_ids))
+        return attrs.evolve(self, nodes={node_id: node for node_id, node in self.nodes.items() if node_id in kept})
 
 
 def compile_pipeline(pipeline: Pipeline) -> Graph:

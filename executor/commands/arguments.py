@@ -12,12 +12,42 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-s", dest="set", action="append", default=[], metavar="NODE.FIELD=VALUE", help="change a value"
+        "-s",
+        dest="set",
+        action="append",
+        default=[],
+        metavar="NODE.FIELD=VALUE",
+        help="change a value, also pipeline.seed, mlflow.notes and so on; `none` resets it",
+    )
+
+
+def add_keep_going(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--keep-going", action="store_true", help="where a node failed, run what does not read from it all the same"
+    )
+
+
+def add_sweeps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="NODE.FIELD=[A,B]",
+        help="copy the node and all below it, one copy for each value; several sweeps multiply",
+    )
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", metavar="NODE", help="that node and all above it, nothing else")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NODE", help="these nodes alone; what they read has to be there"
     )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's id or a part of it, or its tag; the latest unless given")
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="a run's id or a part of it, or its tag; the latest unless given"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -1,39 +1,47 @@
-"""`dflow explain`: say why a node would run."""
+"""`dflow explain`: say why a node would run, or where its artifact came from."""
 
 from __future__ import annotations
 
 import argparse
+import json
 
 from dsl.errors import did_you_mean
+from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.begin import make_planner
-from executor.commands.arguments import add_file, add_overrides, add_store
+from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
 from executor.exits import OK, USAGE
+from executor.explain import explain
+from executor.explain_text import explanation_text
+from executor.keys import code_roots
 from executor.lines import print_lines
-from executor.plan_rows import plan_rows
 from executor.store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
+    add_sweeps(parser)
     parser.add_argument("node", metavar="NODE")
+    add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    graph = read_graph(options.file, options.set)
+    graph = read_graph(options.file, options.set, options.sweep)
     store = Store.open(store_path(options.store, options.file), write=False)
-    rows = {row["id"]: row for row in plan_rows(graph, make_planner(store, graph).plan())}
-    if options.node not in rows:
-        hint = did_you_mean(options.node, list(rows)) or f"nodes: {', '.join(rows)}"
-        print_lines(f'there is no node "{options.node}" ({hint})', error=True)
+    if options.node not in graph.nodes:
+        print_lines(no_such_node(graph, options.node), error=True)
         return USAGE
-    row = rows[options.node]
-    if row["cache"] == "hit":
-        print_lines(f"{options.node}: cached as {row['digest']}")
-        return OK
-    print_lines(f"{options.node} {'may run' if row['cache'] == 'maybe' else 'runs'}:")
-    for reason in row["reason"].split("; "):
-        print_lines(f"  {reason}")
+    explanations = explain(store, make_planner(store, graph), options.node)
+    if options.json:
+        first, *above = [each.to_json() for each in explanations]
+        print_lines(json.dumps({**first, "above": above}, indent=1))
+    else:
+        print_lines(explanation_text(explanations, code_roots(graph)))
     return OK
+
+
+def no_such_node(graph: Graph, node_id: str) -> str:
+    hint = did_you_mean(node_id, list(graph.nodes)) or f"nodes: {', '.join(graph.nodes)}"
+    return f'there is no node "{node_id}" ({hint})'

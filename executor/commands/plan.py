@@ -7,11 +7,12 @@ import json
 
 from dsl.read_toml import read_graph
 from executor.begin import make_planner
-from executor.commands.arguments import add_file, add_json, add_overrides, add_store
+from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
 from executor.exits import OK
 from executor.lines import print_lines
 from executor.plan_rows import plan_rows
 from executor.resources import free_bytes, graph_resources, resources_row
+from executor.selection import require_others, selected
 from executor.store import Store, store_path
 from executor.table import print_plan, print_resources
 from executor.unmet import unmet
@@ -20,16 +21,19 @@ from executor.unmet import unmet
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
+    add_sweeps(parser)
+    add_selection(parser)
     add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    graph = read_graph(options.file, options.set)
+    graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
     store = Store.open(store_path(options.store, options.file), write=False)
     decisions = make_planner(store, graph).plan()
     missing = [str(each) for each in unmet(graph, decisions)]
-    rows = plan_rows(graph, decisions)
+    require_others(decisions, options.only)
+    rows = [row for row in plan_rows(graph, decisions) if not options.only or row["id"] in options.only]
     made = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
     free_disk = free_bytes(store.path)
     needs = graph_resources(graph, made, free_disk)

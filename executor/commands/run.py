@@ -7,14 +7,25 @@ import importlib
 
 from dsl.read_toml import read_graph
 from executor.begin import new_run
-from executor.commands.arguments import add_file, add_overrides, add_store
+from executor.commands.arguments import (
+    add_file,
+    add_keep_going,
+    add_overrides,
+    add_selection,
+    add_store,
+    add_sweeps,
+)
 from executor.outcome import run_and_tell
+from executor.selection import selected
 from executor.store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
+    add_sweeps(parser)
+    add_selection(parser)
+    add_keep_going(parser)
     add_store(parser)
     parser.add_argument(
         "--smoke",
@@ -25,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    graph = read_graph(options.file, options.set)
+    graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
     path = store_path(options.store, options.file)
     if options.smoke is not None:
         smoke = importlib.import_module("executor.smoke")
         code: int = smoke.smoke_run(path, graph, options.smoke)
         return code
     store = Store.open(path, write=True)
-    return run_and_tell(new_run(store, graph))
+    return run_and_tell(new_run(store, graph, options.only), keep_going=options.keep_going)
