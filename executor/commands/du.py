@@ -36,7 +36,9 @@ def _text(use: dict[str, Any]) -> str:
         f"`dflow gc --delete` would free {shown_size(use['freed_by_gc'])}",
     ]
     for pipeline in use["pipelines"]:
-        lines += ["", f"{pipeline['pipeline']}: {shown_size(pipeline['bytes'])} in {len(pipeline['runs'])} runs"]
+        number = len(pipeline["runs"])
+        runs = f"{number} run{'s' if number > 1 else ''}"
+        lines += ["", f"{pipeline['pipeline']}: {shown_size(pipeline['bytes'])} in {runs}"]
         for run in pipeline["runs"]:
             tags = f" ({', '.join(run['tags'])})" if run["tags"] else ""
             lines.append(
