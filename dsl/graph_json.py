@@ -30,16 +30,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         "op_files": [str(file) for file in graph.op_files],
         "tags": dict(graph.tags),
         "machine": _to_json(graph.machine),
-        "nodes": [
-            {
-                "id": node.id,
-                "op": node.op.name,
-                "version": node.op.version,
-                "config": _to_json(node.config),
-                "launch": _to_json(node.launch),
-            }
-            for node in graph.nodes.values()
-        ],
+        "nodes": [_node_to_json(node) for node in graph.nodes.values()],
     }
 
 
@@ -59,10 +50,19 @@ def graph_from_json(data: Mapping[str, Any]) -> Graph:
     )
 
 
-def node_from_json(data: Mapping[str, Any], node_id: str) -> GraphNode:
-    """One node of a recorded graph; the others are not looked at. Raises as `graph_from_json` does."""
+def node_to_json(graph: Graph, node_id: str) -> dict[str, Any]:
+    """One node for its stage, which need not read the whole graph."""
+    return {
+        "format": FORMAT,
+        "op_files": [str(file) for file in graph.op_files],
+        "nodes": [_node_to_json(graph.nodes[node_id])],
+    }
+
+
+def node_from_json(data: Mapping[str, Any]) -> GraphNode:
+    """The node of `node_to_json`. Raises as `graph_from_json` does."""
     _, load = _ops_of(data)
-    return next(_node(node, load) for node in data["nodes"] if node["id"] == node_id)
+    return _node(data["nodes"][0], load)
 
 
 def _ops_of(data: Mapping[str, Any]) -> tuple[tuple[Path, ...], Callable[[str], OpSpec]]:
@@ -75,6 +75,16 @@ def _ops_of(data: Mapping[str, Any]) -> tuple[tuple[Path, ...], Callable[[str], 
         raise PipelineError([_unreadable(f"it has {', '.join(sorted(unknown))}", "")])
     op_files = tuple(Path(file) for file in data["op_files"])
     return op_files, cache(lambda name: load_op(name, op_files))
+
+
+def _node_to_json(node: GraphNode) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "op": node.op.name,
+        "version": node.op.version,
+        "config": _to_json(node.config),
+        "launch": _to_json(node.launch),
+    }
 
 
 def _node(data: Mapping[str, Any], load: Callable[[str], OpSpec]) -> GraphNode:

@@ -132,6 +132,8 @@ class OpSpec:
     single_process: bool
     sequence_parallel: bool
     shows_results: bool
+    gpu: bool
+    transient: tuple[str, ...]
     resources: str | None
     unmet: str | None
     smoke: str | None
@@ -152,6 +154,8 @@ def op(
     single_process: bool = False,
     sequence_parallel: bool = False,
     shows_results: bool = False,
+    gpu: bool = False,
+    transient: tuple[str, ...] = (),
     resources: str | None = None,
     unmet: str | None = None,
     smoke: str | None = None,
@@ -162,7 +166,10 @@ def op(
     resumable: a killed stage goes on from its work_dir. single_process: the run function does not share its work
     between ranks, so a launch under torchrun is refused when the pipeline is compiled. sequence_parallel: groups of
     `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1 is refused.
-    shows_results: its figures are those of the whole pipeline, also where another node reads its artifact. resources:
+    shows_results: its figures are those of the whole pipeline, also where another node reads its artifact. gpu: it
+    computes on a GPU where there is one: without launch.gpus, the node gets one for each rank to itself. transient:
+    errors that may pass, by the qualified names of their classes or of bases, "httpx.TransportError" say: as after
+    TransientError, the node is tried again. resources:
     "module:function" that tells `dflow plan` what a node needs (dsl/resources.py); it is no part of the key. unmet:
     "module:function" that loads no torch and tells of a config what it needs of this machine and is not there, a
     library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either. smoke and work:
@@ -192,6 +199,8 @@ def op(
             single_process=single_process,
             sequence_parallel=sequence_parallel,
             shows_results=shows_results,
+            gpu=gpu,
+            transient=transient,
             resources=resources,
             unmet=unmet,
             smoke=smoke,

@@ -21,7 +21,8 @@ from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
 from executor.begin import make_planner
 from executor.jsonlines import read_json, write_json
-from executor.launch import stage_environment, threads_of
+from executor.launch import stage_environment
+from executor.machine import threads_of
 from executor.store import Store
 
 CAPTURE = "capture_targets"

@@ -12,12 +12,68 @@ from typing import Any
 
 from attrs import frozen
 
+from executor.disk import is_full
+
 # What a rank dies of because of others: SIGTERM of torchrun, SIGALRM of its own, SIGABRT of a communication library.
 TAKEN_ALONG = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}
 SEEN_WITHIN_S = 1.0
+KILLED, NO_RESULT, DISK_FULL, TIMEOUT = signal.SIGKILL.name, "no result", "disk full", "timeout"
+SMALLER = "let it take less: a smaller batch (fields marked neutral change no key)"
+# The first row that has a name of the failure counts; the last one has none and fits all.
+HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
+     f"the GPU's memory is full: {SMALLER}, or more GPUs by launch; `dflow plan` tells what a node needs"),
+    ((DISK_FULL, "SIGBUS"), "the disk is full: free space there (`dflow du` shows what lies in the store, `dflow gc` "
+     "removes what nothing uses); nothing that was finished is lost"),
+    (("MemoryError", KILLED), f"this machine's memory was full, or somebody killed the process (`dmesg` tells): {SMALLER}; "
+     "launch.memory keeps other nodes from running beside it"),
+    ((TIMEOUT,), "raise launch.timeout, or find in the log what it waits for; a resumable op goes on where it was"),
+    (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
+    (("dsl.errors.TransientError",), "something outside this machine failed, and went on failing; resume when it is back, or "
+     "raise launch.retries"),
+    (("dsl.errors.DataError",), "mend the data that the message names; what was finished before is kept"),
+    (("dsl.errors.ConfigError", "dsl.errors.PipelineError"), "change the value that the message names in the pipeline file"),
+    (("dsl.errors.LeaseLost",), "another process works, or worked, on this node: see that one run at a time has this store"),
+    (("dsl.errors.StoreError",), "see that the store can be written and that nothing but dflow changes it"),
+    (("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"), "a compiled library crashed: the log's last lines tell which; PYTHONFAULTHANDLER=1 "
+     "makes Python say where"),
+    ((NO_RESULT,), "something ended the process from inside, sys.exit say: the log tells what it did last"),
+    ((), "the log has the whole traceback; after a fix of the code, work that a resumable op saved is taken up again by "
+     "`dflow resume --adopt`"),
+)  # fmt: skip
 
 
-def cause_of(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]]) -> str | None:
+@frozen
+class Failure:
+    """Why a node failed. text: "Class: message", or what the exit code says; names: the qualified names of the error's
+    class and of its bases, or what stands for one in HINTS below.
+    """
+
+    text: str
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        names = class_names(error)
+        return cls(f"{type(error).__name__}: {error}", (DISK_FULL, *names) if is_full(error) else names)
+
+    def is_any_of(self, names: Sequence[str]) -> bool:
+        return not set(names).isdisjoint(self.names)
+
+    @property
+    def hint(self) -> str:
+        """What the user can do about it."""
+        return next(hint for names, hint in HINTS if not names or self.is_any_of(names))
+
+
+def class_names(error: BaseException) -> tuple[str, ...]:
+    """Qualified names of an error's class and of its bases, "builtins." left out."""
+    return tuple(
+        f"{ancestor.__module__}.{ancestor.__qualname__}".removeprefix("builtins.") for ancestor in type(error).__mro__
+    )
+
+
+def cause_of(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]]) -> Failure | None:
     """The error of the rank that failed first, with the ranks that ended after it; None where no rank failed.
 
     results are the ranks' own (see `executor.worker`), exits those that torchrun saw (see `executor.torchrun`).
@@ -29,14 +85,23 @@ def cause_of(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mappin
     unfinished = {rank for rank, result in enumerate(results) if result is None or result["status"] != "done"}
     others = sorted(unfinished - {first.rank})
     if not others:
-        return first.cause
+        return Failure(first.cause, first.names)
     ranks = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
-    return f"{first.cause} ({ranks} ended after it)"
+    return Failure(f"{first.cause} ({ranks} ended after it)", first.names)
 
 
 def only_taken_along(results: Sequence[Mapping[str, Any] | None]) -> bool:
     """Whether no rank reports an error but lost connections to others."""
     return all(end.taken_along for end in _ends(results, []))
+
+
+def ended_by(code: int | None) -> Failure:
+    """What is known of a stage that ended without a result: its exit code; None where nobody saw it end."""
+    if code is None:
+        return Failure("the forkserver, which starts the stages, was killed, and this stage with it", (KILLED,))
+    if code < 0:
+        return Failure(killed(code), (_signal_name(code),))
+    return Failure(f"the process ended with exit code {code} and without a result", (NO_RESULT,))
 
 
 def killed(code: int) -> str:
@@ -54,6 +119,7 @@ class _End:
     time: float
     taken_along: bool
     cause: str
+    names: tuple[str, ...]
 
 
 def _ends(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]]) -> list[_End]:
@@ -62,7 +128,7 @@ def _ends(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[s
         if result is not None and result["status"] == "failed":
             where = f" (rank {rank})" if len(results) > 1 else ""
             cause = f"{result['class']}{where}: {result['message']}"
-            ends.append(_End(rank, result["time"], result["lost_connection"], cause))
+            ends.append(_End(rank, result["time"], result["lost_connection"], cause, tuple(result.get("names", ()))))
     for seen in exits:
         rank, code = seen["rank"], seen["code"]
         result = results[rank]
@@ -70,8 +136,13 @@ def _ends(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[s
         if result is None or (result["status"] != "failed" and code < 0):
             # torchrun dates in whole seconds, after it looked: make a kill older than what it may have caused at once.
             when = seen["time"] - SEEN_WITHIN_S
-            ends.append(_End(rank, when, code in TAKEN_ALONG, f"rank {rank} {_exit_text(code)}"))
+            names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
+            ends.append(_End(rank, when, code in TAKEN_ALONG, f"rank {rank} {_exit_text(code)}", names))
     return ends
+
+
+def _signal_name(code: int) -> str:
+    return signal.Signals(-code).name
 
 
 def _exit_text(code: int) -> str:

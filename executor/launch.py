@@ -1,11 +1,9 @@
-"""Where a stage runs: a subprocess of its own, or torchrun's ranks, always ended with the executor."""
+"""Where a stage runs: a process of its own, or torchrun's ranks, always ended with the executor."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,11 +13,16 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from dsl.pipeline import Launch
-from executor.failure import cause_of, killed, only_taken_along
+from dsl.errors import DiskFull
+from dsl.launch import Launch
+from executor.children import Children
+from executor.disk import NO_SPACE, clear_errors, full_at
+from executor.failure import DISK_FULL, Failure, cause_of, ended_by, only_taken_along
 from executor.jsonlines import read_json, write_json
 from executor.keys import PROJECT
 from executor.lease import Lease
+from executor.machine import Share
+from executor.redaction import RedactedLog
 from executor.worker import STOP_ASKED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -29,37 +32,41 @@ NOTE = "dflow: "
 
 @frozen
 class Outcome:
-    """How a stage ended. error is "Class: message", or what the exit code says; log_tail the last lines of the log."""
+    """How an attempt ended; log_tail are the last lines of the log, memory and gpu_memory the peak bytes of all ranks."""
 
     status: Literal["done", "stopped", "failed"]
     device: str = "cpu"
-    error: str = ""
+    failure: Failure | None = None
     log_tail: tuple[str, ...] = ()
-
-
-def threads_of(launch: Launch) -> int:
-    """CPU threads of each rank: as given, else the cores divided by the ranks."""
-    return launch.threads or max(1, len(os.sched_getaffinity(0)) // launch.nproc)
+    memory: int | None = None
+    gpu_memory: int | None = None
 
 
 class StageProcess:
-    """A running stage. Its log gets stdout and stderr of all its processes.
+    """A running stage. Its log gets stdout and stderr of all its processes, the values of secrets replaced.
 
     The life line is a FIFO with the executor as only writer: it breaks when the executor ends, however it ends.
     """
 
-    def __init__(self, lease: Lease, launch: Launch, log: Path, **job: Any) -> None:
+    def __init__(
+        self,
+        children: Children,
+        lease: Lease,
+        launch: Launch,
+        share: Share,
+        log: Path,
+        secrets: Sequence[str] = (),
+        **job: Any,
+    ) -> None:
         folder = lease.folder
+        with clear_errors(log):
+            log.touch()
         self._results = folder / f"results-{lease.attempt}"
-        self._results.mkdir()
         self._log = log
-        self._log_start = log.stat().st_size if log.exists() else 0
-        self._noted = self._log_start
+        self._log_start = self._noted = log.stat().st_size
         self._nproc = launch.nproc
         self._asked_at: float | None = None
         self._life_line_path = folder / f"alive-{lease.attempt}"
-        os.mkfifo(self._life_line_path)
-        self._life_line: int | None = os.open(self._life_line_path, os.O_RDWR)
         job_path = folder / f"job-{lease.attempt}.json"
         full_job = Job(
             folder=str(folder),
@@ -73,28 +80,37 @@ class StageProcess:
             sp_degree=launch.sp_degree,
             **job,
         )
-        write_json(job_path, attrs.asdict(full_job))
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                _command(launch, job_path, self._results),
-                env=stage_environment(threads_of(launch)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
+        with clear_errors(folder):
+            self._results.mkdir()
+            write_json(job_path, attrs.asdict(full_job, recurse=False))
+            os.mkfifo(self._life_line_path)
+            self._life_line = os.open(self._life_line_path, os.O_RDWR)
+            self._redacted = RedactedLog(folder / f"output-{lease.attempt}", log, secrets) if secrets else None
+        module, *arguments = _command(launch, job_path, self._results)
+        output = log if self._redacted is None else self._redacted.pipe
+        self._child = children.start(module, arguments, stage_environment(share.threads, share.gpus), output)
 
-    def wait(self, seconds: float) -> bool:
-        """Whether the stage has ended, after waiting at most this long."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+    def wait(self) -> Outcome:
+        """Return when the stage has ended, having ended every rank that still lives."""
+        code = self._child.wait()
+        os.close(self._life_line)
+        self._life_line_path.unlink(missing_ok=True)
+        if self._redacted is not None:
+            self._redacted.close()
+        results = [read_json(self._results / f"{rank}.json") for rank in range(self._nproc)]
+        outcome = self._outcome(code, results)
+        return attrs.evolve(outcome, memory=_sum(results, "memory"), gpu_memory=_sum(results, "gpu_memory"))
+
+    def _outcome(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Outcome:
+        if code == 0 and all(result and result["status"] == "done" for result in results):
+            return Outcome("done", results[0]["device"])  # type: ignore[index]
+        if self._asked_at is not None and only_taken_along(results):
+            return Outcome("stopped")
+        return Outcome("failed", failure=self._failure(code, results), log_tail=self.tail())
 
     def notes(self) -> list[str]:
         """What the stage printed for the user since the last call: lines that begin with "dflow: ", without that."""
-        with self._log.open("rb") as file:
+        with clear_errors(self._log), self._log.open("rb") as file:
             file.seek(self._noted)
             fresh = file.read()
         whole = fresh[: max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1]
@@ -107,60 +123,56 @@ class StageProcess:
         if self._asked_at is None:
             self._asked_at = time.monotonic()
             (self._results / STOP_ASKED).touch()
-            self._process.send_signal(signal.SIGTERM)
+            self._child.signal(signal.SIGTERM)
 
     def asked_for(self) -> float:
         """Seconds since the stage was asked to stop, 0 where it was not."""
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        self._child.signal(signal.SIGKILL, whole_group=True)
 
-    def close(self) -> Outcome:
-        """Break the life line, which ends every rank that still lives, and say how the stage ended."""
-        if self._life_line is not None:
-            os.close(self._life_line)
-            self._life_line = None
-            self._life_line_path.unlink(missing_ok=True)
-        results = [read_json(self._results / f"{rank}.json") for rank in range(self._nproc)]
-        if self._process.returncode == 0 and all(result and result["status"] == "done" for result in results):
-            return Outcome("done", results[0]["device"])
-        if self._asked_at is not None and only_taken_along(results):
-            return Outcome("stopped")
-        return Outcome("failed", error=self._error(results), log_tail=self._tail())
-
-    def _error(self, results: Sequence[Mapping[str, Any] | None]) -> str:
-        code = self._process.returncode
-        cause = cause_of(results, read_json(self._results / "exits.json") or [])
-        if cause is not None:
-            return cause
-        if code < 0:
-            return killed(code)
-        if any(result and result["status"] == "stopped" for result in results):
-            return "StopRequested: the op raised it though nobody had asked it to stop"
-        return f"the process ended with exit code {code} and without a result"
-
-    def _tail(self) -> tuple[str, ...]:
+    def tail(self) -> tuple[str, ...]:
+        """The last lines of this attempt's log."""
         with self._log.open("rb") as file:
             file.seek(self._log_start)
             lines = deque(file, maxlen=LOG_LINES)
         return tuple(line.decode(errors="replace").rstrip() for line in lines)
 
+    def _failure(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Failure:
+        cause = cause_of(results, read_json(self._results / "exits.json") or [])
+        if cause is not None:
+            return cause
+        if any(result and result["status"] == "stopped" for result in results):
+            return Failure("StopRequested: the op raised it though nobody had asked it to stop")
+        if code == NO_SPACE:
+            return Failure(f"{DiskFull.__name__}: {full_at(self._results)}", (DISK_FULL,))
+        return ended_by(code)
+
+
+def _sum(results: Sequence[Mapping[str, Any] | None], name: str) -> int | None:
+    known = [result[name] for result in results if result and result.get(name) is not None]
+    return sum(known) if known else None
+
 
 def _command(launch: Launch, job: Path, results: Path) -> list[str]:
-    worker = ["-m", "executor.worker", str(job)]
+    """The module whose `main` the stage runs, and its arguments."""
     if launch.kind == "process":
-        return [sys.executable, *worker]
-    torchrun = ["-m", "executor.torchrun", str(results), "--standalone", "--nproc-per-node", str(launch.nproc)]
-    return [sys.executable, *torchrun, *worker]
+        return ["executor.worker", str(job)]
+    torchrun = ["executor.torchrun", str(results), "--standalone", "--nproc-per-node", str(launch.nproc)]
+    return [*torchrun, "-m", "executor.worker", str(job)]
 
 
-def stage_environment(threads: int) -> dict[str, str]:
-    """This process's environment with the threads pinned; no `ops` in the working directory can shadow the real one."""
+def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
+    """This process's environment with the threads pinned; no `ops` in the working directory can shadow the real one.
+
+    gpus: the devices that the stage sees; None leaves them all.
+    """
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",

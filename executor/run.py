@@ -13,6 +13,7 @@ import time
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from attrs import define
@@ -25,11 +26,12 @@ from executor.follow import Follower, lacks
 from executor.jsonlines import LineReader
 from executor.lease import Lease
 from executor.plan import Decision
-from executor.record import STATE, NodeState, Record, State, Status, final_metrics
+from executor.record import NodeState, State, Status, results_run
 from executor.schedule import Schedule
 from executor.stop import StopSignal
 from executor.store_lock import artifacts_taken
 from executor.table import Display
+from executor.taken import SourceRuns
 
 if TYPE_CHECKING:
     from executor.attempt import Attempt
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 LEASE_POLL_S = 0.1
+NOT_RUN = "not run: "
 TRANSIENT = "dsl.errors.TransientError"
 STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "failed": "failed"}
 
@@ -57,8 +60,10 @@ def run_session(session: Session, display: Display, *, adopt: bool = False, keep
 
 @define
 class Waiting:
-    """A node that is to run: not before a time by the monotonic clock. decision: as it was when the lease was asked for;
-    is_held: another run had the lease then."""
+    """A node that is to run: not before a time by the monotonic clock.
+
+    decision: as it was when the lease was asked for; is_held: another run had the lease then.
+    """
 
     place: int
     node_id: str
@@ -76,6 +81,8 @@ class Runner:
         self._store = session.store
         self._record = session.record
         self._planner = session.planner
+        self._decisions = session.decisions
+        self._sources = SourceRuns(session.store)
         self._graph = session.graph
         self._display = display
         self._adopt = adopt
@@ -125,7 +132,7 @@ class Runner:
         blocked = {below: node_id for node_id in reversed(self._failed) for below in self._graph.below(node_id)}
         left = [node_id for node_id in self._graph.nodes if self._state(node_id).state == "pending"]
         for node_id in blocked.keys() & left:
-            self._state(node_id).reason = f"not run: {blocked[node_id]} failed"
+            self._state(node_id).reason = f"{NOT_RUN}{blocked[node_id]} failed"
         self._record.save_nodes(node_id for node_id in left if node_id in blocked)
         was_stopped = self.stop.is_set() and any(node_id not in blocked for node_id in left)
         if self._failed and not was_stopped:
@@ -135,7 +142,7 @@ class Runner:
     def _finish(self, status: Status) -> None:
         self._record.state.status = status
         self._record.state.ended = time.time()
-        self._record.state.results_run = self._results_run()
+        self._record.state.results_run = results_run(self._record.state)
         self._record.event("", "run", state=status)
         self._record.save()
         if self._follower is None and lacks(self._record):  # the executor died before it had sent all
@@ -145,59 +152,37 @@ class Runner:
             self._follower.finish(lambda: self.stop.count > asked, stopped=status == "stopped")
         self._record.unlock()
 
-    def _results_run(self) -> str | None:
-        """The run that made the last node's artifact: it holds the results of a run in which nothing ran."""
-        nodes = list(self._record.state.nodes.values())
-        if any(node.cache in ("miss", "resumed") for node in nodes):
-            return self._record.run
-        return next((node.source_run for node in reversed(nodes) if node.source_run), None)
-
     def _state(self, node_id: str) -> NodeState:
         return self._record.state.nodes[node_id]
 
     def _take_ready(self) -> None:
-        """Take the artifacts of nodes that are cached; the others wait."""
-        taken = []
+        """Take the artifacts of nodes that are cached; the others wait. What the plan took is done in the record."""
+        taken, fresh = [], []
         with artifacts_taken(self._store.path):
             while not self._is_ending and (node_id := self._schedule.next()) is not None:
-                decision = self._planner.decide(node_id, self._digests)
+                decision = self._decisions[node_id]
+                if decision.cache != "hit":
+                    decision = self._planner.decide(node_id, self._digests)
+                    fresh.append(node_id)
                 if decision.cache == "hit":
-                    assert decision.digest is not None
-                    self._take(node_id, decision.key, decision.digest)
+                    self._take(node_id, decision)
                     taken.append(node_id)
                 else:
                     self._wait(Waiting(self._schedule.place(node_id), node_id))
-            self._record.save_nodes(taken)
+            self._record.save_nodes(node_id for node_id in fresh if self._state(node_id).state == "done")
         self._record.events(self._cached_event(node_id) for node_id in taken)
 
     def _wait(self, waiting: Waiting) -> None:
         insort(self._waiting, waiting, key=lambda other: other.place)
 
-    def _take(self, node_id: str, key: str | None, digest: str) -> None:
+    def _take(self, node_id: str, decision: Decision) -> None:
         """The artifact is there: the node is done, with the metrics of the run that made it."""
-        self._digests[node_id] = digest
+        assert decision.digest is not None
+        self._digests[node_id] = decision.digest
         if self._state(node_id).state != "done":
-            self._copy_result(node_id, key, digest)
+            self._sources.take(self._record, node_id, decision)
         self._schedule.done(node_id)
         self._display.changed(node_id)
-
-    def _copy_result(self, node_id: str, key: str | None, digest: str) -> None:
-        state = self._state(node_id)
-        lines = [line for line in self._store.index(key or "") if line.digest == digest]
-        state.state, state.key, state.digest, state.error = "done", key, digest, None
-        if state.started and lines and lines[-1].run == self._record.run:  # killed just after it had committed
-            state.ended = lines[-1].time
-            state.seconds = max(0.0, state.ended - state.started)
-            state.metrics = final_metrics(self._record.events_path, node_id)
-            return
-        state.cache, state.reason, state.started = "hit", "", None
-        state.source_run = lines[-1].run if lines else None
-        state.metrics = dict((self._store.manifest(digest) or {}).get("metrics", {}))
-        source = self._store.records / (state.source_run or "-")
-        if (source / STATE).exists():
-            made = [node for node in Record.load(source).state.nodes.values() if node.key == key and node.metrics]
-            state.metrics = made[0].metrics if made else state.metrics
-            state.warnings = made[0].warnings if made else []
 
     def _start_what_fits(self) -> bool:
         """Start what there is room for, the first in the graph first; True where an artifact was taken meanwhile."""
@@ -259,7 +244,7 @@ class Runner:
             made_meanwhile = self._made_meanwhile(node_id, key)
             if made_meanwhile is not None:
                 lease.remove()
-                self._take(node_id, key, made_meanwhile)
+                self._take(node_id, made_meanwhile)
                 self._record.save_node(node_id)
                 self._record.events([self._cached_event(node_id)])
                 return True
@@ -299,20 +284,18 @@ class Runner:
             self._display.note(f"{node_id}: its code or data changed since the run began; the newest is taken")
         return decision
 
-    def _made_meanwhile(self, node_id: str, key: str) -> str | None:
+    def _made_meanwhile(self, node_id: str, key: str) -> Decision | None:
         """What another run committed while this one waited, or this one just before it was killed."""
-        lines = self._store.index(key)
-        if not lines or not self._store.has(lines[-1].digest):
+        line = self._store.newest(key)
+        if line is None or not self._store.has(line.digest):
             return None
-        counts = node_id not in self._planner.forced or lines[-1].run == self._record.run
-        return lines[-1].digest if counts else None
+        counts = node_id not in self._planner.forced or line.run == self._record.run
+        return Decision("hit", "", key, line.digest, line.run) if counts else None
 
     def _listen(self) -> None:
         """Wait until something happens, and see to the stages that run a few times a second."""
-        try:
+        with suppress(queue.Empty):
             self._told.get(timeout=self._patience())()
-        except queue.Empty:
-            pass
         while not self._told.empty():
             self._told.get()()
         if self._stages is None or (time.monotonic() - self._looked_at < TICK_S and not self._is_ending):

@@ -74,9 +74,9 @@ class Display:
     def warn(self, text: str) -> None:
         self._errors.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path) -> None:
-        """A failed node: its error, the last lines of its log and where the log is."""
-        self._errors.print(_failure(node_id, error, tail, log), markup=False, highlight=False, soft_wrap=True)
+    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
+        """A failed node: its error, the last lines of its log, what to do and where the log is."""
+        self._errors.print(_failure(node_id, error, tail, log, hint), markup=False, highlight=False, soft_wrap=True)
 
     def _tick(self) -> None:
         if time.monotonic() - self._said_at < PLAIN_PROGRESS_S:
@@ -114,8 +114,8 @@ class LiveDisplay(Display):
     def changed(self, node_id: str) -> None:
         """The table shows it by itself."""
 
-    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path) -> None:
-        self._failures.append(_failure(node_id, error, tail, log))
+    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
+        self._failures.append(_failure(node_id, error, tail, log, hint))
 
     def _tick(self) -> None:
         return
@@ -208,7 +208,7 @@ def nodes_table(state: RunState, progress: Mapping[str, Any] | None = None) -> T
 
 def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> None:
     """The plan: what is taken from the store, what runs and why, what may be cut off; and what is not there for it."""
-    words = {"hit": "cached", "miss": "runs", "maybe": "may run"}
+    words = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
     table = Table(box=None, header_style="bold")
     for name in ("node", "op", "plan", "digest", "why"):
         table.add_column(name, overflow="fold")
@@ -257,10 +257,12 @@ def _parts(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {shown_bytes(size)}" for size, name in ordered)
 
 
-def _failure(node_id: str, error: str, tail: Sequence[str], log: Path) -> str:
-    """The error, the log's last lines where they say more than the error does, and where the log is."""
+def _failure(node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> str:
+    """The error, the log's last lines where they say more than the error does, what to do, and where the log is."""
     more = tail if any(line.strip() not in error for line in tail) else ()
-    return "\n".join([f"{node_id} failed: {error}", *(f"    {line}" for line in more), f"log: {log}"])
+    return "\n".join(
+        [f"{node_id} failed: {error}", *(f"    {line}" for line in more), f"what to do: {hint}", f"log: {log}"]
+    )
 
 
 def _short(digest: str | None) -> str:

@@ -13,14 +13,16 @@ that are left when one has failed: they end within END_WITHIN_S, even those that
 from __future__ import annotations
 
 import importlib
+import math
 import os
+import resource
 import select
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -28,9 +30,13 @@ from typing import Any
 
 from attrs import field, frozen
 
-from dsl.errors import ConfigError, DflowError, LeaseLost, StopRequested
+from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested
 from dsl.graph import GraphNode
 from dsl.graph_json import node_from_json
+from dsl.secrets import redact, resolved, secret_values
+from executor.disk import NO_SPACE, full_at, is_full
+from executor.fail_points import fail_point
+from executor.failure import Failure
 from executor.jsonlines import append_line, read_json, write_json
 from executor.keys import node_inputs
 from executor.lease import share_ranks
@@ -45,10 +51,13 @@ PROGRESS_EVERY_S = 0.2
 
 @frozen(kw_only=True)
 class Job:
-    """What the executor tells a stage. Paths are absolute; artifacts maps node ids to [path, digest]."""
+    """What the executor tells a stage: told is the node in JSON, artifacts maps node ids to [path, digest].
 
-    graph: str
+    Paths are absolute.
+    """
+
     node: str
+    told: Mapping[str, Any]
     artifacts: Mapping[str, list[str]]
     folder: str
     token: int
@@ -77,7 +86,7 @@ class WorkerStage:
     device: str
     _job: Job
     _stop: threading.Event
-    _written: dict[str, float] = field(factory=dict)  # kind of event -> when this attempt wrote one last
+    _written: dict[str, float] = field(factory=dict)  # kind of event -> when this attempt wrote one last, monotonic
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self.rank != 0:
@@ -87,8 +96,8 @@ class WorkerStage:
         self._event("metric", step=int(step), metrics={name: float(value) for name, value in metrics.items()})
 
     def progress(self, done: int, total: int) -> None:
-        last = self._written.get("progress", 0.0)
-        if self.rank == 0 and (done >= total or time.time() - last >= PROGRESS_EVERY_S):
+        last = self._written.get("progress", -math.inf)
+        if self.rank == 0 and (done >= total or time.monotonic() - last >= PROGRESS_EVERY_S):
             self._event("progress", done=int(done), total=int(total))
 
     def figure(self, name: str, fig: Any) -> None:
@@ -103,9 +112,9 @@ class WorkerStage:
         return self._stop.is_set()
 
     def _event(self, kind: str, **values: Any) -> None:
-        self._written[kind] = time.time()
+        self._written[kind] = time.monotonic()
         job = self._job
-        event = {"time": self._written[kind], "node": job.node, "attempt": job.attempt, "kind": kind, **values}
+        event = {"time": time.time(), "node": job.node, "attempt": job.attempt, "kind": kind, **values}
         append_line(Path(job.events), event)
 
 
@@ -123,21 +132,25 @@ def main() -> int:
         _watch(job, rank)
     except (LeaseLost, FileNotFoundError):  # a later attempt took or cleared the folder
         return EXECUTOR_GONE
+    fail_point("worker:started")
     result = Path(job.results) / f"{rank}.json"
-    sys.excepthook = partial(_report_error, result)
+    sys.excepthook = partial(_report_error, result, ())
     try:
-        device = _run(job, rank, stop)
+        device = _run(job, rank, stop, result)
     except StopRequested as request:
         print(f"stopped: {request}", flush=True)
-        write_json(result, {"status": "stopped"})
+        write_json(result, {"status": "stopped", **_used()})
         return STOPPED
-    write_json(result, {"status": "done", "device": device})
+    fail_point("worker:op-done")
+    write_json(result, {"status": "done", "device": device, **_used()})
+    fail_point("worker:reported")
     return 0
 
 
-def _run(job: Job, rank: int, stop: threading.Event) -> str:
+def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> str:
     """Call the op; returns the device that it ran on."""
-    node = node_from_json(read_json(Path(job.graph)), job.node)
+    node = node_from_json(job.told)
+    sys.excepthook = partial(_report_error, result, secret_values(node.config))
     run = _import_run(node.op.run)
     device = _device(job.device)
     stage = WorkerStage(
@@ -151,8 +164,19 @@ def _run(job: Job, rank: int, stop: threading.Event) -> str:
         job=job,
         stop=stop,
     )
-    run(node.config, stage)
+    run(resolved(node.config), stage)
     return device
+
+
+def _used() -> dict[str, Any]:
+    """Peak bytes of this rank: of its memory, the largest of its children added, and of what torch took on the GPU."""
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_initialized()
+    return {
+        "memory": (own + children) * 1024,
+        "gpu_memory": torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
+    }
 
 
 def _import_run(run: str) -> Callable[[Any, WorkerStage], None]:
@@ -228,17 +252,34 @@ def _end_if_gone(descriptor: int) -> None:
         os._exit(EXECUTOR_GONE)
 
 
-def _report_error(result: Path, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _report_error(
+    result: Path, secrets: Sequence[str], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """The excepthook: errors that dflow raises on purpose are shown as they are, others with their traceback."""
     now = time.time()
-    text = "".join(traceback.format_exception(kind, error, trace))
+    text = "".join(traceback.format_exception(kind, error, _from_the_op_on(trace)))
     expected = issubclass(kind, DflowError)
-    message = str(error) or ("out of memory" if issubclass(kind, MemoryError) else "")
-    print(f"{kind.__name__}: {message}" if expected else text, file=sys.stderr, flush=True)
-    said = {"class": kind.__name__, "message": message, "expected": expected}
-    write_json(result, {"status": "failed", "time": now, "lost_connection": _lost_connection(error), **said})
+    message = redact(str(error), secrets) or ("out of memory" if issubclass(kind, MemoryError) else "")
+    said = {"class": kind.__name__, "message": message, "names": Failure.of(error).names, **_used()}
+    if is_full(error):
+        said.update({"class": DiskFull.__name__, "message": full_at(result.parent)})
+    try:
+        print(f"{kind.__name__}: {message}" if expected else text, file=sys.stderr, flush=True)
+        write_json(result, {"status": "failed", "time": now, "lost_connection": _lost_connection(error), **said})
+    except (OSError, DiskFull):  # not even room to say so
+        os._exit(NO_SPACE)
     if "RANK" in os.environ:
         signal.alarm(END_WITHIN_S)  # where the clean-up of a process group waits for ranks that do not answer
+
+
+def _from_the_op_on(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without dflow's own way to the op; whole where the error is dflow's own."""
+    place = trace
+    while place is not None and place.tb_frame.f_globals is not globals():
+        place = place.tb_next
+    while place is not None and place.tb_frame.f_globals is globals():
+        place = place.tb_next
+    return place or trace
 
 
 def _lost_connection(error: BaseException | None) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 
 from dsl.errors import Mistake, PipelineError
 from executor.begin import resumed_run, run_from
-from executor.commands.arguments import add_overrides, add_run, add_store
+from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store
 from executor.inputs_check import check_inputs
 from executor.lines import print_lines
 from executor.outcome import run_and_tell
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="start", metavar="NODE", help="run it and all below anew, take the rest as it is"
     )
     parser.add_argument("--adopt", action="store_true", help="take over unfinished work that older code began")
+    add_keep_going(parser)
     add_store(parser)
 
 
@@ -34,9 +35,10 @@ def main(options: argparse.Namespace) -> int:
             hint = "--from starts with empty work folders; leave --adopt out"
             raise PipelineError([Mistake("--adopt goes on with unfinished work, --from does not", hint=hint)])
         check_inputs(store, record, options.start, options.set, say)
-        return run_and_tell(run_from(store, options.run, options.start, options.set))
+        session = run_from(store, options.run, options.start, options.set)
+        return run_and_tell(session, keep_going=options.keep_going)
     check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, options.run, options.set)
     if all(node.state == "done" for node in session.record.state.nodes.values()):
         print_lines(f"run {session.record.run} is complete: nothing to do")
-    return run_and_tell(session, adopt=options.adopt)
+    return run_and_tell(session, adopt=options.adopt, keep_going=options.keep_going)

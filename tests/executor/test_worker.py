@@ -5,10 +5,11 @@ import threading
 
 import pytest
 
-from dsl.pipeline import Launch
+from dsl.launch import Launch
 from executor import worker
 from executor.jsonlines import read_lines
-from executor.launch import stage_environment, threads_of
+from executor.launch import stage_environment
+from executor.machine import threads_of
 from executor.worker import Job, WorkerStage
 
 
@@ -16,7 +17,7 @@ from executor.worker import Job, WorkerStage
 def make_stage(tmp_path):
     def make(rank=0, attempt=1):
         job = Job(
-            graph="", node="n", artifacts={}, folder="", token=1, out_dir="", work_dir="", life_line="", results="",
+            told={}, node="n", artifacts={}, folder="", token=1, lease_id="", out_dir="", work_dir="", life_line="", results="",
             events=str(tmp_path / "events.jsonl"), figures=str(tmp_path / "figures"), attempt=attempt, device="auto",
             sp_degree=2,
         )  # fmt: skip
@@ -54,7 +55,7 @@ def test_only_rank_0_reports(make_stage, tmp_path):
 
 def test_progress_is_written_a_few_times_a_second_and_at_the_end(make_stage, tmp_path, monkeypatch):
     clock = iter([100.0, 100.0, 100.1, 100.25, 100.25, 100.3])
-    monkeypatch.setattr(worker.time, "time", lambda: next(clock))
+    monkeypatch.setattr(worker.time, "monotonic", lambda: next(clock))
     stage = make_stage()
     for done in (1, 2, 3):  # at 100.0 (asked and written), 100.1 (asked), 100.25 (asked and written)
         stage.progress(done, 4)

@@ -1,0 +1,271 @@
+"""One attempt at a node whose lease is held: prepare the work folder, run the stage, commit what it made.
+
+It runs in a thread of its own, since hashing and waiting take long. What the user sees is told through `tell`: calls
+that the loop of run.py makes in its own thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import DflowError
+from dsl.graph import Graph, GraphNode
+from dsl.graph_json import node_to_json
+from dsl.secrets import secret_values
+from executor.children import Children
+from executor.code_texts import keep_texts
+from executor.fail_points import fail_point
+from executor.failure import TIMEOUT, Failure
+from executor.jsonlines import append_lines, read_lines, write_json
+from executor.keys import KeyParts, node_inputs
+from executor.launch import Outcome, StageProcess
+from executor.lease import Lease
+from executor.machine import Share
+from executor.record import NodeState, Record, final_metrics
+from executor.store import Store
+from executor.table import Display
+
+GRACE_S = 30.0
+GRACE_NOT_RESUMABLE_S = 3.0
+WARNING = "warning: "
+# What of the launch can change results by rounding; the rest says only when and where a stage may run.
+LAYOUT = ("kind", "nproc", "nnodes", "sp_degree")
+
+
+@frozen(kw_only=True)
+class Work:
+    """What an attempt works with. digests are those of the node's parents, forced: whatever the store holds."""
+
+    store: Store
+    record: Record
+    graph: Graph
+    node: GraphNode
+    parts: KeyParts
+    key: str
+    lease: Lease
+    digests: Mapping[str, str]
+    forced: bool
+    adopt: bool
+
+
+class Attempt(threading.Thread):
+    """Ends with an outcome; `done` is called with the attempt through `tell`, whatever happened."""
+
+    def __init__(
+        self,
+        work: Work,
+        share: Share,
+        children: Children,
+        display: Display,
+        tell: Callable[[Callable[[], None]], None],
+        done: Callable[[Attempt], None],
+    ) -> None:
+        super().__init__(daemon=True, name=f"attempt at {work.node.id}")
+        self.work = work
+        self.outcome: Outcome | None = None
+        self.is_timed_out = False
+        self._share = share
+        self._children = children
+        self._display = display
+        self._tell = tell
+        self._done = done
+        self._stage: StageProcess | None = None
+        self._is_asked = False
+        self._stage_began = 0.0
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._outcome()
+        except (DflowError, OSError) as error:
+            self.outcome = Outcome("failed", failure=Failure.of(error))
+        finally:
+            self._tell(lambda: self._done(self))
+
+    def ask_to_stop(self) -> bool:
+        """Let the stage save its progress and end; False where it was asked before."""
+        with self._lock:
+            first, self._is_asked = not self._is_asked, True
+            if self._stage is not None:
+                self._stage.ask_to_stop()
+        return first
+
+    def kill(self) -> None:
+        if self._stage is not None:
+            self._stage.kill()
+
+    def look_after(self) -> None:
+        """Called a few times a second: show what the stage printed for the user, end one that takes too long."""
+        stage, launch = self._stage, self.work.node.launch
+        if stage is None:
+            return
+        self._show(stage)
+        if launch.timeout and not self._is_asked and time.monotonic() - self._stage_began > launch.timeout:
+            self.is_timed_out = True
+            self.ask_to_stop()
+        grace = GRACE_S if self.work.node.op.resumable else GRACE_NOT_RESUMABLE_S
+        if stage.asked_for() > grace:
+            stage.kill()
+
+    @property
+    def _state(self) -> NodeState:
+        return self.work.record.state.nodes[self.work.node.id]
+
+    def _outcome(self) -> Outcome:
+        work, state = self.work, self._state
+        fail_point("run:lease-taken")
+        work.lease.wait_for_ranks()
+        is_anew = self._is_anew()
+        if work.adopt and not is_anew:
+            self._adopt_work()
+        work.lease.empty(keep_state=not is_anew)
+        resumed = any(work.lease.work_dir.iterdir())
+        began = work.record.events_path.stat().st_size if work.record.events_path.exists() else 0
+        if resumed:
+            began = 0
+            self._inherit_events()
+        write_json(work.lease.folder / "work.json", {"key_without_code": self._without_code(), "node": work.node.id})
+        keep_texts(work.store.path, work.graph, work.node.id, work.parts.code)
+        state.state, state.cache, state.attempt = "running", "resumed" if resumed else "miss", state.attempt + 1
+        state.started, state.ended, state.error, state.warnings = time.time(), None, None, []
+        work.record.save_node(work.node.id)
+        work.record.event(work.node.id, "state", state="running", cache=state.cache, key=work.key)
+        self._tell(lambda: self._display.changed(work.node.id))
+        fail_point("run:emptied")
+        outcome = self._run_stage()
+        state.ended, state.seconds = time.time(), time.monotonic() - self._stage_began
+        state.metrics = final_metrics(work.record.events_path, work.node.id, began)
+        state.memory, state.gpu_memory = outcome.memory, outcome.gpu_memory
+        if outcome.status == "done":
+            fail_point("run:commit-begin")
+            self._commit(outcome)
+            fail_point("run:committed")
+        return outcome
+
+    def _run_stage(self) -> Outcome:
+        work = self.work
+        self._stage_began = time.monotonic()
+        with self._lock:
+            if self._is_asked:
+                return Outcome("stopped")
+            self._stage = stage = StageProcess(
+                self._children,
+                work.lease,
+                work.node.launch,
+                self._share,
+                work.record.log_path(work.node.id),
+                secrets=secret_values(work.node.config),
+                node=work.node.id,
+                told=node_to_json(work.graph, work.node.id),
+                artifacts={
+                    parent: [str(work.store.object_path(digest)), digest] for parent, digest in work.digests.items()
+                },
+                events=str(work.record.events_path),
+                figures=str(work.record.folder / "figures" / work.node.id),
+                attempt=self._state.attempt,
+            )
+        fail_point("stage:started")
+        outcome = stage.wait()
+        fail_point("stage:ended")
+        self._tell(lambda: self._show(stage))
+        if self.is_timed_out and outcome.status != "done":
+            seconds = f"{work.node.launch.timeout:g}"
+            failure = Failure(f"TimeoutError: the attempt took longer than launch.timeout = {seconds} s", (TIMEOUT,))
+            return attrs.evolve(outcome, status="failed", failure=failure, log_tail=stage.tail())
+        return outcome
+
+    def _show(self, stage: StageProcess) -> None:
+        """Only called by the loop's thread."""
+        warnings = self._state.warnings
+        for text in stage.notes():
+            self._display.note(f"{self.work.node.id}: {text}")
+            if text.startswith(WARNING) and text.removeprefix(WARNING) not in warnings:
+                warnings.append(text.removeprefix(WARNING))
+
+    def _is_anew(self) -> bool:
+        """Whether the node starts with an empty work folder: it is forced, and neither this run started it yet nor the
+        one that this run goes on from, which left its work folder here."""
+        last_run = self.work.lease.last_run
+        began = self._state.attempt or (last_run and last_run == self.work.record.state.goes_on_from)
+        return self.work.forced and not began
+
+    def _without_code(self) -> str:
+        return self.work.parts.key_without_code(node_inputs(self.work.node, self.work.digests.__getitem__))
+
+    def _adopt_work(self) -> None:
+        """Move the newest unleased work folder of the same key without code here."""
+        lease = self.work.lease
+        if lease.work_dir.exists() and any(lease.work_dir.iterdir()):
+            return
+        run = lease.adopt(self._without_code())
+        if run is not None:
+            text = f"{self.work.node.id}: goes on with the work of run {run}, though the code has changed since"
+            self._tell(lambda: self._display.note(text))
+
+    def _inherit_events(self) -> None:
+        """Where another run left the work folder behind, its metrics are the beginning of this run's."""
+        record, run = self.work.record, self.work.lease.last_run
+        if run is None or run == record.run or self._state.attempt:
+            return
+        earlier = [
+            event
+            for event in read_lines(self.work.store.records / run / "events.jsonl")
+            if event["node"] == self.work.node.id and event["kind"] in ("metric", "cut")
+        ]
+        if earlier:
+            append_lines(record.events_path, earlier)
+            self._state.attempt = earlier[-1]["attempt"]
+
+    def _commit(self, outcome: Outcome) -> None:
+        """Make the artifact. Raises StageError, StoreError or OSError where there is none to be had."""
+        work, node, state = self.work, self.work.node, self._state
+        earlier = work.store.index(work.key)
+        config = {name: getattr(node.config, name) for name in node.op.fields}
+        layout = {name: getattr(node.launch, name) for name in LAYOUT}
+        launch = {**layout, "threads": self._share.threads, "device": outcome.device}
+        neutral = {name: config[name] for name, spec in node.op.fields.items() if spec.neutral}
+        manifest = {
+            "format": 1,
+            "node": node.id,
+            "op": node.op.name,
+            "run": work.record.run,
+            "key_parts": work.parts.to_json(),
+            "config": config,
+            "launch": launch,
+            "inputs": node_inputs(node, work.digests.__getitem__),
+            "metrics": state.metrics,
+            "started": state.started,
+            "ended": state.ended,
+        }
+        state.acceptance = "forced" if work.forced else "computed"
+        settings = _plain({**neutral, "launch": launch})
+        line = {
+            "run": work.record.run,
+            "neutral": settings,
+            "acceptance": state.acceptance,
+            "without_code": self._without_code(),
+        }
+        state.digest = work.store.commit(work.lease, work.key, _plain(manifest), line)
+        work.lease.remove()
+        if earlier and earlier[-1].digest != state.digest:
+            self._report_difference(earlier[-1].digest, state.digest, same=earlier[-1].neutral == settings)
+
+    def _report_difference(self, before: str, now: str, *, same: bool) -> None:
+        cause = "the op is not deterministic" if same else "settings outside the key (launch, neutral fields) differ"
+        message = f"{self.work.node.id}: the same key gave {before[:12]} before and {now[:12]} now: {cause}"
+        self.work.record.event(self.work.node.id, "warning", message=message)
+        self._tell(lambda: self._display.warn(message))
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """The value as JSON gives it back: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(value, default=os.fspath))
+    return plain

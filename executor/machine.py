@@ -1,0 +1,142 @@
+"""What the nodes of a run take of this machine while they run, and what it has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from dsl.errors import Mistake
+from dsl.graph import GraphNode
+from dsl.launch import Launch, Machine
+from dsl.sizes import shown_bytes
+from executor.capacity import machine_memory
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+WAY_OUT = "ask for less, or run it on a larger machine; [machine] says what a run may use of this one"
+
+
+@frozen
+class Share:
+    """A node's part of the machine: threads of each rank; gpus: the devices it sees, None for all of them."""
+
+    threads: int
+    gpus: tuple[str, ...] | None = None
+
+
+@frozen
+class Demand:
+    """What a node takes while it runs. gpus is None for a node that takes none and yet sees all."""
+
+    cpus: int
+    memory: int = 0
+    gpus: int | None = None
+
+
+@frozen
+class Capacity:
+    """What a run may use together. gpus are the devices by the names that CUDA_VISIBLE_DEVICES takes."""
+
+    cpus: int
+    memory: int
+    gpus: tuple[str, ...]
+
+    @classmethod
+    def of_this_machine(cls, machine: Machine) -> Capacity:
+        """What is there, or as much of it as `[machine]` says. More CPUs or memory than there is can be declared."""
+        gpus = devices()
+        return cls(
+            machine.cpus or len(os.sched_getaffinity(0)),
+            machine.memory_bytes or machine_memory(),
+            gpus if machine.gpus is None else gpus[: machine.gpus],
+        )
+
+    def demand(self, node: GraphNode) -> Demand:
+        """Of the CPUs a node takes those of its threads where they are given, else all: heavy nodes run alone."""
+        launch = node.launch
+        cpus = launch.cpus or min(launch.threads * launch.nproc or self.cpus, self.cpus)
+        gpus = launch.gpus
+        if gpus is None and node.op.gpu and self.gpus and launch.device != "cpu":
+            gpus = min(launch.nproc, len(self.gpus))
+        return Demand(cpus, launch.memory_bytes or 0, gpus)
+
+
+class Free:
+    """What no running node has taken."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._cpus = capacity.cpus
+        self._memory = capacity.memory
+        self._gpus = set(capacity.gpus)
+
+    def fits(self, demand: Demand) -> bool:
+        return demand.cpus <= self._cpus and demand.memory <= self._memory and (demand.gpus or 0) <= len(self._gpus)
+
+    def take(self, demand: Demand, threads: int) -> Share:
+        """A share of that size, the first GPUs that are free among it."""
+        self._cpus -= demand.cpus
+        self._memory -= demand.memory
+        if demand.gpus is None:
+            return Share(threads)
+        gpus = tuple(gpu for gpu in self._capacity.gpus if gpu in self._gpus)[: demand.gpus]
+        self._gpus -= set(gpus)
+        return Share(threads, gpus)
+
+    def give_back(self, demand: Demand, share: Share) -> None:
+        self._cpus += demand.cpus
+        self._memory += demand.memory
+        self._gpus |= set(share.gpus or ())
+
+
+def threads_of(launch: Launch, machine: Machine | None = None) -> int:
+    """CPU threads of each rank: as given, else the node's CPUs, or all that the run may use, divided by the ranks."""
+    cpus = launch.cpus or (machine and machine.cpus) or len(os.sched_getaffinity(0))
+    return launch.threads or max(1, cpus // launch.nproc)
+
+
+def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
+    """What nodes ask for beyond what a run may use: they could never start."""
+    capacity = Capacity.of_this_machine(machine)
+    mistakes = []
+    for node_id, node in nodes.items():
+        demand = capacity.demand(node)
+        for field, asked, there in (
+            ("cpus", demand.cpus, capacity.cpus),
+            ("gpus", demand.gpus or 0, len(capacity.gpus)),
+            ("memory", demand.memory, capacity.memory),
+        ):
+            if asked > there:
+                mistakes.append(
+                    Mistake(
+                        f"asks for {_amount(asked, field)}, but the run may use {_amount(there, field)}",
+                        f"node.{node_id}.launch.{field}",
+                        hint=WAY_OUT,
+                    )
+                )
+    return mistakes
+
+
+def devices() -> tuple[str, ...]:
+    """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that nvidia-smi lists."""
+    visible = os.environ.get(VISIBLE)
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        end = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
+        return tuple(names[:end])
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    return tuple(listed.stdout.split()) if listed.returncode == 0 else ()
+
+
+def _amount(number: int, field: str) -> str:
+    return (
+        shown_bytes(number)
+        if field == "memory"
+        else f"{number} {'CPU' if field == 'cpus' else 'GPU'}{'s' * (number != 1)}"
+    )

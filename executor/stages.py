@@ -1,0 +1,72 @@
+"""The attempts that run now, side by side within what the run may use of this machine.
+
+Loaded by name when the first stage starts: a run in which nothing runs needs none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dsl.graph import Graph, GraphNode
+from executor.attempt import Attempt, Work
+from executor.children import Children
+from executor.launch import stage_environment
+from executor.machine import Capacity, Free, threads_of
+from executor.table import Display
+
+ENDED_WITHIN_S = 10.0
+
+
+class Stages:
+    """Starts attempts, watches over them and ends them; only the loop's thread calls it."""
+
+    def __init__(self, graph: Graph, display: Display, tell: Callable[[Callable[[], None]], None]) -> None:
+        self.running: dict[str, Attempt] = {}
+        self._graph = graph
+        self._display = display
+        self._tell = tell
+        self._capacity = Capacity.of_this_machine(graph.machine)
+        self._free = Free(self._capacity)
+        self._children = Children(stage_environment(1))
+
+    def fits(self, node: GraphNode) -> bool:
+        return self._free.fits(self._capacity.demand(node))
+
+    def works_on(self, key: str) -> bool:
+        return any(attempt.work.key == key for attempt in self.running.values())
+
+    def start(self, work: Work, done: Callable[[Attempt], None]) -> None:
+        """`done` is called by the loop when the attempt has ended, its part of the machine being free again."""
+        demand = self._capacity.demand(work.node)
+        share = self._free.take(demand, threads_of(work.node.launch, self._graph.machine))
+
+        def ended(attempt: Attempt) -> None:
+            del self.running[work.node.id]
+            self._free.give_back(demand, share)
+            work.lease.release()
+            done(attempt)
+
+        attempt = Attempt(work, share, self._children, self._display, self._tell, ended)
+        self.running[work.node.id] = attempt
+        attempt.start()
+
+    def look_after(self) -> None:
+        for attempt in self.running.values():
+            attempt.look_after()
+
+    def ask_to_stop(self, why: str) -> None:
+        """Every stage that runs may save its progress and end; each is asked once, and killed after its grace."""
+        for node_id, attempt in self.running.items():
+            if attempt.ask_to_stop():
+                self._display.note(f"{node_id}: stopping{why}, the stage may save its progress (Ctrl-C: stop at once)")
+
+    def kill(self) -> None:
+        for attempt in self.running.values():
+            attempt.kill()
+
+    def close(self) -> None:
+        """End what still runs, which is nothing unless the loop itself failed."""
+        self._children.close()
+        for attempt in self.running.values():
+            attempt.join(ENDED_WITHIN_S)
+            attempt.work.lease.release()
