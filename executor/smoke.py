@@ -149,7 +149,8 @@ def _work(node: GraphNode, small: GraphNode, measured: Mapping[str, Measured], w
 def _estimate(node: GraphNode, measured: Measured, work: Work, need: Resources) -> NodeEstimate:
     state = measured.state
     started, seconds = state.started or 0.0, state.seconds or 0.0
-    foretold = sum(need.disk.values()) if not need.disk_per else 0
+    counted = work.output > 1 and node.op.work is not None  # which is better than what a plan expects
+    foretold = 0 if counted or need.disk_per else sum(need.disk.values())
     return NodeEstimate(
         cached=False,
         tried=seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,22 @@ def test_the_chain_ends_with_a_checked_draft_whose_card_holds_tau(store, undistu
     assert "passed" == json.loads((checked / "check.json").read_text())["static"]
     shown = dflow(store, "status")
     assert "results of eval" in shown and "results of check" in shown
+
+
+def test_a_smoke_run_passes_through_the_chain_and_foretells_the_full_one(store, undisturbed, tmp_path):
+    out = dflow(tmp_path / "runs", "run", str(TINY), "--smoke", "8")
+    assert [] == list((tmp_path / "runs" / "objects").iterdir())
+    told = [re.split(r"\s{2,}", line.strip()) for line in out[out.index("the full run, told by") :].splitlines()]
+    by_node = {cells[0]: cells[1:] for cells in told if len(cells) > 3}
+    assert NODES == [node_id for node_id in by_node if node_id in NODES]
+    captured = json.loads((store / "objects" / undisturbed["capture"] / "manifest.json").read_text())["files"]
+    truth = sum(file["size"] for file in captured.values()) / 1e6
+    number, unit = by_node["capture"][2].split()
+    assert "MB" == unit
+    assert truth / 1.5 <= float(number) <= truth * 1.5
+    steps = int(re.search(r"train: about (\d+) steps", out)[1])
+    planned = json.loads((store / "objects" / undisturbed["shard"] / "plan.json").read_text())["steps"]
+    assert planned / 1.5 <= steps <= planned * 1.5
 
 
 def test_a_second_run_executes_nothing(store, undisturbed):

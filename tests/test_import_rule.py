@@ -20,6 +20,7 @@ HEAVY = {"torch", "transformers", "mlflow"}
 FILES = [path for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 DECLARATIONS = [ROOT / "ops" / "__init__.py", ROOT / "ops" / "artifacts.py", *sorted((ROOT / "ops").glob("*/op.py"))]
 DECLARATIONS += [*sorted((ROOT / "ops").glob("*/resources.py")), ROOT / "ops" / "unmet.py"]
+DECLARATIONS += sorted((ROOT / "ops").glob("*/smoke.py"))
 
 
 def module_name(path: Path) -> str:

@@ -23,8 +23,9 @@ def shard_sequence_work(trial: Trial) -> Work | None:
     given = trial.foreseen["features"] or trial.foreseen["tokens"]
     if given is None:
         return None
-    tokens = given.tokens.of(("train",))[1]
-    of_epoch = max(1, math.ceil(tokens / config.tokens_per_step))
+    tokens, samples = given.tokens.of(("train",))[1], given.samples.of(("train",))[1]
+    left_free = tokens / max(samples, 1) / 2  # a step ends where the next sample does not fit: half of one, on average
+    of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
     steps = Amount(read_json(trial.artifact / "plan.json")["steps"], of_epoch * config.epochs, "steps")
     grown = StepsGrown(steps=steps, tokens_per_step=tokens / of_epoch)
     return Work(output=max(1.0, steps.growth), foreseen=grown)
