@@ -17,13 +17,14 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean
-from dsl.for_each import Sweep, expanded
+from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.op import type_mistake
 from dsl.pipeline import TABLE_NAMES, Pipeline
 from dsl.tables import pipeline_of, tables_of
 from dsl.typed_text import member_type, takes_table, typed_value
 from dsl.values import interpolate
+from dsl.variants import Sweep
 from dsl.written import LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
 
 NONE = "none"

@@ -10,7 +10,7 @@ import attrs
 
 from dsl.document import Document, Places, read_document
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean
-from dsl.for_each import Sweep, expanded
+from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, put_on_path, raised_in, run_source, unknown_op, user_ops
@@ -19,6 +19,7 @@ from dsl.pipeline import TABLE_NAMES, Pipeline
 from dsl.tables import pipeline_of, written_table
 from dsl.told_once import told_once
 from dsl.values import interpolate
+from dsl.variants import Sweep
 from dsl.wiring import absolute_path, wiring_mistakes
 from dsl.written import WrittenNode, add_checked_node, written_nodes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -23,7 +23,13 @@ def told_once(mistakes: Sequence[Mistake], nodes: Mapping[str, WrittenNode]) -> 
         return copied.sub(lambda found: templates[found[0]], text)
 
     told = [
-        attrs.evolve(mistake, message=as_written(mistake.message), hint=as_written(mistake.hint))
+        attrs.evolve(mistake, message=as_written(mistake.message), hint=_hint(mistake, as_written))
         for mistake in mistakes
     ]
     return list(dict.fromkeys(told))
+
+
+def _hint(mistake: Mistake, as_written: Callable[[str], str]) -> str:
+    """For an argument the way out may well be to name a copy."""
+    is_argument = mistake.position is not None and mistake.position.is_argument
+    return mistake.hint if is_argument else as_written(mistake.hint)

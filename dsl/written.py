@@ -55,7 +55,7 @@ class WrittenNode:
         if position is not None and position.is_argument:
             path = path.removeprefix("node.")
             argument = position.file.partition(" ")[2]
-            path = "" if argument.partition("=")[0].strip() == path else path
+            path = "" if argument.partition("=")[0].strip() in (path, f"{self.id}.{field}") else path
         return Mistake(message, path, position, hint)
 
 

@@ -1,0 +1,160 @@
+"""What a pipeline's copies differ in: the groups of `[for_each]` and `[sweep]`, and of `--sweep`. See dsl/for_each.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from dsl.document import Document
+from dsl.errors import Mistake, Position
+from dsl.positions import KeyPath
+from dsl.typed_text import typed_value
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+VALUE_LENGTH = 32
+
+
+@frozen
+class Variant:
+    """What one variant changes: node id -> the node's table as far as it is another one. place is where it stands."""
+
+    name: str
+    changes: Mapping[str, Mapping[str, Any]]
+    place: KeyPath | Position
+
+
+@frozen
+class Group:
+    """Variants of which every copy has one."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+
+@frozen
+class Sweep:
+    """`--sweep node.field=[...]` as it was given."""
+
+    text: str
+
+    @property
+    def position(self) -> Position:
+        return Position(f"--sweep {self.text}", is_argument=True)
+
+
+def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[Group], list[Mistake]]:
+    """The groups of `[for_each]`, then those of `[sweep]`, whose values a sweep on the command line replaces."""
+    mistakes: list[Mistake] = []
+    groups: list[Group] = []
+    swept: dict[str, tuple[Any, KeyPath | Position]] = {}
+    if document is not None:
+        groups += _written_groups(document, mistakes)
+        table = document.values.get("sweep", {})
+        swept |= {".".join(path): (values, ("sweep", *path)) for path, values in _leaves(table)}
+    for sweep in sweeps:
+        path, equals, text = (part.strip() for part in sweep.text.partition("="))
+        try:
+            values = typed_value(text, None)
+        except ValueError as error:
+            mistakes.append(Mistake(str(error), position=sweep.position))
+            continue
+        if not equals or path.count(".") < 1 or not all(path.split(".")):
+            mistakes.append(Mistake("expected node.field=[value, value]", position=sweep.position))
+            continue
+        swept[path] = (values, sweep.position)
+    for path, (values, place) in swept.items():
+        groups += _swept_group(path, values, place, document, mistakes)
+    return groups, mistakes
+
+
+def _written_groups(document: Document, mistakes: list[Mistake]) -> Iterator[Group]:
+    for name, variants in document.values.get("for_each", {}).items():
+        place = ("for_each", name)
+        if not isinstance(variants, dict) or not variants:
+            hint = f"[for_each.{name}.<variant>] with node.field = value"
+            mistakes.append(mistake_at(document, place, "a group has one table for each variant", hint))
+            continue
+        found = []
+        for variant, changes in variants.items():
+            here = (*place, variant)
+            wrong = _wrong_variant(variant, changes)
+            if wrong:
+                mistakes.append(mistake_at(document, here, wrong, "train.num_layers = 2"))
+                continue
+            found.append(Variant(variant, changes, here))
+        if found and not any(variant.changes for variant in found):
+            mistakes.append(mistake_at(document, place, "no variant of this group changes a value"))
+        elif found:
+            yield Group(f"for_each.{name}", tuple(found))
+
+
+def _wrong_variant(name: str, changes: Any) -> str:
+    if not NAME.fullmatch(name):
+        return f'variant "{name}": letters, digits, "_" and "-" only, since it is a part of node ids'
+    if not isinstance(changes, dict) or not all(isinstance(change, dict) for change in changes.values()):
+        return "expected a table of node.field = value"
+    if not all(isinstance(change.get("launch", {}), dict) for change in changes.values()):
+        return "launch: expected a table"
+    return ""
+
+
+def _swept_group(
+    path: str, values: Any, place: KeyPath | Position, document: Document | None, mistakes: list[Mistake]
+) -> Iterator[Group]:
+    node_id, _, field = path.partition(".")
+    if not field:
+        mistakes.append(mistake_at(document, place, "expected node.field = [value, value]"))
+    elif not isinstance(values, (list, tuple)) or not values:
+        mistakes.append(mistake_at(document, place, "expected a list of values, one for each copy", "[1e-3, 3e-4]"))
+    elif len({(type(value), repr(value)) for value in values}) < len(values):
+        mistakes.append(mistake_at(document, place, "a value is given twice"))
+    else:
+        names = _value_names(field, values)
+        tables = [_nested(field.split("."), value) for value in values]
+        variants = [Variant(name, {node_id: table}, place) for name, table in zip(names, tables, strict=True)]
+        yield Group(f"sweep.{path}", tuple(variants))
+
+
+def _value_names(field: str, values: Iterable[Any]) -> list[str]:
+    """`lr_0_001`: the field and the value, in the characters of ids, each name once."""
+    names: list[str] = []
+    for value in values:
+        shown = re.sub(r"[^A-Za-z0-9-]+", "_", _shown(value)).strip("_")[:VALUE_LENGTH]
+        name = f"{field.rpartition('.')[2]}_{shown}"
+        same = sum(name == other or other.startswith(f"{name}_again") for other in names)
+        names.append(f"{name}_again{same}" if same else name)
+    return names
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "_".join(_shown(member) for member in value)
+    if isinstance(value, dict):
+        return "_".join(f"{key}_{_shown(member)}" for key, member in value.items())
+    return str(value)
+
+
+def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    for key in reversed(keys):
+        value = {key: value}
+    return value  # type: ignore[no-any-return]
+
+
+def _leaves(table: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*map(str, path), key), value
+
+
+def mistake_at(document: Document | None, place: KeyPath | Position, message: str, hint: str = "") -> Mistake:
+    if isinstance(place, Position):
+        return Mistake(message, position=place, hint=hint)
+    position = document.position(place) if document is not None else None
+    return Mistake(message, ".".join(map(str, place)), position, hint)
