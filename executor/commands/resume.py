@@ -10,8 +10,8 @@ from executor.begin import resumed_run, run_from
 from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store
 from executor.inputs_check import check_inputs
 from executor.lines import print_lines
-from executor.outcome import run_and_tell
 from executor.record import find_record
+from executor.start import start
 from executor.store import Store, store_path
 
 
@@ -36,9 +36,7 @@ def main(options: argparse.Namespace) -> int:
             raise PipelineError([Mistake("--adopt goes on with unfinished work, --from does not", hint=hint)])
         check_inputs(store, record, options.start, options.set, say)
         session = run_from(store, options.run, options.start, options.set)
-        return run_and_tell(session, keep_going=options.keep_going)
+        return start(session, keep_going=options.keep_going)
     check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, options.run, options.set)
-    if all(node.state == "done" for node in session.record.state.nodes.values()):
-        print_lines(f"run {session.record.run} is complete: nothing to do")
-    return run_and_tell(session, adopt=options.adopt, keep_going=options.keep_going)
+    return start(session, adopt=options.adopt, keep_going=options.keep_going)

@@ -15,8 +15,8 @@ from executor.commands.arguments import (
     add_store,
     add_sweeps,
 )
-from executor.outcome import run_and_tell
 from executor.selection import selected
+from executor.start import start
 from executor.store import Store, store_path
 
 
@@ -43,4 +43,4 @@ def main(options: argparse.Namespace) -> int:
         code: int = smoke.smoke_run(path, graph, options.smoke)
         return code
     store = Store.open(path, write=True)
-    return run_and_tell(new_run(store, graph, options.only), keep_going=options.keep_going)
+    return start(new_run(store, graph, options.only), keep_going=options.keep_going)

@@ -1,0 +1,52 @@
+"""Takes a planned run to its end: at once where everything is there, else with what it takes to run stages.
+
+Nothing that a run in which nothing is to be done can do without is loaded here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+
+from executor.begin import Session
+from executor.exits import OK
+from executor.follow import lacks
+from executor.lines import print_lines
+from executor.record import Record, mlflow_ids, results_run
+from executor.results import print_figures
+
+
+def start(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:
+    """The exit code, see `executor.run.run_session`."""
+    if session.is_complete and _is_closed(session.record):
+        _tell(session)
+        return OK
+    outcome = importlib.import_module("executor.outcome")
+    code: int = outcome.run_and_tell(session, adopt=adopt, keep_going=keep_going)
+    return code
+
+
+def _is_closed(record: Record) -> bool:
+    """Put down that the run is done, unless MLflow lacks something of it: it has to be sent then."""
+    state = record.state
+    before = state.status
+    state.status, state.ended, state.results_run = "done", time.time(), results_run(state)
+    if lacks(record):
+        state.status, state.ended = before, None
+        return False
+    record.save()
+    record.unlock()
+    return True
+
+
+def _tell(session: Session) -> None:
+    record = session.record
+    state = record.state
+    is_own = state.results_run == record.run
+    number = "the only node is" if len(state.nodes) == 1 else f"all {len(state.nodes)} nodes are"
+    print_lines(f"run {record.run} is complete: nothing to do" if is_own else f"nothing to do: {number} cached")
+    print_figures(state)
+    parent = mlflow_ids(session.store.records, record)["parent"]
+    where = f"; results in MLflow run {parent}" if parent else ""
+    source = "" if is_own or state.results_run is None else f", its results are those of run {state.results_run}"
+    print_lines(f"run {record.run} is done{source}{where}")
