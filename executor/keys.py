@@ -16,6 +16,7 @@ from attrs import frozen
 from dsl.encoding import Encoded
 from dsl.fingerprint import fingerprint, key_config
 from dsl.graph import Graph, GraphNode
+from executor.code_changes import summary
 from executor.code_memo import CodeHashes, CodeMemo
 from executor.external import ExternalDigests
 from executor.libraries import LibraryVersions
@@ -140,17 +141,17 @@ def changes(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     lines = []
     if (old["op"], old["version"]) != (new["op"], new["version"]):
         lines.append(f"op changed: {old['op']} version {old['version']} to {new['op']} version {new['version']}")
-    fields = _differing(old["config"], new["config"])
+    fields = differing(old["config"], new["config"])
     if fields:
         shown = [f"{node}.{name} {_from_to(old['config'], new['config'], name)}" for name in fields]
         lines.append(f"config changed: {_some(shown)}")
-    external = _differing(old["external"], new["external"])
+    external = differing(old["external"], new["external"])
     if external:
         lines.append(f"content changed: {_some([f'{node}.{name}' for name in external])}")
-    code = _differing(old["code"], new["code"])
+    code = differing(old["code"], new["code"])
     if code:
-        lines.append(f"code changed: {_some(code)}")
-    libraries = _differing(old["libraries"], new["libraries"])
+        lines.append(f"code changed: {summary(code)}")
+    libraries = differing(old["libraries"], new["libraries"])
     if libraries:
         shown = [f"{name} {_from_to(old['libraries'], new['libraries'], name)}" for name in libraries]
         lines.append(f"library changed: {_some(shown)}")
@@ -173,14 +174,13 @@ def _chosen_libraries(node: GraphNode) -> tuple[str, ...]:
     return chosen
 
 
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    absent = object()
-    names = sorted({*old, *new})
-    return [name for name in names if not _same(old.get(name, absent), new.get(name, absent))]
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names that one of them lacks, or whose values in JSON are not the same: 1, 1.0, -0.0 and True differ."""
+    return [name for name in sorted({*old, *new}) if _written(old, name) != _written(new, name)]
 
 
-def _same(old: Any, new: Any) -> bool:
-    return type(old) is type(new) and bool(old == new)
+def _written(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name], sort_keys=True) if name in values else ""
 
 
 def _from_to(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> str:

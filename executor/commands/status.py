@@ -7,6 +7,7 @@ import json
 
 from executor.commands.arguments import add_json, add_run, add_store
 from executor.exits import OK
+from executor.explain_text import accepted_text
 from executor.lines import print_lines
 from executor.record import find_record, mlflow_ids
 from executor.store import Store, store_path
@@ -38,6 +39,7 @@ def main(options: argparse.Namespace) -> int:
                 "digest": node.digest,
                 "state": node.state,
                 "cache": node.cache,
+                "acceptance": node.acceptance,
                 "reason": node.error or node.reason,
                 "seconds": node.seconds,
                 "mlflow_run_id": mlflow["nodes"].get(node_id),
@@ -54,5 +56,9 @@ def main(options: argparse.Namespace) -> int:
         print_lines(json.dumps({**whole, "nodes": nodes}, indent=1))
         return OK
     print_results(state, record.graph().result_nodes)
+    for node_id, node in state.nodes.items():
+        line = store.newest(node.key) if node.acceptance == "accepted" and node.key is not None else None
+        if line is not None:
+            print_lines(f"{node_id}: {accepted_text(line.user, line.time, line.reason)}")
     print_lines(f"run {state.run}: {state.status}")
     return OK

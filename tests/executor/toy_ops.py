@@ -221,6 +221,7 @@ class NoFollower:
         pass
 
 executor.run.Follower = NoFollower
+executor.follow.send_in_foreground = lambda store, folder: None
 sys.exit(executor.cli.main())
 """
 

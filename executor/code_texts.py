@@ -1,0 +1,56 @@
+"""The source text of all code that a node ran, kept once for each hash, so that a later change can be shown.
+
+<store>/code/<first 2>/<hash>    the lines of one function, class or global, as they were written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsl.errors import ConfigError
+from dsl.fingerprint import read_code
+from dsl.graph import Graph
+from executor.disk import clear_errors
+from executor.keys import code_roots, run_symbols
+
+FOLDER = "code"
+
+
+def keep_texts(store: Path, graph: Graph, node_id: str, code: Mapping[str, str]) -> None:
+    """Keep the text of all code that enters a node's key; reads no source where all of it is kept already."""
+    missing = {hash for hash in code.values() if not _path(store, hash).exists()}
+    if not missing:
+        return
+    for place, (hash, text) in texts_now(graph, node_id).items():
+        if hash in missing and code.get(place) == hash:  # else edited since the key was made
+            path = _path(store, hash)
+            with clear_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fresh = path.with_name(f".{hash}.{node_id}")
+                fresh.write_text(text, encoding="utf-8")
+                fresh.replace(path)
+
+
+def kept_text(store: Path, hash: str) -> str | None:
+    """The text of a hash, None where it was never kept."""
+    try:
+        return _path(store, hash).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def texts_now(graph: Graph, node_id: str) -> dict[str, tuple[str, str]]:
+    """ "module:symbol" -> (hash, text) of a node's code as it is now; empty where its run function is gone."""
+    texts: dict[str, tuple[str, str]] = {}
+    for symbol in run_symbols(graph.nodes[node_id]):
+        try:
+            code = read_code(symbol, code_roots(graph))
+        except ConfigError:
+            continue
+        texts |= {place: (hash, code.text(place)) for place, hash in code.hashes.items()}
+    return texts
+
+
+def _path(store: Path, hash: str) -> Path:
+    return store / FOLDER / hash[:2] / hash

@@ -1,0 +1,72 @@
+"""`dflow accept`: keep a node's artifact valid over a change of its code that does no harm."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from dsl.errors import StoreError
+from dsl.read_toml import read_graph
+from executor.accept import accept, acceptable
+from executor.begin import make_planner
+from executor.code_changes import told
+from executor.commands.arguments import add_file, add_overrides, add_store
+from executor.commands.explain import no_such_node
+from executor.exits import FAILED, OK, USAGE
+from executor.explain_text import module_file
+from executor.follow import send_in_foreground
+from executor.keys import code_roots
+from executor.lines import print_lines
+from executor.record import Record
+from executor.store import Store, store_path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    add_overrides(parser)
+    parser.add_argument("node", metavar="NODE")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why the change does no harm")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    graph = read_graph(options.file, options.set)
+    if options.node not in graph.nodes:
+        print_lines(no_such_node(graph, options.node), error=True)
+        return USAGE
+    if not options.yes and not sys.stdin.isatty():
+        print_lines("dflow: nobody can be asked here: look at `dflow explain`, then give --yes", error=True)
+        return USAGE
+    store = Store.open(store_path(options.store, options.file), write=True)
+    planner = make_planner(store, graph)
+    offer = acceptable(store, planner, options.node)
+    roots = code_roots(graph)
+    print_lines(f"{offer.node}: {offer.line.digest} was made by run {offer.line.run}; since then its code changed:")
+    print_lines("\n".join(f"  {line}" for line in told(offer.changes, lambda module: module_file(module, roots))))
+    if not options.yes and not _asked("Is the artifact still right with this code? [y/N] "):
+        print_lines("nothing was accepted")
+        return FAILED
+    record, said = accept(store, planner, offer, options.reason)
+    print_lines(f"{offer.node}: {said}")
+    warning = _sent(store, record) if record is not None else None
+    if warning is not None:
+        print_lines(f"dflow: {warning}", error=True)
+    return OK
+
+
+def _asked(question: str) -> bool:
+    print(question, end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _sent(store: Store, record: Record) -> str | None:
+    """Tell MLflow, a run that is under way does so itself; a warning where that was not possible."""
+    try:
+        record.lock()
+    except StoreError:
+        return None
+    try:
+        return send_in_foreground(store.path, record.folder)
+    finally:
+        record.unlock()

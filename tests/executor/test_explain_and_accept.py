@@ -1,0 +1,200 @@
+"""`dflow explain` names what changed down to the line, and `dflow accept` keeps what a harmless change would redo."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_ops import Toy
+
+GLUE = "return between.join(texts)"
+HARMLESS = "joined = between.join(texts)\n    return joined"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Toy(tmp_path_factory.mktemp("finished"))
+    result = made.dflow("run", str(made.file))
+    assert result.returncode == 0, result.stderr
+    return made.folder
+
+
+@pytest.fixture
+def toy(finished: Path, tmp_path: Path) -> Toy:
+    """A folder of one's own in which the pipeline has run."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    return Toy(tmp_path)
+
+
+def edit(toy: Toy, old: str, new: str, name: str = "toy.py") -> None:
+    path = toy.folder / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def told(toy: Toy, node: str, *more: str) -> str:
+    result = toy.dflow("explain", str(toy.file), node, *more)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def told_json(toy: Toy, node: str, *more: str) -> dict[str, Any]:
+    explained: dict[str, Any] = json.loads(told(toy, node, "--json", *more))
+    return explained
+
+
+def test_a_cached_node_names_the_run_that_made_it(toy: Toy) -> None:
+    run = toy.state()["run"]
+    text = told(toy, "c")
+    assert text.startswith("c: cached as ")
+    assert f"made by run {run}, on 20" in text
+    made = told_json(toy, "c")["made"]
+    assert (run, "computed", "new") == (made["run"], made["acceptance"], made["cause"])
+
+
+def test_the_old_and_the_new_value_of_every_field_are_named(toy: Toy) -> None:
+    overrides = ("-s", "c.weight=2.0", "-s", "c.between=+")
+    text = told(toy, "c", *overrides)
+    assert "c runs:\n" in text
+    assert '  config changed: c.between from "-" to "+"\n' in text
+    assert "  config changed: c.weight from 1.0 to 2.0\n" in text
+    changes = told_json(toy, "c", *overrides)["changes"]
+    assert [("between", "-", "+"), ("weight", 1.0, 2.0)] == [(row["name"], row["old"], row["new"]) for row in changes]
+
+
+def test_the_function_that_changed_is_shown_with_its_diff(toy: Toy) -> None:
+    edit(toy, GLUE, HARMLESS)
+    text = told(toy, "c")
+    assert "code changed: glue in toy.py: changed\n" in text
+    assert "-    return between.join(texts)\n" in text
+    assert "+    joined = between.join(texts)\n" in text
+    [change] = told_json(toy, "c")["code"]
+    assert ("changed", "toy:glue") == (change["kind"], change["place"])
+    assert "-    return between.join(texts)" in change["diff"]
+
+
+def test_causes_above_are_followed_to_the_first_one(toy: Toy) -> None:
+    overrides = ("-s", "a.text=other")
+    text = told(toy, "d", *overrides)
+    assert "d may be cut off:\n  input may change: c" in text
+    assert '\n\na runs:\n  config changed: a.text from "hello" to "other"' in text
+    explained = told_json(toy, "d", *overrides)
+    assert ["c", "a", "b"] == [each["node"] for each in explained["above"]]
+    assert ["maybe", "miss", "maybe"] == [each["cache"] for each in explained["above"]]
+
+
+def test_an_input_that_changed_is_named_with_its_producer_and_why_it_ran(toy: Toy) -> None:
+    edit(toy, "[node.a]", '[node.z]\nop = "make"\ntext = "new"\n\n[node.a]', "pipeline.toml")
+    edit(toy, '"@a", "@b"', '"@a", "@z"', "pipeline.toml")
+    text = told(toy, "c")
+    assert "  input changes: z, which runs (new)\n" in text
+    assert "  input changed: b is no longer read\n" in text
+
+
+def test_external_content_that_changed_is_named(toy: Toy) -> None:
+    (toy.folder / "data.txt").write_text("one")
+    edit(toy, 'text = "hello"', 'source = "data.txt"', "pipeline.toml")
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    (toy.folder / "data.txt").write_text("two")
+    text = told(toy, "a")
+    assert "content changed: a.source from " in text
+
+
+def test_a_renamed_and_a_moved_function_are_told_as_such(toy: Toy) -> None:
+    edit(toy, "glue(", "glued(")
+    text = told(toy, "c")
+    assert "glued in toy.py: renamed from toy:glue\n" in text
+    assert "join in toy.py: changed\n" in text
+    edit(toy, "glued(", "glue(")
+    body = "def glue(texts, between):\n    return between.join(texts)\n"
+    edit(toy, body, "")
+    edit(toy, "from attrs import frozen", "from attrs import frozen\nfrom glueing import glue")
+    (toy.folder / "glueing.py").write_text(body)
+    assert "glue in glueing.py: moved from toy:glue\n" in told(toy, "c")
+
+
+def test_many_changes_in_one_file_are_their_number(toy: Toy) -> None:
+    steps = "".join(f"def part{place}():\n    return {place}\n\n\n" for place in range(12))
+    (toy.folder / "parts.py").write_text(steps)
+    edit(toy, "from attrs import frozen", "import parts\nfrom attrs import frozen")
+    calls = " + ".join(f"parts.part{place}()" for place in range(12))
+    edit(toy, GLUE, f"{calls}\n    {GLUE}")
+    assert "12 definitions in parts.py: now used\n" in told(toy, "c")
+    reason = json.loads(toy.dflow("plan", str(toy.file), "--json").stdout)["nodes"][2]["reason"]
+    assert "code changed: 12 definitions in parts, 1 definition in toy" == reason
+
+
+def test_nothing_is_kept_of_the_source_of_cached_nodes(toy: Toy) -> None:
+    before = sorted((toy.store / "code").rglob("*"))
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    assert before == sorted((toy.store / "code").rglob("*"))
+
+
+def accept(toy: Toy, node: str, *more: str) -> tuple[int, str]:
+    result = toy.dflow("accept", str(toy.file), node, "--yes", *more)
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_an_accepted_artifact_is_taken_for_the_new_code_until_that_is_edited_again(toy: Toy) -> None:
+    toy.calls()
+    run = toy.state()["run"]
+    edit(toy, GLUE, HARMLESS)
+    code, text = accept(toy, "c", "--reason", "only a name")
+    assert 0 == code, text
+    assert "+    joined = between.join(texts)\n" in text
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    assert [] == toy.calls()
+    assert "accepted by " in told(toy, "c")
+    assert ": only a name; computed for key " in told(toy, "c")
+    assert "c: accepted by " in toy.dflow("status").stdout
+    events = [json.loads(line) for line in (toy.store / "records" / run / "events.jsonl").read_text().splitlines()]
+    [accepted] = [event for event in events if event["kind"] == "accepted"]
+    assert ("c", "only a name", told_json(toy, "c")["key"]) == (accepted["node"], accepted["reason"], accepted["key"])
+    edit(toy, "return joined", "return joined + ''")
+    assert "c runs:" in told(toy, "c")
+    assert 0 == accept(toy, "c")[0]  # from an accepted artifact
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    assert [] == toy.calls()
+
+
+def test_each_node_is_accepted_in_turn(toy: Toy) -> None:
+    toy.calls()
+    edit(toy, "def count_call(name):\n", "def count_call(name):\n    pass\n")
+    assert (1, True) == ((found := accept(toy, "b"))[0], "reads from a, which will run" in found[1])
+    assert [0, 0, 0, 0] == [accept(toy, node)[0] for node in "abcd"]
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    assert [] == toy.calls()
+
+
+def test_what_differs_by_more_than_code_or_is_cached_or_damaged_is_refused(toy: Toy) -> None:
+    assert (1, True) == ((found := accept(toy, "c"))[0], "there is nothing to accept" in found[1])
+    edit(toy, GLUE, HARMLESS)
+    code, text = accept(toy, "c", "-s", "c.weight=3.0")
+    assert 1 == code
+    assert (
+        "differs by more than its code, which alone can be accepted: config changed: c.weight from 1.0 to 3.0" in text
+    )
+    digest = toy.state()["nodes"]["c"]["digest"]
+    path = toy.store / "objects" / digest / "text.txt"
+    path.chmod(0o644)
+    path.write_text("x" * path.stat().st_size)
+    code, text = accept(toy, "c")
+    assert 1 == code
+    assert "is damaged" in text
+    assert "c runs:" in told(toy, "c")
+
+
+def test_a_node_that_never_ran_has_nothing_to_accept(toy: Toy) -> None:
+    edit(toy, "[node.d]", '[node.e]\nop = "upper"\ntext = "@b"\n\n[node.d]', "pipeline.toml")
+    code, text = accept(toy, "e")
+    assert (1, True) == (code, 'node "e" was never finished' in text), text
+
+
+def test_without_a_terminal_nothing_is_accepted_unasked(toy: Toy) -> None:
+    edit(toy, GLUE, HARMLESS)
+    result = toy.dflow("accept", str(toy.file), "c")
+    assert 2 == result.returncode
+    assert "give --yes" in result.stderr
+    assert "c runs:" in told(toy, "c")
