@@ -45,7 +45,7 @@ class Previous:
 class Decision:
     """What happens with a node. key and digest are None where they are not known before another node has run.
 
-    source_run: the run that computed what a hit takes; None for a pinned node.
+    source_run: the run that computed what a hit takes; None for a pinned node. acceptance: as in the index.
     """
 
     cache: Cache
@@ -53,6 +53,7 @@ class Decision:
     key: str | None = None
     digest: str | None = None
     source_run: str | None = None
+    acceptance: str = ""
 
 
 @frozen(kw_only=True)
@@ -96,7 +97,7 @@ class Planner:
             return Decision("miss", self._why(node, digests), key)
         if not self.store.has(line.digest):
             return Decision("miss", f"artifact gone: {line.digest[:12]} is missing or damaged in the store", key)
-        return Decision("hit", "", key, line.digest, line.run)
+        return Decision("hit", "", key, line.digest, line.run, line.acceptance)
 
     def key(self, node: GraphNode, digests: Mapping[str, str | None]) -> str:
         return self.parts[node.id].key(node_inputs(node, digests.__getitem__))

@@ -25,7 +25,7 @@ class SourceRuns:
             self._own(record, node_id, state)
             return
         state.cache, state.reason, state.started = "hit", "", None
-        state.source_run = decision.source_run
+        state.source_run, state.acceptance = decision.source_run, decision.acceptance
         made = self._state(decision)
         if made is not None:
             state.metrics, state.warnings = made.metrics, made.warnings
