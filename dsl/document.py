@@ -126,12 +126,13 @@ def read_document(file: Path) -> Document:
     seen = [os.path.realpath(file)]
     while EXTENDS in files[-1].values:
         base, position = _base_of(files[-1])
+        source = _read(base, position)
         real = os.path.realpath(base)
         if real in seen:
-            shown = [str(source.path) for source in files[seen.index(real) :]]
+            shown = [str(each.path) for each in files[seen.index(real) :]]
             message = f"the files extend each other: {' -> '.join([*shown, str(base)])}"
             raise PipelineError([Mistake(message, EXTENDS, position)])
-        files.append(_read(base, position))
+        files.append(source)
         seen.append(real)
     values: dict[str, Any] = {}
     for source in reversed(files):

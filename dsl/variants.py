@@ -1,4 +1,4 @@
-"""What a pipeline's copies differ in: the groups of `[for_each]` and `[sweep]`, and of `--sweep`. See dsl/for_each.py."""
+"""What the copies of nodes differ in: the groups of `[for_each]`, `[sweep]` and `--sweep`. See dsl/for_each.py."""
 
 from __future__ import annotations
 
