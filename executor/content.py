@@ -57,14 +57,14 @@ def seal_artifact_files(folder: Path) -> dict[str, FileEntry]:
                 raise StageError(
                     f"{name}: the op left something that is not a plain file in out_dir; copy files, do not link"
                 )
-            files[name] = _sealed(entry.path)
+            files[name] = _sealed(Path(entry.path))
         if Path(here) != folder:
             sync_folder(Path(here))
     return dict(sorted(files.items()))
 
 
-def _sealed(path: str) -> FileEntry:
-    with open(path, "rb") as file:
+def _sealed(path: Path) -> FileEntry:
+    with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())

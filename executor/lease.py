@@ -1,6 +1,6 @@
 """The right to work on one key: a lock that dies with its holder, and a token that tells holders apart.
 
-    work/<key>/lease        flock by the executor for the whole stage; holds {"token", "id", "host", "pid", "run", "released"}
+    work/<key>/lease        flock by the executor for the whole stage: {"token", "id", "host", "pid", "run", "released"}
     work/<key>/ranks        flock, shared, by every process of the stage for its life
     work/<key>/out          what becomes the artifact
     work/<key>/state        what the op keeps between attempts
@@ -97,7 +97,7 @@ class Lease:
                 if time.monotonic() > deadline:
                     pids = ", ".join(map(str, lock_holders(self.folder / "ranks"))) or "unknown"
                     raise LeaseLost(
-                        f"{self.folder}: processes of an earlier attempt still run there (process ids: {pids}); end them"
+                        f"{self.folder}: processes of an earlier attempt still run there (process ids {pids}); end them"
                     )
                 time.sleep(POLL_S)
         finally:

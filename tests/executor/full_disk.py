@@ -1,4 +1,4 @@
-"""Disks that are full: a small file system in memory, and a layer that refuses what a process would write to a folder."""
+"""Disks that are full: a small file system in memory, and a layer that refuses what a process writes to a folder."""
 
 from __future__ import annotations
 

@@ -131,9 +131,8 @@ def test_a_store_on_another_file_system_than_the_temporary_folder_is_used_as_any
 
 def refused_after(toy, count, *arguments):
     """The command on a disk that is full after so many writes of the executor; and how many there were."""
-    environment = {
-        "DFLOW_FULL_UNDER": str(toy.store), "DFLOW_FULL_AFTER": str(count), "DFLOW_FULL_COUNT": str(toy.folder / "count")
-    }  # fmt: skip
+    told = {"UNDER": toy.store, "AFTER": count, "COUNT": toy.folder / "count"}
+    environment = {f"DFLOW_FULL_{name}": str(value) for name, value in told.items()}
     process = toy.start(*arguments, program=REFUSING, **environment)
     out, errors = process.communicate(timeout=60)
     return process.returncode, out + errors
@@ -176,7 +175,7 @@ def test_a_line_that_found_room_for_half_of_it_is_no_line_and_the_next_one_is_wh
     path = tmp_path / "lines.jsonl"
     real = os.write
     monkeypatch.setattr(jsonlines.os, "write", lambda descriptor, data: real(descriptor, data[: len(data) // 2]))
-    with pytest.raises(DiskFull, match="disk full at .*lines.jsonl"):
+    with pytest.raises(DiskFull, match=r"disk full at .*lines\.jsonl"):
         append_line(path, {"number": 1})
     monkeypatch.undo()
     append_line(path, {"number": 2})

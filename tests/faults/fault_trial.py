@@ -1,4 +1,4 @@
-"""One trial: a run is killed at a named place or at a random moment, resumed (and killed again, sometimes), and compared.
+"""One trial: a run is killed at a named place or at a random moment, resumed (and killed again), and compared.
 
 A trial is told apart by its environment: every process of it has DFLOW_FAULT_TRIAL, however it was started.
 """
@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import field, frozen
 from toy_ops import PROJECT, UNTRACKED, wait_for
@@ -29,11 +30,21 @@ MARK = "DFLOW_FAULT_TRIAL"
 NODES = 8
 COMMAND_S = 120.0
 KILLED_AGAIN = 0.3  # how many resumes are killed as well
+BESIDE = 0.3  # how many runs have another one beside them
 AGAIN_AT_MOST = 3
 Victim = Literal["executor", "stage", "both"]
 VICTIMS: tuple[Victim, ...] = ("executor", "stage", "both")
+KINDS = ("lease", "commit", "run", "stage", "worker", "gc")
+PLACES = tuple(name for name in FAIL_POINTS if name.partition(":")[0] in KINDS)
 # What has to be there for the places that an undisturbed run does not pass.
-BEFORE = {"lease:clearing": "interrupted", "commit:aside": "damaged", "lease:adopting": "edited", "lease:adopted": "edited"}
+BEFORE = {
+    "lease:clearing": "interrupted",
+    "commit:aside": "damaged",
+    "lease:adopting": "edited",
+    "lease:adopted": "edited",
+    **dict.fromkeys((place for place in PLACES if place.startswith("gc:")), "unused"),
+}
+GC = ("gc", "--delete", "--keep", "1")
 
 
 @frozen
@@ -128,16 +139,20 @@ def tried(folder: Path, kill: Kill, reference: Undisturbed) -> None:
     drawn = random.Random(kill.seed)
     before = BEFORE.get(kill.place, "")
     options = _prepare(place, before, reference, drawn)
-    if kill.place:
+    if kill.place.startswith("gc:"):
+        assert -signal.SIGKILL == place.dflow(*GC, **{FAIL_AT: kill.place})
+    elif kill.place:
         _killed_at(place, kill, options, drawn)
     else:
         _killed_meanwhile(place, kill, drawn, reference.seconds)
     for _ in range(AGAIN_AT_MOST):
         if drawn.random() < KILLED_AGAIN:
-            place.go_on(*options, **{FAIL_AT: f"{drawn.choice(sorted(FAIL_POINTS))}:{drawn.randint(1, 3)}"})
+            place.go_on(*options, **{FAIL_AT: f"{drawn.choice(PLACES)}:{drawn.randint(1, 3)}"})
             _end_stages(place, drawn)
     assert 0 == place.go_on(*options), "the last resume failed"
-    _check(place, reference, once=before in ("", "interrupted"))
+    wait_for(lambda: not place.pids(), seconds=60)
+    assert 0 == place.dflow(*GC)
+    _check(place, reference, once=before in ("", "interrupted", "unused"))
     shutil.rmtree(folder)
 
 
@@ -148,8 +163,8 @@ def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Ra
     if before == "edited":
         _killed_in_stage(place, drawn, "steps")
         ops = place.folder / "fault_ops.py"
-        ops.write_text(ops.read_text().replace("of {names[step % len(names)].read_text()}", "of {_text(names, step)}"))
-        ops.write_text(ops.read_text() + "\n\ndef _text(names, step):\n    return names[step % len(names)].read_text()\n")
+        edited = ops.read_text().replace("names[step % len(names)].read_text()", "_text(names, step)")
+        ops.write_text(f"{edited}\n\ndef _text(names, step):\n    return names[step % len(names)].read_text()\n")
         return ["--adopt"]
     if before == "damaged":
         assert 0 == place.run()
@@ -157,6 +172,8 @@ def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Ra
         file = drawn.choice(sorted(damaged.rglob("*.txt")))
         file.chmod(0o644)
         os.truncate(file, file.stat().st_size // 2)
+    if before == "unused":
+        assert [0, 0, 0] == [place.run(), place.dflow("run", "diamond.toml", "-s", "small.files=2"), place.run()]
     return []
 
 
@@ -171,26 +188,29 @@ def _killed_in_stage(place: Place, drawn: random.Random, node: str | None = None
 
 
 def _killed_at(place: Place, kill: Kill, options: list[str], drawn: random.Random) -> None:
-    """The executor passes the place and dies; with "both", its stages are killed at the same time, not by it."""
+    """Who passes the place dies; where that is the executor, its stages are left, or with "both" killed at once."""
     once = kill.place in BEFORE
-    at = {FAIL_AT: f"{kill.place}:{1 if once else drawn.randint(1, NODES)}"}
+    in_stage = kill.place.startswith("worker:")
+    at = {FAIL_AT: f"{kill.place}:{1 if once or in_stage else drawn.randint(1, NODES)}"}
     code = place.go_on(*options, **at)
-    assert code in (-signal.SIGKILL, 1), f"nobody came by {at}: the command ended with {code}"
+    assert (1 if in_stage else -signal.SIGKILL) == code, f"nobody came by {at}: the command ended with {code}"
     if kill.victim == "both":
         _end_stages(place, drawn)
 
 
 def _killed_meanwhile(place: Place, kill: Kill, drawn: random.Random, seconds: float) -> None:
     process = place.start("run", "diamond.toml")
+    others = [place.start("run", "diamond.toml")] if drawn.random() < BESIDE else []
     end = time.monotonic() + kill.moment * seconds
     while process.poll() is None and time.monotonic() < end:
         time.sleep(0.001)
-    stages = [pid for pid in place.pids() if pid != process.pid]
+    stages = [pid for pid in place.pids() if pid not in (process.pid, *(other.pid for other in others))]
     if kill.victim != "executor":
         _kill(stages)
     if kill.victim != "stage":
         _kill([process.pid])
-    process.wait(COMMAND_S)
+    for command in (process, *others):
+        command.wait(COMMAND_S)
 
 
 def _end_stages(place: Place, drawn: random.Random) -> None:
@@ -200,7 +220,6 @@ def _end_stages(place: Place, drawn: random.Random) -> None:
 
 
 def _check(place: Place, reference: Undisturbed, *, once: bool) -> None:
-    wait_for(lambda: not place.pids(), seconds=60)
     assert [] == place.put_down("overlaps.txt"), "a node ran twice at once"
     assert reference.artifacts == place.artifacts(), "artifacts differ from those of an undisturbed run"
     assert [] == [path.name for path in (place.store / "work").iterdir()], "a work folder is left"
@@ -246,17 +265,13 @@ def _is_dead(pid: int) -> bool:
 def kills(times: int, moments: int, seed: int) -> list[Kill]:
     """Each fail point `times` times, and `moments` random moments; victims in turn."""
     drawn = random.Random(seed)
-    at_places = [(place, number) for place in FAIL_POINTS for number in range(times)]
-    found = [
-        Kill(drawn.getrandbits(32), drawn.choice(("executor", "both")), place) for place, _ in at_places
-    ]
-    for number in range(moments):
-        found.append(Kill(drawn.getrandbits(32), VICTIMS[number % 3], moment=drawn.random()))
-    return found
+    found = []
+    for place in PLACES:
+        victims: tuple[Victim, ...] = ("stage",) if place.startswith("worker:") else ("executor", "both")
+        found += [Kill(drawn.getrandbits(32), drawn.choice(victims), place) for _ in range(times)]
+    at_moments = [Kill(drawn.getrandbits(32), VICTIMS[number % 3], moment=drawn.random()) for number in range(moments)]
+    return found + at_moments
 
 
-def phases(done: list[Kill]) -> dict[str, int]:
-    counts: dict[str, Any] = {}
-    for kill in done:
-        counts[kill.phase] = counts.get(kill.phase, 0) + 1
-    return counts
+def phases(done: list[Kill]) -> Mapping[str, int]:
+    return Counter(kill.phase for kill in done)
