@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from executor.disk import clear_errors
+from executor.lines import print_lines
 
 LOCK = "gc.lock"
 
@@ -51,7 +52,7 @@ def while_nothing_goes(begin: Callable[Concatenate[S, P], T]) -> Callable[Concat
 
 @contextmanager
 def nothing_taken(store: Path) -> Iterator[None]:
-    """Nobody takes an artifact into use within, nor adds to the index."""
+    """Nobody takes an artifact into use within, nor adds to the index. Says so where it has to wait for that."""
     with _locked(store, fcntl.LOCK_EX):
         yield
 
@@ -61,7 +62,16 @@ def _locked(store: Path, kind: int) -> Iterator[None]:
     with clear_errors(store / LOCK):
         descriptor = os.open(store / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, kind)
+        _lock(descriptor, kind)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if kind == fcntl.LOCK_EX:  # who waits the other way round waits for moments
+            print_lines("waiting: a run looks what the store holds", error=True)
+        fcntl.flock(descriptor, kind)

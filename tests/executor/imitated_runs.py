@@ -87,4 +87,3 @@ def edit(path: Path, text: str) -> None:
 
 def artifacts(toy: Toy) -> set[str]:
     return {path.name for path in (toy.store / "objects").iterdir()}
-
