@@ -72,7 +72,7 @@ class Server:
 
     def serve(self) -> Start | None:
         """Returns None when the executor is gone, and in a child what that child is to run."""
-        gc.freeze()  # what is there now is shared with the children: no collection may touch it
+        gc.freeze()  # what is there now is shared with the children: no collection, not even their last, has to copy it
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:
@@ -161,7 +161,6 @@ def _run(start: Start) -> int:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
-    gc.unfreeze()
     sys.argv = [start.module, *start.arguments]
     code: int = importlib.import_module(start.module).main()
     return code

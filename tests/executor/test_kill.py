@@ -22,17 +22,29 @@ def is_alive(pid):
         return False
 
 
-def stage_pids(toy):
-    """Processes that run this toy's stages, found by the job file in their command line."""
+def processes(is_meant):
+    """The ids of living processes, by their folder under /proc."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            line = (folder / "cmdline").read_bytes().decode()
-        except (FileNotFoundError, ProcessLookupError):
+            if is_meant(folder) and is_alive(folder.name):
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended just now, or is somebody else's
             continue
-        if str(toy.store / "work") in line and is_alive(folder.name):
-            found.append(int(folder.name))
     return found
+
+
+def stage_pids(toy):
+    """Processes of this toy's stages: what they print goes to a log in a record."""
+    return processes(lambda folder: str(toy.store / "records") in str((folder / "fd" / "1").readlink()))
+
+
+def forkserver_pids(executor):
+    """Children of a process that start its stages."""
+    return processes(
+        lambda folder: b"executor.forkserver" in (folder / "cmdline").read_bytes()
+        and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == executor.pid
+    )
 
 
 def test_a_run_that_was_killed_as_a_whole_goes_on_in_the_middle_of_its_node(tmp_path):
@@ -70,12 +82,15 @@ def test_a_worker_that_starts_late_leaves_the_next_attempt_alone(tmp_path):
     late = tmp_path / "late"
     late.mkdir()
     (late / "sitecustomize.py").write_text(LATE)
-    first = toy.start("resume", "-s", "d.fail_at=-1", PYTHONPATH=f"{late}{os.pathsep}{PROJECT}")
-    wait_for(lambda: stage_pids(toy) != [])
-    pids = stage_pids(toy)
-    first.kill()
+    late_path = f"{late}{os.pathsep}{PROJECT}"
+    first = toy.start("resume", "-s", "d.fail_at=-1", "-s", "d.launch.kind=torchrun", PYTHONPATH=late_path)
+    wait_for(lambda: late_ranks(toy) != [], seconds=60)
+    pids = late_ranks(toy)
+    for pid in (*forkserver_pids(first), first.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: stage_pids(toy) == pids)  # torchrun's agent went with them
     toy.calls()
-    second = toy.start("resume")
+    second = toy.start("resume", "-s", "d.launch.kind=process")
     wait_for(lambda: len(toy.steps()) >= 1)
     (late / "go").touch()
     wait_for(lambda: not is_alive(pids[0]))
@@ -84,6 +99,12 @@ def test_a_worker_that_starts_late_leaves_the_next_attempt_alone(tmp_path):
     first.communicate()
     assert (second.returncode, toy.calls()) == (0, ["steps"])
     assert (tmp_path / "done.txt").read_text().split() == [str(step) for step in range(30)]
+
+
+def late_ranks(toy):
+    """Ranks of this toy's stages that torchrun has started as processes of their own."""
+    ranks = processes(lambda folder: b"executor.worker" in (folder / "cmdline").read_bytes())
+    return [pid for pid in ranks if pid in stage_pids(toy)]
 
 
 def two_ranks(toy):
@@ -122,3 +143,30 @@ def test_a_stage_that_is_killed_alone_fails_its_node(tmp_path):
     _, errors = process.communicate(timeout=10)
     assert process.returncode == 1
     assert "d failed: killed (signal 9)" in errors
+
+
+def test_a_forkserver_that_is_killed_alone_fails_its_node_and_the_run_can_be_resumed(tmp_path):
+    toy = Toy(tmp_path)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
+    wait_for(lambda: len(toy.steps()) >= 2)
+    os.kill(forkserver_pids(process)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "d failed: the forkserver, which starts the stages, was killed, and this stage with it" in errors
+    assert stage_pids(toy) == []
+    done = len(toy.steps())
+    result = toy.dflow("resume", "-s", "d.steps=600", "-s", "d.seconds=0.0")
+    assert (result.returncode, toy.caches()["d"]) == (0, ("done", "resumed"))
+    steps = [int(step) for step in (tmp_path / "done.txt").read_text().split()]
+    assert steps[:done] == list(range(done))
+
+
+def test_nothing_is_left_of_a_run_whose_executor_was_killed_alone(tmp_path):
+    toy = Toy(tmp_path)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
+    wait_for(lambda: len(toy.steps()) >= 1)
+    pids = [*forkserver_pids(process), *stage_pids(toy)]
+    assert len(pids) == 2
+    process.kill()
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+    process.communicate()
