@@ -12,7 +12,6 @@ from executor.code_changes import told
 from executor.explain import ABSENT, Explanation, InputChange, Made, ValueChange
 
 HEADS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
-KINDS = {"op": "op", "config": "config", "content": "content", "library": "library"}
 
 
 def explanation_text(explanations: Sequence[Explanation], roots: Sequence[Path]) -> str:
@@ -55,7 +54,7 @@ def _lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
 def value_text(node: str, change: ValueChange) -> str:
     """One line: the kind of change, its name, the old and the new value."""
     name = change.name if change.kind in ("library", "op") else f"{node}.{change.name}"
-    return f"{KINDS[change.kind]} changed: {name} {_from_to(change)}"
+    return f"{change.kind} changed: {name} {_from_to(change)}"
 
 
 def _from_to(change: ValueChange) -> str:

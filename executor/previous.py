@@ -11,6 +11,7 @@ from attrs import frozen
 from executor.plan import Previous
 from executor.record import NodeState, newest_records, plan_of
 from executor.store import Store
+from executor.taken import SourceRuns
 
 RECORDS_SEARCHED = 50
 
@@ -28,6 +29,7 @@ class PreviousNodes:
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
+        self._sources = SourceRuns(store)
         self._read: list[Earlier] = []
         self._unread = self._earlier(pipeline)
         self._known: dict[str, Previous | None] = {}
@@ -37,10 +39,20 @@ class PreviousNodes:
             self._known[node_id] = self._found(node_id)
         return self._known[node_id]
 
+    def seconds(self, node_id: str) -> float | None:
+        """How long the node took when it was computed for the last time; None where that is not known."""
+        for earlier in self._records():
+            state = earlier.nodes.get(node_id)
+            if state is not None and state.state == "done":
+                made = state if state.cache != "hit" else self._sources.made(state.source_run, state.key)
+                if made is not None and made.seconds is not None:
+                    return made.seconds
+        return None
+
     def _found(self, node_id: str) -> Previous | None:
         present = None
         for earlier in self._records():
-            previous = self._in(earlier, node_id)
+            previous = previous_in(self._store, earlier, node_id)
             if previous is not None and previous.digest is not None:
                 return previous
             present = present or previous
@@ -57,22 +69,25 @@ class PreviousNodes:
         for record in islice(newest_records(self._store.records, pipeline), RECORDS_SEARCHED):
             yield Earlier(record.state.nodes, record.plan())
 
-    def _in(self, earlier: Earlier, node_id: str) -> Previous | None:
-        if node_id not in earlier.rows or node_id not in earlier.nodes:
-            return None
-        row, state = earlier.rows[node_id], earlier.nodes[node_id]
-        parts = row["parts"] if "parts" in row else self._parts(state)
-        if parts is None:
-            return None
-        parents = [parent for parent in row["parents"] if parent in earlier.nodes]
-        inputs = {parent: digest for parent in parents if (digest := earlier.nodes[parent].digest) is not None}
-        return Previous(parts, inputs, state.digest)
 
-    def _parts(self, state: NodeState) -> Mapping[str, Any] | None:
-        """The key parts of a node that was cached: its artifact's, or where another key made that first, its run's."""
-        manifest = self._store.manifest(state.digest) if state.digest is not None else None
-        if manifest is not None and manifest.get("key") == state.key:
-            parts: Mapping[str, Any] = manifest["key_parts"]
-            return parts
-        rows = plan_of(self._store.records / (state.source_run or "-")).values()
-        return next((row["parts"] for row in rows if row["key"] == state.key and "parts" in row), None)
+def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None:
+    """What a node was in one record; None where the record lacks it, or its key parts are nowhere any more."""
+    if node_id not in earlier.rows or node_id not in earlier.nodes:
+        return None
+    row, state = earlier.rows[node_id], earlier.nodes[node_id]
+    parts = row["parts"] if "parts" in row else _parts(store, state)
+    if parts is None:
+        return None
+    parents = [parent for parent in row["parents"] if parent in earlier.nodes]
+    inputs = {parent: digest for parent in parents if (digest := earlier.nodes[parent].digest) is not None}
+    return Previous(parts, inputs, state.digest)
+
+
+def _parts(store: Store, state: NodeState) -> Mapping[str, Any] | None:
+    """The key parts of a node that was cached: its artifact's, or where another key made that first, its run's."""
+    manifest = store.manifest(state.digest) if state.digest is not None else None
+    if manifest is not None and manifest.get("key") == state.key:
+        parts: Mapping[str, Any] = manifest["key_parts"]
+        return parts
+    rows = plan_of(store.records / (state.source_run or "-")).values()
+    return next((row["parts"] for row in rows if row["key"] == state.key and "parts" in row), None)

@@ -1,0 +1,74 @@
+"""The comparison of two runs as a user reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from executor.code_changes import told
+from executor.explain_text import moment, value_text
+from executor.record import Record
+from executor.run_diff import MetricPair, NodeDiff
+
+WHERE = {"first": "only in the first", "second": "only in the second"}
+
+
+def runs_text(first: Record, second: Record, nodes: Sequence[NodeDiff]) -> str:
+    """The two runs, a table of the nodes, what differs in each of them, and the metrics that differ."""
+    runs = [("first", first), ("second", second)]
+    heads = [
+        (word, record.run, record.state.pipeline, moment(record.state.started), record.state.status)
+        for word, record in runs
+    ]
+    blocks = [_table(heads)]
+    if all(node.is_same for node in nodes):
+        blocks.append("Every node has the same key parts, settings and artifact in both.")
+    else:
+        blocks.append(_table([("node", "first", "second", ""), *map(_row, nodes)]))
+        blocks += ["\n".join(lines) for node in nodes if len(lines := _details(node)) > 1]
+    rows = [_metric(node.node, pair) for node in nodes for pair in node.metrics if not pair.is_same]
+    if rows:
+        blocks.append(_table([("node", "metric", "first", "second", "difference"), *rows]))
+    same = sum(pair.is_same for node in nodes for pair in node.metrics)
+    if same:
+        blocks.append(f"{same} final metrics are the same in both.")
+    return "\n\n".join(blocks)
+
+
+def _row(node: NodeDiff) -> tuple[str, ...]:
+    digests = [(digest or "-")[:12] for digest in node.digests]
+    if node.where != "both":
+        return (node.node, *digests, WHERE[node.where])
+    if None in node.digests:
+        return (node.node, *digests, "not finished in both")
+    if node.digests[0] != node.digests[1]:
+        return (node.node, *digests, "another artifact")
+    return (node.node, *digests, "the same" if node.is_same else "the same artifact")
+
+
+def _details(node: NodeDiff) -> list[str]:
+    lines = [f"  {value_text(node.node, change)}" for change in node.values]
+    for line in told(node.code, lambda module: module):
+        lines.append(f"  {line}" if line.startswith(" ") else f"  code changed: {line}")
+    lines += [f"  input changed: {parent} is another artifact" for parent in node.inputs]
+    return [f"{node.node}:", *lines]
+
+
+def _metric(node: str, pair: MetricPair) -> tuple[str, ...]:
+    return (node, pair.name, _number(pair.first), _number(pair.second), _difference(pair))
+
+
+def _difference(pair: MetricPair) -> str:
+    if pair.difference is None:
+        return ""
+    share = f" ({pair.difference / abs(pair.first):+.2%})" if pair.first else ""
+    return f"{pair.difference:+.4g}{share}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,104 @@
+"""`dflow diff`: what differs between two runs, and what does not."""
+
+import json
+from typing import Any
+
+import pytest
+from toy_ops import Toy
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """Three runs: the first, one with other values, code and nodes, and the first once more."""
+    made = Toy(tmp_path_factory.mktemp("toy"))
+    first = made.file.read_text()
+    code = (made.folder / "toy.py").read_text()
+    runs = []
+    for text, ops, overrides in (
+        (first, code, ()),
+        (
+            first.replace("[node.d]", '[node.e]\nop = "upper"\ntext = "@b"\n\n[node.d]').replace(
+                '"@a", "@b"', '"@b", "@a"'
+            ),
+            code.replace("return between.join(texts)", "return between.join(texts) + ''"),
+            ("-s", "a.text=other", "-s", "a.note=new", "-s", "c.weight=2.0"),
+        ),
+        (first, code, ()),
+    ):
+        made.file.write_text(text)
+        (made.folder / "toy.py").write_text(ops)
+        result = made.dflow("run", str(made.file), *overrides)
+        assert result.returncode == 0, result.stderr
+        runs.append(made.state()["run"])
+    (made.folder / "runs.json").write_text(json.dumps(runs))
+    return made
+
+
+def runs_of(toy: Toy) -> list[str]:
+    found: list[str] = json.loads((toy.folder / "runs.json").read_text())
+    return found
+
+
+def diff(toy: Toy, *runs: str) -> dict[str, Any]:
+    result = toy.dflow("diff", *runs, "--json")
+    assert result.returncode == 0, result.stderr
+    return {node["node"]: node for node in json.loads(result.stdout)["nodes"]}
+
+
+def test_values_code_inputs_artifacts_and_metrics_of_each_node_are_compared(toy: Toy) -> None:
+    first, second, _third = runs_of(toy)
+    nodes = diff(toy, first, second)
+    assert ["a", "b", "c", "e", "d"] == list(nodes)
+    assert [
+        {"kind": "config", "name": "text", "old": "hello", "new": "other"},
+        {"kind": "setting", "name": "note", "old": "", "new": "new"},
+    ] == nodes["a"]["changes"]
+    assert [
+        {"kind": "config", "name": "weight", "old": 1.0, "new": 2.0},
+        {"kind": "setting", "name": "texts", "old": ["@a", "@b"], "new": ["@b", "@a"]},
+    ] == nodes["c"]["changes"]
+    assert ["toy:glue"] == [change["place"] for change in nodes["c"]["code"]]
+    assert "+    return between.join(texts) + ''" in nodes["c"]["code"][0]["diff"]
+    assert ["b", "a"] == nodes["c"]["inputs"]
+    assert ("second", None) == (nodes["e"]["in"], nodes["e"]["digests"][0])
+    assert nodes["c"]["digests"][0] != nodes["c"]["digests"][1]
+    assert nodes["d"]["digests"][0] == nodes["d"]["digests"][1]
+    [weight] = [pair for pair in nodes["c"]["metrics"] if pair["name"] == "join/weight"]
+    assert {"name": "join/weight", "first": 1.0, "second": 2.0, "difference": 1.0} == weight
+
+
+def test_the_other_way_round_everything_is_the_other_way_round(toy: Toy) -> None:
+    first, second, _third = runs_of(toy)
+    there, back = diff(toy, first, second), diff(toy, second, first)
+    assert there.keys() == back.keys()
+    assert "first" == back["e"]["in"]
+    for node, told in there.items():
+        assert told["digests"] == back[node]["digests"][::-1]
+        assert [(row["old"], row["new"]) for row in told["changes"]] == [
+            (row["new"], row["old"]) for row in back[node]["changes"]
+        ]
+
+
+def test_the_second_run_is_the_latest_and_one_that_only_took_from_the_store_is_the_same(toy: Toy) -> None:
+    first, second, third = runs_of(toy)
+    assert diff(toy, first) == diff(toy, first, third)
+    text = toy.dflow("diff", first).stdout
+    assert "Every node has the same key parts, settings and artifact in both." in text
+    assert diff(toy, second, third)["a"]["changes"][0]["new"] == "hello"
+
+
+def test_the_table_is_for_people(toy: Toy) -> None:
+    first, second, _third = runs_of(toy)
+    lines = toy.dflow("diff", first, second).stdout.splitlines()
+    assert lines[0].startswith(f"first   {first}  toy  20")
+    rows = {line.split()[0]: line for line in lines if line[:3] in ("a  ", "d  ", "e  ")}
+    assert rows["a"].endswith("another artifact")
+    assert rows["d"].endswith("the same artifact")
+    assert rows["e"].endswith("only in the second")
+    assert '  config changed: a.text from "hello" to "other"' in lines
+    assert "c     join/weight  1      2       +1 (+100.00%)" in lines
+
+
+def test_a_run_that_is_not_there_is_an_error(toy: Toy) -> None:
+    result = toy.dflow("diff", "19990101")
+    assert (1, True) == (result.returncode, "is no run of this store" in result.stderr)
