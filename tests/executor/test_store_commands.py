@@ -36,7 +36,7 @@ def test_gc_shows_first_and_deletes_when_it_is_said(toy, capsys):
     assert dflow(toy, "gc", "--keep", "1") == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0][:15] for line in out[:4]] == ["goes: artifact "] * 4
-    assert f"stays: 4 artifacts, " in out[4] and f"run {new.run}: one of the last 1 of toy" in out[4]
+    assert "stays: 4 artifacts, " in out[4] and f"run {new.run}: one of the last 1 of toy" in out[4]
     assert out[5].endswith("would be freed, nothing was removed; do it by: dflow gc --delete --keep 1")
     assert len(artifacts(toy)) == 8
     assert dflow(toy, "gc", "--keep", "1", "--delete") == 0

@@ -73,7 +73,7 @@ def test_an_artifact_without_manifest_is_damaged(damaged):
 
 
 def test_a_file_that_was_read_and_is_untouched_is_not_read_again(damaged, monkeypatch):
-    store, digest, path = damaged
+    store, digest, _ = damaged
     monkeypatch.setattr(verify, "is_settled", lambda stamp, now: True)
     assert check(store, [digest]) == []
     read = []
@@ -95,13 +95,13 @@ def test_an_edit_of_the_same_size_is_found_though_its_times_were_put_back(damage
 
 
 def test_what_was_written_a_moment_ago_is_not_remembered(damaged):
-    store, digest, _ = damaged
+    store, digest, _path = damaged
     check(store, [digest])
     assert not (store.path / MEMO).exists()
 
 
 def test_a_broken_memo_costs_time_only(damaged, monkeypatch):
-    store, digest, path = damaged
+    store, digest, _path = damaged
     monkeypatch.setattr(verify, "is_settled", lambda stamp, now: True)
     (store.path / MEMO).write_text('{"digest": 1}\nxx\n[]\n{"digest":"d","name":"n","size":"1"}\n')
     assert check(store, [digest]) == []
@@ -109,7 +109,7 @@ def test_a_broken_memo_costs_time_only(damaged, monkeypatch):
 
 
 def test_a_damaged_artifact_is_set_aside_and_no_longer_there(damaged):
-    store, digest, path = damaged
+    store, digest, _path = damaged
     assert store.has(digest)
     set_aside(store, [digest, digest])
     assert not store.has(digest)
