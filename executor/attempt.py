@@ -22,6 +22,7 @@ from dsl.graph_json import node_to_json
 from dsl.secrets import secret_values
 from executor.children import Children
 from executor.code_texts import keep_texts
+from executor.display import Display
 from executor.fail_points import fail_point
 from executor.failure import TIMEOUT, Failure
 from executor.jsonlines import append_lines, read_lines, write_json
@@ -31,7 +32,6 @@ from executor.lease import Lease
 from executor.machine import Share
 from executor.record import NodeState, Record, final_metrics
 from executor.store import Store
-from executor.table import Display
 
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0

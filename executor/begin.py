@@ -30,6 +30,7 @@ class Session:
     record: Record
     planner: Planner
     decisions: Mapping[str, Decision]
+    is_resumed: bool = False
 
     @property
     def graph(self) -> Graph:
@@ -90,7 +91,7 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
             record.state.nodes[node_id] = NodeState(**kept)
     pinned = {**record.state.pinned, **done}
     planner = make_planner(store, record.graph(), pinned, record.state.forced)
-    return _session(store, record, planner, _met(planner), record.plan())
+    return attrs.evolve(_session(store, record, planner, _met(planner), record.plan()), is_resumed=True)
 
 
 def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:

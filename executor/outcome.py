@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from executor.begin import Session
+from executor.display import make_display
 from executor.exits import FAILED, OK
 from executor.lines import print_lines
 from executor.record import RunState, mlflow_ids
+from executor.results import print_results
 from executor.run import NOT_RUN, run_session
-from executor.table import make_display, print_results
 
 
 def run_and_tell(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:

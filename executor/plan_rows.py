@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dsl.graph import Graph
 from executor.plan import Decision
 
 
-def plan_rows(graph: Graph, decisions: Mapping[str, Decision]) -> list[dict[str, Any]]:
+def plan_rows(
+    graph: Graph, decisions: Mapping[str, Decision], seconds: Callable[[str], float | None]
+) -> list[dict[str, Any]]:
+    """seconds: how long a node took the last time."""
     return [
         {
             "id": node_id,
@@ -19,7 +22,7 @@ def plan_rows(graph: Graph, decisions: Mapping[str, Decision]) -> list[dict[str,
             "state": "done" if decision.cache == "hit" else "pending",
             "cache": decision.cache,
             "reason": decision.reason,
-            "seconds": None,
+            "seconds": seconds(node_id),
             "mlflow_run_id": None,
         }
         for node_id, decision in decisions.items()

@@ -20,6 +20,7 @@ from attrs import define
 
 from dsl.errors import DflowError
 from executor.begin import Session, plan_row, refreshed
+from executor.display import Display
 from executor.fail_points import fail_point
 from executor.failure import Failure
 from executor.follow import Follower, lacks
@@ -30,7 +31,6 @@ from executor.record import NodeState, State, Status, results_run
 from executor.schedule import Schedule
 from executor.stop import StopSignal
 from executor.store_lock import artifacts_taken
-from executor.table import Display
 from executor.taken import SourceRuns
 
 if TYPE_CHECKING:

@@ -18,16 +18,17 @@ from dsl.graph import Graph, GraphNode
 from dsl.resources import Resources
 from dsl.smoke import Amount, Trial, Work, load_smoke, load_work
 from executor.begin import Session, make_planner, new_run
+from executor.display import make_display
 from executor.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.exits import FAILED, OK
 from executor.jsonlines import read_lines
 from executor.lines import print_lines
 from executor.record import NodeState, Record
 from executor.resources import free_bytes, graph_resources
+from executor.results import print_results
 from executor.run import run_session
 from executor.smoke_table import print_estimates
 from executor.store import Store
-from executor.table import make_display, print_results
 
 FOLDER = "smoke"
 FEWEST = 3  # one sample for each of train, val and test

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dsl.graph import Graph, GraphNode
 from executor.attempt import Attempt, Work
 from executor.children import Children
+from executor.display import Display
 from executor.launch import stage_environment
 from executor.machine import Capacity, Free, threads_of
-from executor.table import Display
 
 ENDED_WITHIN_S = 10.0
 

@@ -44,8 +44,10 @@ def _tell(session: Session) -> None:
     state = record.state
     is_own = state.results_run == record.run
     number = "the only node is" if len(state.nodes) == 1 else f"all {len(state.nodes)} nodes are"
-    print_lines(f"run {record.run} is complete: nothing to do" if is_own else f"nothing to do: {number} cached")
-    print_figures(state)
+    print_lines(
+        f"run {record.run} is complete: nothing to do" if session.is_resumed else f"nothing to do: {number} cached"
+    )
+    print_figures(state, state.result_nodes)
     parent = mlflow_ids(session.store.records, record)["parent"]
     where = f"; results in MLflow run {parent}" if parent else ""
     source = "" if is_own or state.results_run is None else f", its results are those of run {state.results_run}"

@@ -26,12 +26,22 @@ class SourceRuns:
             return
         state.cache, state.reason, state.started = "hit", "", None
         state.source_run, state.acceptance = decision.source_run, decision.acceptance
-        made = self._state(decision)
-        if made is not None:
+        made = self.made(decision.source_run, decision.key)
+        if made is not None and (made.metrics or made.warnings):
             state.metrics, state.warnings = made.metrics, made.warnings
             return
         manifest = self._store.manifest(decision.digest) if decision.digest is not None else None
         state.metrics, state.warnings = dict((manifest or {}).get("metrics", {})), []
+
+    def made(self, run: str | None, key: str | None) -> NodeState | None:
+        """The node of a run that computed a key's artifact; None where the run's record is gone."""
+        if run is None or key is None:
+            return None
+        if run not in self._made:
+            folder = self._store.records / run
+            nodes = Record.load(folder).state.nodes.values() if (folder / STATE).exists() else ()
+            self._made[run] = {node.key: node for node in nodes if node.cache != "hit"}
+        return self._made[run].get(key)
 
     def _own(self, record: Record, node_id: str, state: NodeState) -> None:
         line = self._store.newest(state.key or "")
@@ -39,14 +49,3 @@ class SourceRuns:
         state.ended = line.time
         state.seconds = max(0.0, state.ended - state.started)
         state.metrics = final_metrics(record.events_path, node_id)
-
-    def _state(self, decision: Decision) -> NodeState | None:
-        """The node that made the artifact; None where its run's record is gone, or it tells no metrics."""
-        run = decision.source_run
-        if run is None or decision.key is None:
-            return None
-        if run not in self._made:
-            folder = self._store.records / run
-            nodes = Record.load(folder).state.nodes.values() if (folder / STATE).exists() else ()
-            self._made[run] = {node.key: node for node in nodes if node.metrics or node.warnings}
-        return self._made[run].get(decision.key)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 
+from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
 from executor.exits import OK
 from executor.lines import print_lines
 from executor.plan_rows import plan_rows
+from executor.plan_text import print_plan, print_resources
+from executor.previous import PreviousNodes
 from executor.resources import free_bytes, graph_resources, resources_row
 from executor.selection import require_others, selected
 from executor.store import Store, store_path
-from executor.table import print_plan, print_resources
 from executor.unmet import unmet
 
 
@@ -33,7 +36,11 @@ def main(options: argparse.Namespace) -> int:
     decisions = make_planner(store, graph).plan()
     missing = [str(each) for each in unmet(graph, decisions)]
     require_others(decisions, options.only)
-    rows = [row for row in plan_rows(graph, decisions) if not options.only or row["id"] in options.only]
+    rows = [
+        row
+        for row in plan_rows(graph, decisions, _seconds(store, graph, options.json))
+        if not options.only or row["id"] in options.only
+    ]
     made = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
     free_disk = free_bytes(store.path)
     needs = graph_resources(graph, made, free_disk)
@@ -45,3 +52,8 @@ def main(options: argparse.Namespace) -> int:
         print_plan(rows, missing)
         print_resources(graph, needs, free_disk, store.path)
     return OK
+
+
+def _seconds(store: Store, graph: Graph, asked: bool) -> Callable[[str], float | None]:
+    """Earlier records are read only where their seconds are shown."""
+    return PreviousNodes(store, graph.name).seconds if asked else lambda _node_id: None

@@ -10,8 +10,8 @@ from executor.exits import OK
 from executor.explain_text import accepted_text
 from executor.lines import print_lines
 from executor.record import find_record, mlflow_ids
+from executor.results import print_results
 from executor.store import Store, store_path
-from executor.table import print_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,10 @@ from rich.console import Console
 from toy_ops import PIPELINE, PROJECT, Toy
 
 from executor import cli
+from executor.display import Display
+from executor.live_display import LiveDisplay
 from executor.record import NodeState, RunState
-from executor.table import Display, LiveDisplay, print_results, result_rows
+from executor.results import print_results, result_rows
 
 # The modules that a command loaded are counted after it ended.
 COUNTED = "import sys, executor.cli\ntry: sys.exit(executor.cli.main())\nfinally: print('LOADED', *sys.modules)"
@@ -56,8 +58,9 @@ def test_a_plan_row_has_these_fields(toy):
     key = toy.state()["nodes"]["a"]["key"]
     assert found["a"] == {
         "id": "a", "op": "make", "key": key, "digest": digest, "state": "done", "cache": "hit", "reason": "",
-        "seconds": None, "mlflow_run_id": None,
+        "seconds": found["a"]["seconds"], "mlflow_run_id": None,
     }  # fmt: skip
+    assert all(0 < row["seconds"] < 60 for row in found.values())
     assert {name: (row["state"], row["cache"], row["reason"]) for name, row in found.items() if name in "cd"} == {
         "c": ("pending", "miss", 'config changed: c.between from "-" to "+"'),
         "d": ("pending", "maybe", "input may change: c"),
@@ -70,6 +73,7 @@ def test_a_status_row_has_these_fields(toy):
     assert found["d"] == {
         "id": "d", "op": "steps", "key": node["key"], "digest": node["digest"], "state": "done", "cache": node["cache"],
         "reason": node["reason"], "seconds": node["seconds"], "mlflow_run_id": None, "metrics": {"steps/loss": 0.2},
+        "acceptance": node["acceptance"],
     }  # fmt: skip
 
 
@@ -187,7 +191,7 @@ def test_the_live_table_shows_states_progress_and_failures(tmp_path):
     with LiveDisplay(state, Console(file=out, force_terminal=True, width=120)) as display:
         display.show([{"kind": "progress", "node": "b", "done": 3, "total": 4}])
         display.show([{"kind": "metric", "node": "b", "step": 1, "metrics": {"train/loss": 0.25}}])
-        display.failure("b", "DataError: x", ["last line"], tmp_path / "b.log")
+        display.failure("b", "DataError: x", ["last line"], tmp_path / "b.log", "mend x")
     shown = out.getvalue()
     for expected in ("toy, run r1", "0123456789ab", "train/loss 0.25", "b failed: DataError: x", "    last line"):
         assert expected in shown
@@ -195,15 +199,17 @@ def test_the_live_table_shows_states_progress_and_failures(tmp_path):
 
 def test_a_failure_is_shown_once_where_the_log_ends_with_the_same_lines(capsys, tmp_path):
     state = RunState(run="r1", pipeline="toy", experiment="toy", tracking_uri=None, nodes={})
-    display = Display(state, Console())
-    display.failure("b", "DataError: too few:\n  1 image", ["too few:", "  1 image"], tmp_path / "b.log")
-    display.failure("b", "KeyError: 'x'", ["  File run.py, line 3", "KeyError: 'x'"], tmp_path / "b.log")
+    display = Display(state)
+    display.failure("b", "DataError: too few:\n  1 image", ["too few:", "  1 image"], tmp_path / "b.log", "add one")
+    display.failure("b", "KeyError: 'x'", ["  File run.py, line 3", "KeyError: 'x'"], tmp_path / "b.log", "read it")
     assert capsys.readouterr().err.splitlines() == [
         "b failed: DataError: too few:",
         "  1 image",
+        "what to do: add one",
         f"log: {tmp_path}/b.log",
         "b failed: KeyError: 'x'",
         "      File run.py, line 3",
         "    KeyError: 'x'",
+        "what to do: read it",
         f"log: {tmp_path}/b.log",
     ]
