@@ -96,7 +96,8 @@ class _Expansion:
                 if groups and (copy.id in copies or copy.id in self.nodes):
                     message = f'the copy "{copy.id}" of node "{node_id}" would have the id of another node'
                     self.mistakes.append(mistake_at(self.document, chosen[-1].place, message, "rename one of them"))
-                copies[copy.id] = copy
+                else:
+                    copies[copy.id] = copy
         return copies
 
     def _memberships(self) -> dict[str, tuple[Group, ...]]:

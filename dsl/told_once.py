@@ -24,6 +24,8 @@ def told_once(mistakes: Sequence[Mistake], nodes: Mapping[str, WrittenNode]) -> 
 
     told = [
         attrs.evolve(mistake, message=as_written(mistake.message), hint=_hint(mistake, as_written))
+        if mistake.path.startswith("node.") or mistake.position is None or mistake.position.is_argument
+        else mistake
         for mistake in mistakes
     ]
     return list(dict.fromkeys(told))

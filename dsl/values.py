@@ -15,12 +15,12 @@ from typing import Any
 import attrs
 
 from dsl.errors import Mistake, did_you_mean
-from dsl.op import ConfigField
+from dsl.op import ConfigField, type_mistake
 from dsl.pipeline import TABLE_NAMES
 from dsl.secrets import secret_names
 from dsl.typed_text import member_type, typed_value
 from dsl.wiring import external_value
-from dsl.written import LAUNCH_FIELDS, WrittenNode
+from dsl.written import LAUNCH_FIELDS, WrittenNode, lists_to_tuples
 
 OPENING = "${"
 TOKEN = re.compile(r"(?P<escape>\$\$\{)(?=(?P<ahead>[^{}]*\}?))|\$\{(?P<body>[^{}$]*)(?P<end>\}?)")
@@ -73,6 +73,10 @@ def referred_fields(value: Any) -> Iterator[Cell]:
 class _Interpolation:
     def __init__(self, owners: Mapping[str, WrittenNode], only_arguments: bool) -> None:
         self.owners = owners
+        self.copies: dict[str, list[str]] = {}
+        for node in owners.values():
+            if node.template:
+                self.copies.setdefault(node.template, []).append(node.id)
         self.mistakes: list[Mistake] = []
         self.waiting: dict[Cell, Any] = {}
         for owner, node in owners.items():
@@ -85,7 +89,7 @@ class _Interpolation:
             path = {first: None} if first in self.waiting else {}  # cells that wait for the next one each
             while path:
                 last = next(reversed(path))
-                needed = next((cell for cell in referred_fields(self.waiting[last]) if cell in self.waiting), None)
+                needed = next((cell for cell in self._needed(last) if cell in self.waiting), None)
                 if needed is None:
                     del path[last]
                     self._finish(last)
@@ -96,6 +100,14 @@ class _Interpolation:
                 else:
                     path[needed] = None
         return self.mistakes
+
+    def _needed(self, cell: Cell) -> Iterator[Cell]:
+        for owner, name in referred_fields(self.waiting[cell]):
+            yield from ((copy, name) for copy in self._ids(owner))
+
+    def _ids(self, owner: str) -> list[str]:
+        """The node itself, or its copies where a table outside the nodes names a node that was copied."""
+        return [owner] if owner in self.owners else self.copies.get(owner, [])
 
     def _finish(self, cell: Cell) -> None:
         value = self.waiting.pop(cell)
@@ -163,7 +175,8 @@ class _Interpolation:
             return "true" if value else "false"
         if isinstance(value, (str, int, float)):
             return str(value)
-        raise _Refused(f"{token[0]} is no single value that could stand within a text: {value!r}")
+        kind = "none" if value is None else {dict: "a table"}.get(type(value), "a list")
+        raise _Refused(f"{token[0]} is {kind}, which cannot stand within a text")
 
     def _meaning(self, token: re.Match[str], expected: Any, cell: Cell) -> Any:
         body = token["body"]
@@ -181,7 +194,11 @@ class _Interpolation:
         field = FIELD.fullmatch(body)
         if field is None:
             raise _Refused(f'"{token[0]}" is none of {KINDS}', "a literal ${ is written $${")
-        return self._value_of(field[1], field[2], cell)
+        values = [self._value_of(owner, field[2], cell) for owner in self._ids(field[1]) or [field[1]]]
+        if any(value != values[0] for value in values):
+            copies = ", ".join(self._ids(field[1]))
+            raise _Refused(f"{token[0]} is another one in each copy ({copies})", "name one of them")
+        return values[0]
 
     def _value_of(self, owner: str, name: str, cell: Cell) -> Any:
         node = self.owners.get(owner)
@@ -194,8 +211,9 @@ class _Interpolation:
         if field is None and node.op is None:
             raise _Refused
         if field is None:
-            what = "reads another node, it has no value" if name in node.edges else "is no field of it"
-            raise _Refused(f'node "{owner}": "{name}" {what}', did_you_mean(name, [*node.fields]))
+            if name in node.edges:
+                raise _Refused(f'node "{owner}": "{name}" reads another node, it has no value')
+            raise _Refused(f'node "{owner}": "{name}" is no field of it', did_you_mean(name, [*node.fields]))
         if name in node.wrong:
             raise _Refused
         values = node.launch if "." in name else node.values
@@ -204,6 +222,8 @@ class _Interpolation:
             if owner == "pipeline":
                 raise _Refused
             raise _Refused(f'node "{owner}" gives no {name}')
+        if type_mistake(lists_to_tuples(value), field.type) is not None:
+            raise _Refused  # told at that field
         if name == "seed" and value is None:
             return self._value_of("pipeline", "seed", cell)
         return self._as_seen_from(value, field, node, cell)

@@ -86,7 +86,7 @@ def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
         return []
     mistakes = _check_table(node, "", node.values, node.op.config_class, node.op.fields, node.op.edges)
     mistakes += _check_table(node, "launch.", node.launch, Launch, LAUNCH_FIELDS, {})
-    if mistakes:
+    if mistakes or node.wrong:
         return mistakes
     try:
         launch = Launch(**node.launch)
@@ -120,7 +120,7 @@ def _check_table(
             table[name] = value = _as_reference(value)
             message = edge_mistake(value, edges[name])
         elif name in fields:
-            table[name] = value = _lists_to_tuples(value)
+            table[name] = value = lists_to_tuples(value)
             message = type_mistake(value, fields[name].type)
         else:
             hint = did_you_mean(name, [*fields, *edges])
@@ -156,11 +156,11 @@ def _as_reference(value: Any) -> Any:
     return value
 
 
-def _lists_to_tuples(value: Any) -> Any:
+def lists_to_tuples(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_lists_to_tuples(member) for member in value)
+        return tuple(lists_to_tuples(member) for member in value)
     if isinstance(value, dict):
-        return {key: _lists_to_tuples(member) for key, member in value.items()}
+        return {key: lists_to_tuples(member) for key, member in value.items()}
     return value
 
 
