@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import mlflow.exceptions
 import sqlalchemy.exc
+from google.protobuf.json_format import ParseError
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
@@ -39,7 +40,12 @@ TAG_LENGTH = 5000
 DIGEST_LENGTH = 36  # of a dataset
 FOUND_AT_ONCE = 1000
 LOCK_TIMEOUT_S = 60
-UNREACHABLE = (mlflow.exceptions.MlflowException, sqlalchemy.exc.SQLAlchemyError, OSError)
+UNREACHABLE = (
+    mlflow.exceptions.MlflowException,
+    sqlalchemy.exc.SQLAlchemyError,
+    ParseError,  # another server answers there
+    OSError,
+)
 # Codes of errors that another try, or another server, may not have.
 PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ENDPOINT_NOT_FOUND")
 
@@ -185,17 +191,33 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
 def open_client(store: Path, uri: str) -> MlflowClient:
     """A client that has been answered; a database is made or migrated under a lock, since two at once would fail."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    waits = uri.startswith("sqlite:") and "?" not in uri  # else SQLite waits 5 s for another writer
+    is_file = uri.startswith("sqlite:") and "?" not in uri
     with _locked(store, uri):
-        client = MlflowClient(tracking_uri=f"{uri}?timeout={LOCK_TIMEOUT_S}" if waits else uri)
+        if is_file and not _file_of(uri).exists():
+            _make_database(_file_of(uri))
+        # Else SQLite waits 5 s for another writer.
+        client = MlflowClient(tracking_uri=f"{uri}?timeout={LOCK_TIMEOUT_S}" if is_file else uri)
         client.search_experiments(max_results=1)
     return client
+
+
+def _make_database(path: Path) -> None:
+    """Aside, since a first migration that was killed can never be finished; MLflow refuses what is left of it."""
+    fresh = path.with_name(f".{path.name}.new")
+    for leftover in (fresh, fresh.with_name(f"{fresh.name}-journal")):
+        leftover.unlink(missing_ok=True)
+    MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+    fresh.rename(path)
+
+
+def _file_of(uri: str) -> Path:
+    return Path(unquote(urlsplit(uri).path)[1:])
 
 
 @contextmanager
 def _locked(store: Path, uri: str) -> Iterator[None]:
     """Held while something is made that several processes may make at once; beside a database that stores share."""
-    folder = Path(unquote(urlsplit(uri).path)[1:]).parent if uri.startswith("sqlite:") else store
+    folder = _file_of(uri).parent if uri.startswith("sqlite:") else store
     with (folder / "mlflow.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

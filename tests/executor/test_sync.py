@@ -1,0 +1,365 @@
+"""The follower beside a run, `dflow sync` after it, and servers that do not do what a server should."""
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+from mlflow.exceptions import MlflowException
+from toy_ops import ONE_NODE, PROJECT, Toy, wait_for
+
+from executor import follow
+from executor.commands import sync
+from executor.follow import lacks, send_rest
+from executor.jsonlines import append_line, read_json, read_lines
+from executor.record import Record
+from executor.track import open_client, tracking_uri
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+class Told:
+    """A display that keeps what it is told."""
+
+    def __init__(self):
+        self.notes, self.warnings = [], []
+        self.note, self.warn = self.notes.append, self.warnings.append
+
+
+class FakeSender:
+    """Gives the answers one after the other, and the last one from then on."""
+
+    def __init__(self, *answers):
+        self.answers = answers
+        self.sends = 0
+
+    def send(self):
+        self.sends += 1
+        answer = self.answers[min(self.sends, len(self.answers)) - 1]
+        return answer() if callable(answer) else answer
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(follow, "EVERY_S", 0.01)
+    monkeypatch.setattr(follow, "RETRY_S", 0.01)
+
+    def started(sender, folder):
+        monkeypatch.setattr(follow, "_sender", lambda *a, **k: sender)
+        told = Told()
+        return follow.Follower(folder, folder, told), told
+
+    return started
+
+
+def test_a_follower_warns_once_and_tells_when_the_server_is_there_again(quick, tmp_path):
+    sender = FakeSender("away", "away", "still away", None)
+    follower, told = quick(sender, tmp_path)
+    wait_for(lambda: sender.sends > 5)
+    follower.finish(lambda: False)
+    assert (told.warnings, told.notes) == (["away"], ["MLflow is there again and has all of the run until now"])
+
+
+def test_a_follower_whose_server_stays_away_ends_without_waiting_for_its_next_try(quick, tmp_path, monkeypatch):
+    sender = FakeSender("away")
+    monkeypatch.setattr(follow, "RETRY_S", 3600)
+    follower, told = quick(sender, tmp_path)
+    monkeypatch.setattr(follow, "RETRY_S", 3600)
+    wait_for(lambda: told.warnings)
+    follower.finish(lambda: False)
+    assert told.warnings == ["away"]
+    assert told.notes == [f"MLflow lacks a part of this run; send it with: dflow sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_send_that_never_ends_holds_the_end_of_a_run_for_a_bounded_time_that_is_told(
+    quick, tmp_path, monkeypatch, stopped
+):
+    ever = threading.Event()
+    monkeypatch.setattr(follow, "SILENT_S", 0.0)
+    monkeypatch.setattr(follow, "STOPPED_WITHIN_S" if stopped else "END_WITHIN_S", 0.5)
+    follower, told = quick(FakeSender(ever.wait), tmp_path)
+    follower.finish(lambda: False, stopped=stopped)
+    ever.set()
+    assert told.notes == [
+        "sending the rest to MLflow, for 0 s at most (Ctrl-C: leave it)",
+        f"MLflow lacks a part of this run; send it with: dflow sync {tmp_path.name}",
+    ]
+
+
+def test_whoever_does_not_want_to_wait_for_mlflow_gives_up(quick, tmp_path):
+    ever = threading.Event()
+    follower, told = quick(FakeSender(ever.wait), tmp_path)
+    follower.finish(lambda: True)
+    ever.set()
+    assert told.notes == [f"MLflow lacks a part of this run; send it with: dflow sync {tmp_path.name}"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_follower_that_breaks_does_not_say_that_all_was_sent(quick, tmp_path):
+    def broken():
+        raise AssertionError("a mistake of dflow's own")
+
+    follower, told = quick(FakeSender(broken), tmp_path)
+    follower.finish(lambda: False)
+    assert told.notes == [f"MLflow lacks a part of this run; send it with: dflow sync {tmp_path.name}"]
+
+
+@pytest.fixture(scope="module")
+def unsent(tmp_path_factory):
+    """A store with a run that nothing was sent of."""
+    toy = Toy(tmp_path_factory.mktemp("unsent"))
+    assert toy.dflow("run", str(toy.file), "-s", "d.steps=30").returncode == 0
+    open_client(toy.store, tracking_uri(toy.store, None, toy.folder))  # making the database takes longest
+    return toy
+
+
+def stored_in(unsent, folder, uri=None):
+    """A copy of the store, whose run is tracked at another place."""
+    store = folder / "runs"
+    shutil.copytree(unsent.store, store)
+    record = Record.load(next((store / "records").iterdir()))
+    record.state.tracking_uri = uri
+    record.save()
+    return store, record
+
+
+def points_of(record, node="d"):
+    events = [event for event in read_lines(record.events_path) if (event["node"], event["kind"]) == (node, "metric")]
+    return [(event["step"], event["metrics"]["steps/loss"], int(event["time"] * 1000)) for event in events]
+
+
+def history(client, record, node="d", name="steps/loss"):
+    child = read_json(record.folder / "mlflow.json")["nodes"][node]["run_id"]
+    return [(point.step, point.value, point.timestamp) for point in client.get_metric_history(child, name)]
+
+
+class Answering:
+    """A server that gives the same answer to everything."""
+
+    def __init__(self, status, body):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self):
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST = do_PUT = do_PATCH = answer
+
+            def log_message(self, *arguments):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.uri = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (500, b"<html>oh</html>", "MLflow cannot be reached (API request to http://127.0.0.1"),
+        (429, b"", "MLflow cannot be reached (API request to http://127.0.0.1"),
+        (403, b'{"error_code": "PERMISSION_DENIED", "message": "no"}', "MLflow refused a part of the run ("),
+        (200, b"<html>another server</html>", "MLflow cannot be reached (API request to endpoint"),
+        (200, b'{"something": "else"}', "MLflow"),
+        (200, b'{"experiments": 3}', "MLflow cannot be reached ("),
+    ],
+)
+def test_a_server_that_gives_no_proper_answer_is_a_warning(unsent, tmp_path, status, body, said):
+    with closing(Answering(status, body)) as server:
+        store, record = stored_in(unsent, tmp_path, server.uri)
+        warning, _ = send_rest(store, record.folder)
+    assert warning.startswith(said)
+    assert warning.endswith(f"dflow sync {record.run}`")
+    assert "\n" not in warning
+    assert lacks(record)
+
+
+def test_a_server_that_never_answers_does_not_keep_a_run(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        toy = Toy(tmp_path, ONE_NODE + f'\n[mlflow]\ntracking_uri = "{uri}"\n', tracked=True)
+        result = toy.dflow("run", str(toy.file), MLFLOW_HTTP_REQUEST_TIMEOUT="1")
+    run = toy.state()["run"]
+    assert result.returncode == 0
+    assert result.stderr.startswith("warning: MLflow cannot be reached (API request to http://127.0.0.1")
+    assert result.stderr.count("warning") == 1
+    assert f"MLflow lacks a part of this run; send it with: dflow sync {run}\n" in result.stdout
+
+
+def test_a_place_that_is_none_is_a_warning(unsent, tmp_path):
+    store, record = stored_in(unsent, tmp_path, "htp://nowhere")
+    warning, _ = send_rest(store, record.folder)
+    assert "htp://nowhere" in warning
+
+
+@pytest.mark.parametrize("form", ["{folder}/mine.db", "beside.db", "file", "folder"])
+def test_databases_and_folders_are_places_too_and_relative_ones_lie_beside_the_pipeline(
+    unsent, tmp_path, form, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    uris = {"file": (tmp_path / "a folder é").as_uri(), "folder": "mlruns"}
+    uri = uris.get(form, "sqlite:///" + form.format(folder=tmp_path))
+    store, record = stored_in(unsent, tmp_path, uri)
+    for _ in range(2):
+        assert send_rest(store, record.folder)[0] is None
+        sent = read_json(record.folder / "mlflow.json")
+        sent["nodes"]["d"].update(points=0, begun=30)  # as after a kill
+        sent["events"] = None
+        (record.folder / "mlflow.json").write_text(json.dumps(sent))
+    assert send_rest(store, record.folder)[0] is None
+    place = tracking_uri(store, uri, unsent.folder)
+    assert points_of(record) == sorted(history(open_client(store, place), record))
+    made = {"{folder}/mine.db": tmp_path / "mine.db", "beside.db": unsent.folder / "beside.db"}
+    made |= {"file": tmp_path / "a folder é", "folder": unsent.folder / "mlruns"}
+    assert made[form].exists()
+    assert (store / "mlartifacts").exists() == (form not in ("file", "folder"))
+    assert not (tmp_path / "mlruns").exists()  # where MLflow puts files by itself: the working directory
+
+
+def test_sync_sends_every_run_that_lacks_something_and_says_what(unsent, tmp_path, capsys):
+    store, record = stored_in(unsent, tmp_path)
+    arguments = ["--store", str(store)]
+    assert synced(arguments) == 0
+    parent = read_json(record.folder / "mlflow.json")["parent"]
+    said = f"MLflow holds all of it (run {parent})\n"
+    assert capsys.readouterr().out == f"run {record.run}: sent 5 runs, 34 points, 14 files; {said}"
+    assert synced(arguments) == 0
+    assert capsys.readouterr().out == f"MLflow holds all runs of {store}\n"
+    assert synced([record.run, *arguments]) == 0
+    assert capsys.readouterr().out == f"run {record.run}: {said}"
+
+
+def test_sync_all_sends_what_mlflow_has_lost(unsent, tmp_path, capsys):
+    store, record = stored_in(unsent, tmp_path)
+    assert synced(["--store", str(store)]) == 0
+    client = open_client(store, tracking_uri(store, None, store))
+    with closing(sqlite3.connect(store / "mlflow.db")) as database, database:
+        for table in ("latest_metrics", "metrics", "params", "tags", "runs"):
+            database.execute(f"DELETE FROM {table}")
+    assert synced(["--store", str(store)]) == 0
+    assert "MLflow holds all runs" in capsys.readouterr().out
+    assert synced(["--all", "--store", str(store)]) == 0
+    assert "sent 5 runs, 34 points" in capsys.readouterr().out
+    assert history(client, record) == points_of(record)
+
+
+def synced(arguments):
+    parser = sync.argparse.ArgumentParser()
+    sync.add_arguments(parser)
+    return sync.main(parser.parse_args(arguments))
+
+
+def test_a_deleted_experiment_and_a_deleted_run_are_said_with_what_to_do(unsent, tmp_path):
+    store, record = stored_in(unsent, tmp_path)
+    client = open_client(store, tracking_uri(store, None, store))
+    experiment = client.create_experiment("toy")
+    client.delete_experiment(experiment)
+    warning, _ = send_rest(store, record.folder)
+    assert 'the experiment "toy" was deleted in MLflow; restore it: MLFLOW_TRACKING_URI=sqlite:///' in warning
+    assert f"mlflow experiments restore --experiment-id {experiment}" in warning
+    client.restore_experiment(experiment)
+    assert send_rest(store, record.folder)[0] is None
+    parent = read_json(record.folder / "mlflow.json")["parent"]
+    client.delete_run(parent)
+    append_line(record.events_path, {"time": 1.0, "node": "d", "kind": "warning", "message": "more"})
+    warning, _ = send_rest(store, record.folder)
+    assert f"its run {parent} was deleted in MLflow; restore it there" in warning
+
+
+def test_names_that_mlflow_does_not_take_and_values_that_are_no_numbers_lose_nothing(unsent, tmp_path):
+    store, record = stored_in(unsent, tmp_path)
+    values = {"acc@1": 0.5, "a//b": 1.0, "steps/nan": float("nan"), "steps/inf": float("inf")}
+    for step in (100, 101):
+        append_line(
+            record.events_path,
+            {"time": 1.0, "node": "d", "attempt": 1, "kind": "metric", "step": step, "metrics": values},
+        )
+    assert send_rest(store, record.folder)[0] is None
+    sent = read_json(record.folder / "mlflow.json")
+    sent["nodes"]["d"].update(points=0)
+    sent["events"] = None
+    (record.folder / "mlflow.json").write_text(json.dumps(sent))
+    assert send_rest(store, record.folder)[0] is None
+    client = open_client(store, tracking_uri(store, None, store))
+    for name in ("acc_1", "a/b", "steps/nan", "steps/inf"):
+        assert [step for step, *_ in history(client, record, name=name)] == [100, 101]
+
+
+def test_a_database_that_another_process_is_writing_to_is_tried_again(unsent, tmp_path, monkeypatch):
+    store, record = stored_in(unsent, tmp_path)
+    assert send_rest(store, record.folder)[0] is None
+    append_line(
+        record.events_path,
+        {"time": 1.0, "node": "d", "attempt": 1, "kind": "metric", "step": 100, "metrics": {"steps/loss": 0.0}},
+    )
+    answers = [MlflowException("(sqlite3.OperationalError) database is locked")] * 2
+    monkeypatch.setattr("executor.sender.time.sleep", lambda seconds: None)
+    opened = open_client(store, tracking_uri(store, None, store))
+
+    class Busy:
+        def __getattr__(self, name):
+            if answers and name == "log_batch":
+                raise answers.pop()
+            return getattr(opened, name)
+
+    monkeypatch.setattr("executor.track.open_client", lambda *a: Busy())
+    assert send_rest(store, record.folder)[0] is None
+    assert answers == []
+    assert sorted(history(opened, record))[-1] == (100, 0.0, 1000)
+
+
+KILLED_AT_RANDOM = """
+import os, random, signal, sys, time
+from pathlib import Path
+import executor.sender
+from executor.follow import lacks, send_rest
+from executor.record import Record
+
+store, folder = Path(sys.argv[1]), Path(sys.argv[2])
+draw = random.Random(7)
+executor.sender.POINTS_AT_ONCE = 100
+kills = 0
+while lacks(Record.load(folder)):
+    child = os.fork()
+    if child == 0:
+        os._exit(send_rest(store, folder)[0] is not None)
+    time.sleep(draw.uniform(0.05, 0.5 + kills / 10))
+    if os.waitpid(child, os.WNOHANG) == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        kills += 1
+    assert kills < 200
+print(kills)
+"""
+
+
+def test_a_sync_that_is_killed_at_any_moment_sends_everything_once(unsent, tmp_path):
+    """The second part of an undisturbed run is not told from that of one whose sync was killed again and again."""
+    store, record = stored_in(unsent, tmp_path)
+    for step in range(30, 1500):
+        line = {"time": 1.0 + step, "node": "d", "attempt": 1, "kind": "metric", "step": step}
+        append_line(record.events_path, {**line, "metrics": {"steps/loss": 1 / (step + 1)}})
+    command = [sys.executable, "-W", "ignore", "-c", KILLED_AT_RANDOM, str(store), str(record.folder)]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert int(found.stdout) > 3
+    client = open_client(store, tracking_uri(store, None, store))
+    runs = client.search_runs(["1"])
+    assert sorted(run.data.tags.get("dflow.node", "") for run in runs) == ["", "a", "b", "c", "d"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert sorted(points_of(record)) == sorted(history(client, record))
