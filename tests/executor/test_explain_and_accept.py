@@ -1,12 +1,16 @@
 """`dflow explain` names what changed down to the line, and `dflow accept` keeps what a harmless change would redo."""
 
 import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_ops import Toy
+from toy_ops import PROJECT, UNTRACKED, Toy
 
 GLUE = "return between.join(texts)"
 HARMLESS = "joined = between.join(texts)\n    return joined"
@@ -198,3 +202,21 @@ def test_without_a_terminal_nothing_is_accepted_unasked(toy: Toy) -> None:
     assert 2 == result.returncode
     assert "give --yes" in result.stderr
     assert "c runs:" in told(toy, "c")
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("y\n", 0), ("\n", 1), ("n\n", 1)])
+def test_on_a_terminal_the_user_is_asked_after_the_difference_was_shown(toy: Toy, answer: str, expected: int) -> None:
+    edit(toy, GLUE, HARMLESS)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", UNTRACKED, "accept", str(toy.file), "c", "--store", str(toy.store)]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1"}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.write(ours, answer.encode())
+    out, errors = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert expected == process.returncode, errors
+    assert out.index("+    joined") < out.index("Is the artifact still right with this code? [y/N]")
+    assert ("c: cached" if expected == 0 else "c runs:") in told(toy, "c")
