@@ -168,7 +168,7 @@ def _new(
     """A session with a new record. nodes: those that are taken from an earlier run, `source`."""
     decisions = _met(planner)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
-    record = Record.create(store.records, planner.graph, nodes=fresh, **state)
+    record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
     return _session(store, record, planner, decisions, source.plan() if source is not None else {})
 
 

@@ -105,10 +105,17 @@ class Record:
         self._lock: int | None = None
 
     @classmethod
-    def create(
+    def create(cls, records: Path, graph: Graph, **state: Any) -> Record:
+        """A new record with an id that comes after all that are there, e.g. 20261121-183012-ab12."""
+        record = cls.prepare(records, graph, **state)
+        record.save_all()
+        return record
+
+    @classmethod
+    def prepare(
         cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
     ) -> Record:
-        """A new record with an id that comes after all that are there, e.g. 20261121-183012-ab12."""
+        """The same, but nobody sees it before its state is saved."""
         folder = _new_folder(records)
         write_json(folder / "graph.json", graph_to_json(graph), in_one_line=True)
         run_state = RunState(
@@ -121,9 +128,7 @@ class Record:
             nodes={node: NodeState() for node in graph.nodes} if nodes is None else dict(nodes),
             **state,
         )
-        record = cls(folder, run_state)
-        record.save_all()
-        return record
+        return cls(folder, run_state)
 
     @classmethod
     def load(cls, folder: Path) -> Record:
