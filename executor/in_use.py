@@ -125,7 +125,6 @@ def _digests(run: Kept, records: Sequence[Record], index: Mapping[str, Sequence[
     yield from state.pinned.values()
     keys = {node.key for node in state.nodes.values() if node.digest is None}
     if run.running:
-        keys |= {row.get("key") for row in run.record.plan().values()}
         yield from _before(state, records).values()
     for key in keys:
         if key is not None and index.get(key):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from imitated_runs import artifacts, begin, edit, ended, execute, planned, run, run_again, toy_pipeline
-from toy_ops import PROJECT
+from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
 from executor.collect import collect, survey
-from executor.record import find_record
+from executor.record import Record, find_record
 from executor.store import Store
 from executor.tags import add_tag
 from executor.verify import check, set_aside
@@ -67,7 +68,7 @@ def test_a_tagged_run_keeps_what_it_uses(toy):
 
 
 def test_a_running_run_keeps_what_it_counts_on(toy):
-    """Of a run that has just begun nothing stands in the states yet: its plan says what it will take."""
+    """It has planned to take everything, and has not come to any node yet."""
     run(toy)
     before = artifacts(toy)
     session = begin(toy)
@@ -93,18 +94,61 @@ def test_a_running_run_keeps_what_may_yet_be_cut_off(toy):
 
 def test_what_a_running_run_has_just_committed_stays_before_its_record_says_so(toy):
     session = begin(toy)
-    store, node_id = session.store, "a"
-    decision = session.planner.decide(node_id, {})
-    with store.lease(decision.key, session.record.run) as lease:
+    store = session.store
+    with store.lease("a key of which the record knows nothing yet", session.record.run) as lease:
         lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
         line = {"run": session.record.run, "neutral": {}, "acceptance": "computed"}
-        digest = store.commit(lease, decision.key, {"format": 1}, line)
+        digest = store.commit(lease, lease.folder.name, {"format": 1}, line)
         gc(toy, 0)
         assert artifacts(toy) == {digest}
-        assert work_folders(toy) == {decision.key}
+        assert work_folders(toy) == {lease.folder.name}
     ended(session.record, "stopped")
+
+
+def test_what_was_committed_by_a_run_that_died_before_its_record_said_so_is_there_when_it_goes_on(toy):
+    session = begin(toy)
+    store, key = session.store, session.planner.decide("a", {}).key
+    with store.lease(key, session.record.run) as lease:
+        lease.acquire(print, lambda: False)
+        lease.empty(keep_state=False)
+        (lease.out_dir / "text.txt").write_text("fresh")
+        line = {"run": session.record.run, "neutral": {}, "acceptance": "computed"}
+        digest = store.commit(lease, key, {"format": 1}, line)
+    ended(session.record, "running")
+    gc(toy, 1)
+    assert (artifacts(toy), work_folders(toy)) == ({digest}, {key})
+    gc(toy, 0)
+    assert (artifacts(toy), work_folders(toy)) == (set(), set())
+
+
+def test_what_a_run_was_to_take_as_it_is_stays_though_it_died_before_it_began(toy):
+    first = run(toy, contents="first")
+    taken = first.state.nodes["a"].digest
+    Record.create(toy.store / "records", first.graph(), pinned={"a": taken})
+    gc(toy, 1)
+    assert artifacts(toy) == {taken}
+
+
+def test_a_commit_that_was_cut_off_can_be_completed(toy, monkeypatch):
+    """The artifact is in its place, and the line of the index is not written yet."""
+    session = begin(toy)
+    store = session.store
+    monkeypatch.setattr(store, "_append", lambda key, entry: None)
+    with store.lease("k", session.record.run) as lease:
+        lease.acquire(print, lambda: False)
+        lease.empty(keep_state=False)
+        (lease.out_dir / "text.txt").write_text("fresh")
+        line = {"run": session.record.run, "neutral": {}, "acceptance": "computed"}
+        digest = store.commit(lease, "k", {"format": 1}, line)
+    ended(session.record, "stopped")
+    gc(toy, 1)
+    assert artifacts(toy) == {digest}
+    fresh = Store.open(toy.store, write=True)
+    with fresh.lease("k", session.record.run) as lease:
+        lease.acquire(print, lambda: False)
+        assert (fresh.finish_commit(lease, "k"), fresh.newest("k").digest) == (digest, digest)
 
 
 def test_unfinished_work_stays_while_its_run_is_kept(toy):
@@ -201,10 +245,35 @@ def test_a_gc_that_is_killed_leaves_a_whole_store(toy, place):
         check=False,
     )
     assert killed.returncode == -9, killed.stderr
+    if place.startswith("gc:renam"):  # whole, under a name that nobody takes for an artifact
+        gone = [path for path in (toy.store / "objects").iterdir() if path.name.startswith(".gone-")]
+        assert gone and all((path / "manifest.json").exists() for path in gone)
     assert {decision.cache for decision in planned(toy, kept).values()} == {"hit"}
     gc(toy, 1)
     assert artifacts(toy) == digests(kept)
     assert work_folders(toy) == set()
+
+
+def test_runs_go_on_while_everything_else_is_removed_again_and_again(tmp_path):
+    """Nothing is kept but what runs count on: what one left behind is at times taken by the next, at times gone."""
+    toy = Toy(tmp_path)
+    ended = threading.Event()
+    removed = []
+
+    def collect_all_the_time():
+        while not ended.is_set():
+            if (toy.store / "format").exists():
+                removed.extend(item.label for item in gc(toy, 0).goes)
+
+    collecting = threading.Thread(target=collect_all_the_time)
+    collecting.start()
+    try:
+        runs = [toy.dflow("run", str(toy.file), "-s", f"a.text={text}") for text in ("x", "y", "x", "x")]
+    finally:
+        ended.set()
+        collecting.join()
+    assert [result.returncode for result in runs] == [0] * 4, [result.stderr for result in runs]
+    assert removed
 
 
 NAMES = st.sampled_from(["toy", "other"])
