@@ -56,8 +56,9 @@ def store_path(given: str | None, pipeline_file: Path | None) -> Path:
 class IndexLine:
     """One line of the index: a run computed `digest` for the key.
 
-    acceptance: "computed", "forced" by --from, "pulled" from `source`, a URL, or "accepted": `user` declared, for `reason`, that what was computed for
-    accepted_key holds for this key too, of which only the code differs. without_code: the key for any code.
+    acceptance: "computed", "forced" by --from, "pulled" from `source`, a URL, or "accepted": `user` declared, for
+    `reason`, that what was computed for accepted_key holds for this key too, of which only the code differs.
+    without_code: the key for any code.
     """
 
     digest: str
@@ -107,8 +108,8 @@ class Store:
 
     @property
     def external_memo(self) -> Path | None:
-        memo = self.path / "external.jsonl"
-        return memo if self.path.is_dir() and os.access(self.path, os.W_OK) else None
+        """Where digests of external inputs are remembered; nothing is put into a folder that is no store yet."""
+        return self.path / "external.jsonl" if (self.path / "format").exists() else None
 
     def object_path(self, digest: str) -> Path:
         return self.path / "objects" / digest

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from dsl.errors import DataError
 from executor.external import ExternalDigests, folder_digest
+from executor.keys import Sources
+from executor.store import Store
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 GRAIN_S = 0.02  # more than the kernel's
@@ -145,6 +147,15 @@ def test_a_memo_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text("hello")
     assert HELLO == ExternalDigests(tmp_path / "no folder" / "external.jsonl", later).of(path)
+
+
+def test_a_folder_that_is_no_store_yet_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("hello")
+    (tmp_path / "empty").mkdir()
+    sources = Sources.now(Store.open(tmp_path / "empty", write=False).external_memo)
+    assert HELLO == sources.externals.of(path)
+    assert [] == list((tmp_path / "empty").iterdir())
 
 
 def test_names_that_are_not_unicode_are_hashed_as_any_other(tmp_path: Path) -> None:
