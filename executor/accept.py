@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -75,7 +76,7 @@ def accept(store: Store, planner: Planner, offer: Acceptable, reason: str) -> tu
     now = node_parts(planner.graph, offer.node, Sources.now(store.external_memo))
     if now != planner.parts[offer.node]:
         raise ConfigError(f'the code or the data of node "{offer.node}" changed just now: look at it, and accept again')
-    user, at = getpass.getuser(), time.time()
+    user, at = _user(), time.time()
     line = IndexLine(
         digest=offer.line.digest,
         run=offer.line.run,
@@ -89,6 +90,14 @@ def accept(store: Store, planner: Planner, offer: Acceptable, reason: str) -> tu
     )
     store.accept(offer.key, line)
     return _note_in_record(store, offer, line), accepted_text(user, at, reason)
+
+
+def _user() -> str:
+    """The name of who runs this; a number where the machine knows no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 def _note_in_record(store: Store, offer: Acceptable, line: IndexLine) -> Record | None:

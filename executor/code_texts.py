@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def keep_texts(store: Path, graph: Graph, node_id: str, code: Mapping[str, str])
             path = _path(store, hash)
             with clear_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                fresh = path.with_name(f".{hash}.{node_id}")
+                fresh = path.with_name(f".{hash}.{os.getpid()}.{node_id}")  # another may keep it too
                 fresh.write_text(text, encoding="utf-8")
                 fresh.replace(path)
 

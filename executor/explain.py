@@ -23,18 +23,21 @@ InputState = Literal["runs", "may change", "changed", "added", "removed"]
 
 @frozen
 class ValueChange:
-    """A value that enters the key: kind "op", "config", "content" or "library"; ABSENT where there is or was none."""
+    """A value that enters the key: kind "op", "config", "content" or "library"; "setting" for one that does not.
+
+    ABSENT where there is or was none. path: the file or folder whose content changed.
+    """
 
     kind: str
     name: str
     old: Any
     new: Any
+    path: str = ""
 
     def to_json(self) -> dict[str, Any]:
         values = {"old": self.old, "new": self.new}
-        return {"kind": self.kind, "name": self.name} | {
-            name: value for name, value in values.items() if value is not ABSENT
-        }
+        head = {"kind": self.kind, "name": self.name} | ({"path": self.path} if self.path else {})
+        return head | {name: value for name, value in values.items() if value is not ABSENT}
 
 
 @frozen
@@ -165,10 +168,15 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
     code = changed_code(store, planner.graph, node.id, previous.parts["code"])
     return attrs.evolve(
         whole,
-        values=value_changes(previous.parts, parts),
+        values=tuple(_with_path(change, node) for change in value_changes(previous.parts, parts)),
         code=code if parts["code"] != previous.parts["code"] else (),
         inputs=tuple(_inputs(store, node, decisions, previous)),
     )
+
+
+def _with_path(change: ValueChange, node: GraphNode) -> ValueChange:
+    is_path = change.kind == "content" and change.name in node.op.fields
+    return attrs.evolve(change, path=str(getattr(node.config, change.name))) if is_path else change
 
 
 def _waits(node: GraphNode, decisions: Mapping[str, Decision]) -> list[InputChange]:

@@ -54,7 +54,8 @@ def _lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
 def value_text(node: str, change: ValueChange) -> str:
     """One line: the kind of change, its name, the old and the new value."""
     name = change.name if change.kind in ("library", "op") else f"{node}.{change.name}"
-    return f"{change.kind} changed: {name} {_from_to(change)}"
+    place = f" ({change.path})" if change.path else ""
+    return f"{change.kind} changed: {name}{place} {_from_to(change)}"
 
 
 def _from_to(change: ValueChange) -> str:

@@ -103,7 +103,7 @@ def test_external_content_that_changed_is_named(toy: Toy) -> None:
     assert toy.dflow("run", str(toy.file)).returncode == 0
     (toy.folder / "data.txt").write_text("two")
     text = told(toy, "a")
-    assert "content changed: a.source from " in text
+    assert f"content changed: a.source ({toy.folder / 'data.txt'}) from " in text
 
 
 def test_a_renamed_and_a_moved_function_are_told_as_such(toy: Toy) -> None:
