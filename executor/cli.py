@@ -23,6 +23,8 @@ COMMANDS = {
     "accept": "keep an artifact valid over a change of its code that does no harm",
     "diff": "show what differs between two runs",
     "status": "show a run",
+    "runs": "list the runs of a store",
+    "logs": "print what a node prints",
     "ops": "list the ops, or describe one",
     "verify": "find artifacts that were damaged, and take them out of use",
     "gc": "remove what no kept run uses; show it unless --delete is given",

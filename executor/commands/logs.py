@@ -1,0 +1,105 @@
+"""`dflow logs`: what a node printed, also while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from dsl.errors import DflowError, did_you_mean
+from executor.commands.arguments import add_store, count
+from executor.exits import OK
+from executor.record import Record, find_record
+from executor.store import Store, store_path
+
+POLL_S = 0.2
+CHUNK = 65536
+OVER = ("done", "failed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="a run's id or a part of it, or its tag; the latest unless given"
+    )
+    parser.add_argument("node", metavar="NODE")
+    parser.add_argument("-f", dest="follow", action="store_true", help="go on until the node has ended")
+    parser.add_argument("-n", dest="lines", type=count, metavar="LINES", help="only the last ones; all unless given")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    record = find_record(Store.open(store_path(options.store, None), write=False).records, options.run)
+    if options.node not in record.state.nodes:
+        nodes = ", ".join(record.state.nodes)
+        hint = did_you_mean(options.node, list(record.state.nodes))
+        raise DflowError(f'run {record.run} has no node "{options.node}"{hint and f"; {hint}"}; its nodes: {nodes}')
+    log = _Log(record.log_path(options.node))
+    log.print_last(options.lines)
+    if options.follow:
+        _follow(record, options.node, log)
+    elif not log.is_there:
+        _say_why_empty(record, options.node)
+    return OK
+
+
+def _follow(record: Record, node_id: str, log: _Log) -> None:
+    """Across attempts, until the node is done or failed for good, or nobody works on the run."""
+    is_over = False
+    while not is_over:
+        # First the question, then the reading: what the node printed before it ended is printed too.
+        is_alive = record.is_alive()
+        record.reload()
+        is_over = record.state.nodes[node_id].state in OVER or not is_alive
+        log.print_more()
+        if not is_over:
+            time.sleep(POLL_S)
+    if not log.is_there:
+        _say_why_empty(record, node_id)
+
+
+def _say_why_empty(record: Record, node_id: str) -> None:
+    node = record.state.nodes[node_id]
+    if node.source_run is not None:
+        where = f"its artifact is that of run {node.source_run}: dflow logs {node.source_run} {node_id}"
+    else:
+        where = f"it did not run, its state is {node.state}"
+    raise DflowError(f"{node_id} printed nothing in run {record.run}: {where}")
+
+
+class _Log:
+    """Prints a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    @property
+    def is_there(self) -> bool:
+        return self._path.exists()
+
+    def print_last(self, lines: int | None) -> None:
+        """The last lines there are now; None: all."""
+        if lines is None:
+            self.print_more()
+        elif self.is_there:
+            with self._path.open("rb") as file:
+                for line in deque(file, maxlen=lines):
+                    _write(line)
+                self._offset = file.tell()
+
+    def print_more(self) -> None:
+        """What was added since."""
+        if not self.is_there:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            while data := file.read(CHUNK):
+                _write(data)
+            self._offset = file.tell()
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
