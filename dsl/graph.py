@@ -68,9 +68,14 @@ class Graph:
 
 def compile_pipeline(pipeline: Pipeline) -> Graph:
     """Check references, artifact types, external paths and cycles. Raises PipelineError with all mistakes."""
-    mistakes = wiring_mistakes(written_nodes(pipeline), pipeline.root)
+    mistakes = wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine)
     if mistakes:
         raise PipelineError(mistakes)
+    return compiled(pipeline)
+
+
+def compiled(pipeline: Pipeline) -> Graph:
+    """The graph of a pipeline that is known to have no mistakes."""
     nodes = {node.id: _compiled(node, pipeline.root) for node in pipeline.nodes.values()}
     order = in_order({node.id: node.parents for node in nodes.values()})
     return Graph(

@@ -11,7 +11,7 @@ import attrs
 from dsl.document import Document, Places, read_document
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean
 from dsl.for_each import expanded
-from dsl.graph import Graph, compile_pipeline
+from dsl.graph import Graph, compiled
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, put_on_path, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
@@ -28,7 +28,7 @@ TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 
 def read_graph(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Graph:
     """Read and compile. Raises PipelineError with all mistakes of both, in the order of the file."""
-    return compile_pipeline(read_pipeline(file, overrides, sweeps))
+    return compiled(read_pipeline(file, overrides, sweeps))
 
 
 def read_pipeline(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Pipeline:
@@ -68,7 +68,7 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep]) -> Pip
     mistakes += wrong
     for node in nodes.values():
         mistakes += add_checked_node(pipeline, node)
-    mistakes += wiring_mistakes(nodes, root)
+    mistakes += wiring_mistakes(nodes, root, pipeline.machine)
     if mistakes:
         raise PipelineError(_in_order(told_once(mistakes, nodes), document))
     return pipeline
@@ -196,7 +196,7 @@ def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep]) 
         pipeline = apply_overrides(pipeline, overrides, sweeps)
     except PipelineError as error:
         mistakes += error.mistakes
-    mistakes += wiring_mistakes(written_nodes(pipeline), pipeline.root)
+    mistakes += wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine)
     if mistakes:
         raise PipelineError(_in_order(mistakes, None))
     return pipeline

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import Mistake, did_you_mean
+from dsl.launch import Machine
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
 from dsl.order import cycles
 from dsl.secrets import may_hold_secrets, secret_names
+from dsl.sizes import parsed_bytes
 from dsl.written import WrittenNode
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path) -> list[Mistake]:
+def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path, machine: Machine) -> list[Mistake]:
     """All mistakes between the nodes, also where some nodes are known in part. Paths are relative to root."""
     mistakes: list[Mistake] = []
     for node in nodes.values():
@@ -27,6 +29,7 @@ def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path) -> list[Mistak
             mistakes += _external_mistakes(node, node.op, root)
             mistakes += _pin_mistakes(node, node.op, root)
             mistakes += _launch_mistakes(node, node.op)
+            mistakes += _machine_mistakes(node, machine)
             mistakes += _secret_mistakes(node)
     return [*mistakes, *_cycle_mistakes(nodes)]
 
@@ -128,6 +131,17 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
     told: Mapping[str, str] = getattr(op.config_class, "launch_mistakes", _none)(node.values, node.launch)
     for name, message in told.items():
         yield node.mistake(name, message)
+
+
+def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Mistake]:
+    """A node that asks for more than the run may use would never start."""
+    for name in ("cpus", "gpus", "memory"):
+        asked, there = node.launch.get(name), getattr(machine, name)
+        if asked is None or there is None:
+            continue
+        is_more = parsed_bytes(asked) > parsed_bytes(there) if name == "memory" else asked > there
+        if is_more:
+            yield node.mistake(f"launch.{name}", f"more than the {there} of [machine] {name}")
 
 
 def _secret_mistakes(node: WrittenNode) -> Iterator[Mistake]:

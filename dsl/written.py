@@ -15,6 +15,7 @@ from dsl.op import ConfigField, Edge, OpSpec, Ref, config_fields, edge_mistake, 
 from dsl.pipeline import Launch, Pipeline
 
 LAUNCH_FIELDS = config_fields(Launch)
+DEFAULT_LAUNCH = Launch()
 
 
 @define
@@ -85,11 +86,12 @@ def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
     if node.op is None:
         return []
     mistakes = _check_table(node, "", node.values, node.op.config_class, node.op.fields, node.op.edges)
-    mistakes += _check_table(node, "launch.", node.launch, Launch, LAUNCH_FIELDS, {})
+    if node.launch:
+        mistakes += _check_table(node, "launch.", node.launch, Launch, LAUNCH_FIELDS, {})
     if mistakes or node.wrong:
         return mistakes
     try:
-        launch = Launch(**node.launch)
+        launch = Launch(**node.launch) if node.launch else DEFAULT_LAUNCH
     except ValueError as error:
         return [node.mistake("launch", str(error))]
     try:
@@ -169,6 +171,9 @@ def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]
 
     wrong are fields that were given with a value that is known to be none: they have not their default either.
     """
+    validated = [each for each in attrs.fields(cls) if each.validator is not None and each.name in values]
+    if not validated:
+        return {}
     stand_in: Any = object.__new__(cls)
     for attribute in attrs.fields(cls):
         value = values.get(attribute.name, attribute.default)
@@ -176,14 +181,13 @@ def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]
         if is_known and not isinstance(value, attrs.Factory):  # type: ignore[arg-type]
             object.__setattr__(stand_in, attribute.name, value)
     refused = {}
-    for attribute in attrs.fields(cls):
-        if attribute.name in values and attribute.validator is not None:
-            try:
-                attribute.validator(stand_in, attribute, values[attribute.name])
-            except AttributeError:
-                continue  # it asks for a field that is itself wrong or missing; the constructor validates again
-            except (ValueError, TypeError, ConfigError) as error:
-                refused[attribute.name] = _readable(error)
+    for attribute in validated:
+        try:
+            attribute.validator(stand_in, attribute, values[attribute.name])
+        except AttributeError:
+            continue  # it asks for a field that is itself wrong or missing; the constructor validates again
+        except (ValueError, TypeError, ConfigError) as error:
+            refused[attribute.name] = _readable(error)
     return refused
 
 

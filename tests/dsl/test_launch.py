@@ -122,6 +122,15 @@ def test_mistakes_in_machine_and_mlflow_are_told_together(tmp_path: Path) -> Non
     ]
 
 
+def test_a_node_that_asks_for_more_than_the_machine_may_give_is_refused(tmp_path: Path) -> None:
+    machine = '[machine]\ncpus = 4\ngpus = 1\nmemory = "2 GiB"\n'
+    assert mistakes(tmp_path, machine + NODE + 'launch = { cpus = 5, gpus = 2, memory = "2.2 GB" }\n') == [
+        "8:12: node.n.launch.cpus: more than the 4 of [machine] cpus",
+        "8:22: node.n.launch.gpus: more than the 1 of [machine] gpus",
+        "8:32: node.n.launch.memory: more than the 2 GiB of [machine] memory",
+    ]
+
+
 def test_a_tag_that_dflow_or_mlflow_writes_is_refused(tmp_path: Path) -> None:
     told = [
         mistakes(tmp_path, f"[mlflow.tags]\n{tag} = 'x'\n" + NODE) for tag in ('"dflow.node"', '"mlflow.note"', '" "')
