@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_ops import PROJECT, UNTRACKED, Toy
+from toy_ops import ONE_NODE, PROJECT, UNTRACKED, Toy
 
 GLUE = "return between.join(texts)"
 HARMLESS = "joined = between.join(texts)\n    return joined"
@@ -220,3 +220,14 @@ def test_on_a_terminal_the_user_is_asked_after_the_difference_was_shown(toy: Toy
     assert expected == process.returncode, errors
     assert out.index("+    joined") < out.index("Is the artifact still right with this code? [y/N]")
     assert ("c: cached" if expected == 0 else "c runs:") in told(toy, "c")
+
+
+def test_an_mlflow_server_that_is_away_is_only_a_warning(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, f'{ONE_NODE}\n[mlflow]\ntracking_uri = "http://127.0.0.1:9"\n')
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    edit(toy, 'count_call("make")', 'count_call("make"); pass')
+    toy.tracked = True
+    code, text = accept(toy, "a", "--reason", "nothing")
+    assert 0 == code
+    assert "MLflow cannot be reached" in text
+    assert "accepted by" in told(toy, "a")
