@@ -18,7 +18,7 @@ from executor.explain_text import accepted_text, value_text
 from executor.jsonlines import append_line
 from executor.keys import KeyParts, Sources, node_inputs, node_parts
 from executor.plan import Planner
-from executor.record import STATE, Record, newest_records
+from executor.record import Record, is_begun, newest_records
 from executor.store import IndexLine, Store
 from executor.verify import check
 
@@ -102,7 +102,7 @@ def _user() -> str:
 
 def _note_in_record(store: Store, offer: Acceptable, line: IndexLine) -> Record | None:
     folder = store.records / line.run
-    if not (folder / STATE).exists():
+    if not is_begun(folder):
         return None
     record = Record.load(folder)
     node = maker_of(record, offer.line, offer.old_key) or offer.node
@@ -139,7 +139,7 @@ def _code(store: Store, key: str, manifest: Mapping[str, Any]) -> Mapping[str, s
     """The code hashes of a key: in the manifest, or where the same content was there before, in the run's plan."""
     code: Mapping[str, str] = manifest["key_parts"]["code"]
     line = store.newest(key)
-    if manifest.get("key") == key or line is None or not (store.records / line.run / STATE).exists():
+    if manifest.get("key") == key or line is None or not is_begun(store.records / line.run):
         return code
     for row in Record.load(store.records / line.run).plan().values():
         if row.get("key") == key and "parts" in row:

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from dsl.errors import StoreError
 from executor.jsonlines import read_object
-from executor.record import STATE, Record, RunState
+from executor.record import Record, RunState, is_begun
 from executor.store import COMMIT, IndexLine, Store
 from executor.tags import tags_of
 
@@ -49,7 +49,7 @@ def all_records(records: Path) -> list[Record]:
     A record without any state is that of a run which never began.
     """
     folders = sorted(records.iterdir(), reverse=True) if records.is_dir() else []
-    begun = [folder for folder in folders if (folder / STATE).exists()]
+    begun = [folder for folder in folders if is_begun(folder)]
     found = []
     for folder in begun:
         try:

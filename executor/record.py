@@ -135,7 +135,7 @@ class Record:
         """Raises StoreError where there is no whole record."""
         run: dict[str, Any] | None = None
         nodes: dict[str, NodeState] = {}
-        for line in read_lines(folder / STATE):
+        for line in read_lines(folder / STATE) or _lines_of_format_1(folder):
             run = line.get("run", run)
             if "node" in line:
                 nodes[line["node"]] = NodeState(**_known(NodeState, line))
@@ -157,6 +157,11 @@ class Record:
 
     def graph(self) -> Graph:
         return graph_from_json(read_json(self.folder / "graph.json"))
+
+    def op_names(self) -> dict[str, str]:
+        """The op of each node by its name; the ops themselves need not be there any more."""
+        graph = read_json(self.folder / "graph.json") or {"nodes": []}
+        return {node["id"]: node["op"] for node in graph["nodes"]}
 
     def plan(self) -> dict[str, Any]:
         """Per node: the decision, the key and the nodes it reads; of what was not cached, the reason and key parts."""
@@ -222,6 +227,11 @@ class Record:
             os.close(self._lock)
             self._lock = None
 
+    def status(self) -> Status:
+        """As recorded, but "stopped" where it says running and no process works on it any more."""
+        is_killed = self.state.status == "running" and not self.is_alive()
+        return "stopped" if is_killed else self.state.status
+
     def is_alive(self) -> bool:
         """Whether a process works on this run now."""
         try:
@@ -235,6 +245,16 @@ class Record:
         finally:
             os.close(descriptor)
         return False
+
+
+def _lines_of_format_1(folder: Path) -> list[dict[str, Any]]:
+    """The record of a store of layout 1, in which state.json was replaced as a whole."""
+    state = read_json(folder / "state.json")
+    if state is None:
+        return []
+    nodes = state.pop("nodes")
+    state["result_nodes"] = list(nodes)[-1:]
+    return [{"run": state}, *({"node": node_id, **node} for node_id, node in nodes.items())]
 
 
 def _changed(state: NodeState | RunState) -> dict[str, Any]:
@@ -289,12 +309,17 @@ def results_run(state: RunState) -> str | None:
     return next((node.source_run for node in reversed(nodes) if node.source_run), None)
 
 
+def is_begun(folder: Path) -> bool:
+    """Whether a folder holds a record; one without any state is that of a run which never began."""
+    return any((folder / name).exists() for name in (STATE, "state.json"))
+
+
 def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Record]:
     """Records from the newest to the oldest, those of one pipeline where its name is given."""
     if not records.is_dir():
         return
     for folder in sorted(records.iterdir(), reverse=True):
-        if not (folder / STATE).exists():
+        if not is_begun(folder):
             continue
         record = Record.load(folder)
         if pipeline is None or record.state.pipeline == pipeline:

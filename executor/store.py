@@ -30,7 +30,7 @@ from executor.jsonlines import append_line, read_json, read_lines, read_object, 
 from executor.lease import Lease, remove_leftovers
 from executor.store_lock import artifacts_taken
 
-FORMAT = 1
+FORMAT = 2  # 1: a record's state was one file, state.json, which is read still
 COMMIT = "commit.json"
 FOLDERS = ("objects", "index", "work", "records")
 PROJECT_MARKS = ("pyproject.toml", ".git")
@@ -229,8 +229,8 @@ class Store:
     def _make(self) -> None:
         with clear_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            # First of all: a folder without it is taken for something else.
-            if not (self.path / "format").exists():
+            # First of all: a folder without it is taken for something else, and an older dflow keeps away by it.
+            if read_json(self.path / "format") != FORMAT:
                 write_json(self.path / "format", FORMAT, durable=True)
             if not all((self.path / name).is_dir() for name in FOLDERS):
                 for name in FOLDERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from executor.plan import Decision
-from executor.record import STATE, NodeState, Record, final_metrics
+from executor.record import NodeState, Record, final_metrics, is_begun
 from executor.store import Store
 
 
@@ -39,7 +39,7 @@ class SourceRuns:
             return None
         if run not in self._made:
             folder = self._store.records / run
-            nodes = Record.load(folder).state.nodes.values() if (folder / STATE).exists() else ()
+            nodes = Record.load(folder).state.nodes.values() if is_begun(folder) else ()
             self._made[run] = {node.key: node for node in nodes if node.cache != "hit"}
         return self._made[run].get(key)
 

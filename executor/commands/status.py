@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from executor.commands.arguments import add_json, add_run, add_store
 from executor.exits import OK
 from executor.explain_text import accepted_text
 from executor.lines import print_lines
-from executor.record import find_record, mlflow_ids
+from executor.live_figures import LiveFigures, live_figures
+from executor.record import Record, find_record, mlflow_ids
 from executor.results import print_results
+from executor.run_list import running_runs
 from executor.store import Store, store_path
 
 
@@ -24,41 +28,56 @@ def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
     record = find_record(store.records, options.run)
     state = record.state
-    if state.status == "running" and not record.is_alive():
-        state.status = "stopped"
-        for node in state.nodes.values():
-            node.state = "pending" if node.state == "running" else node.state
+    state.status = record.status()
+    live = live_figures(record) if state.status == "running" else {}
+    for node in state.nodes.values():
+        node.state = "pending" if node.state == "running" and state.status != "running" else node.state
     if options.json:
-        mlflow = mlflow_ids(store.records, record)
-        graph = record.graph()
-        nodes = [
-            {
-                "id": node_id,
-                "op": graph.nodes[node_id].op.name,
-                "key": node.key,
-                "digest": node.digest,
-                "state": node.state,
-                "cache": node.cache,
-                "acceptance": node.acceptance,
-                "reason": node.error or node.reason,
-                "seconds": node.seconds,
-                "mlflow_run_id": mlflow["nodes"].get(node_id),
-                "metrics": node.metrics,
-            }
-            for node_id, node in state.nodes.items()
-        ]
-        whole = {
-            "run": state.run,
-            "pipeline": state.pipeline,
-            "status": state.status,
-            "mlflow_run_id": mlflow["parent"],
-        }
-        print_lines(json.dumps({**whole, "nodes": nodes}, indent=1))
+        print_lines(json.dumps(_to_json(store, record, live), indent=1))
         return OK
-    print_results(state, record.graph().result_nodes)
+    for node_id, figures in live.items():
+        state.nodes[node_id].reason = str(figures)
+    print_results(state, state.result_nodes)
     for node_id, node in state.nodes.items():
         line = store.newest(node.key) if node.acceptance == "accepted" and node.key is not None else None
         if line is not None:
             print_lines(f"{node_id}: {accepted_text(line.user, line.time, line.reason)}")
     print_lines(f"run {state.run}: {state.status}")
+    for other in running_runs(store.records) if options.run is None else ():
+        if other.run != record.run:
+            print_lines(f"run {other.run} of {other.state.pipeline} is running too: dflow status {other.run}")
     return OK
+
+
+def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> dict[str, Any]:
+    """Of a node that is running: its metrics and its progress as they are now."""
+    state = record.state
+    mlflow = mlflow_ids(store.records, record)
+    ops = record.op_names()
+    nodes = [
+        {
+            "id": node_id,
+            "op": ops.get(node_id),
+            "key": node.key,
+            "digest": node.digest,
+            "state": node.state,
+            "cache": node.cache,
+            "acceptance": node.acceptance,
+            "reason": node.error or node.reason,
+            "seconds": node.seconds,
+            "mlflow_run_id": mlflow["nodes"].get(node_id),
+            "metrics": node.metrics,
+        }
+        for node_id, node in state.nodes.items()
+    ]
+    for row in nodes:
+        if row["id"] in live:
+            figures = live[row["id"]]
+            row |= {"metrics": figures.metrics, "progress": {"done": figures.done, "total": figures.total}}
+    return {
+        "run": state.run,
+        "pipeline": state.pipeline,
+        "status": state.status,
+        "mlflow_run_id": mlflow["parent"],
+        "nodes": nodes,
+    }

@@ -11,9 +11,10 @@ from toy_ops import PIPELINE, PROJECT, Toy
 
 from executor import cli
 from executor.display import Display
-from executor.live_display import LiveDisplay
+from executor.live_display import LiveDisplay, shown_nodes
 from executor.record import NodeState, RunState
 from executor.results import print_results, result_rows
+from executor.store import FORMAT
 
 # The modules that a command loaded are counted after it ended.
 COUNTED = "import sys, executor.cli\ntry: sys.exit(executor.cli.main())\nfinally: print('LOADED', *sys.modules)"
@@ -77,6 +78,19 @@ def test_a_status_row_has_these_fields(toy):
     }  # fmt: skip
 
 
+def test_what_nobody_reads_ends_quietly(toy):
+    program = "import sys, executor.cli; sys.exit(executor.cli.main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "plan", str(toy.file)],
+        env={"PYTHONPATH": str(PROJECT), "DFLOW_STORE": str(toy.store)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 0)
+    process.stderr.close()
+
+
 def test_a_plan_writes_nothing(tmp_path):
     toy = Toy(tmp_path)
     result = toy.dflow("plan", str(toy.file))
@@ -110,7 +124,8 @@ def test_other_errors_are_shown_without_a_traceback(tmp_path):
     result = toy.dflow("run", str(toy.file))
     assert (result.returncode, result.stderr) == (
         1,
-        f"dflow: {toy.store}: the store has layout 9, this dflow knows up to 1; use a newer dflow or another --store\n",
+        f"dflow: {toy.store}: the store has layout 9, this dflow knows up to {FORMAT}; "
+        "use a newer dflow or another --store\n",
     )
 
 
@@ -195,6 +210,31 @@ def test_the_live_table_shows_states_progress_and_failures(tmp_path):
     shown = out.getvalue()
     for expected in ("toy, run r1", "0123456789ab", "train/loss 0.25", "b failed: DataError: x", "    last line"):
         assert expected in shown
+
+
+def test_only_the_metrics_of_the_newest_event_are_shown_for_each_of_the_running_nodes(capsys, monkeypatch):
+    monkeypatch.setattr("executor.display.PLAIN_PROGRESS_S", 0.0)
+    nodes = {name: NodeState(state="running") for name in "ab"}
+    display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes=nodes))
+    display.show([{"kind": "progress", "node": name, "done": 1, "total": 4} for name in "ab"])
+    display.show([{"kind": "metric", "node": "a", "step": 1, "metrics": {"loss": 0.5, "lr": 0.1}}])
+    display.show([{"kind": "metric", "node": "a", "step": 1, "metrics": {"accuracy": 0.75}}])
+    assert capsys.readouterr().out.splitlines()[-2:] == ["a: 1 of 4: accuracy 0.75", "b: 1 of 4"]
+
+
+def test_many_cached_nodes_are_told_by_one_line(capsys):
+    nodes = {f"n{k}": NodeState(state="done", cache="hit", digest="d") for k in range(30)} | {"x": NodeState()}
+    with Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes=nodes)) as display:
+        display.changed("n3")
+    assert capsys.readouterr().out == "30 of 31 nodes are cached\n"
+
+
+def test_a_high_table_shows_what_runs_what_failed_and_what_ended_last():
+    nodes = {f"n{k}": NodeState(state="done", cache="miss", ended=float(k)) for k in range(50)}
+    nodes |= {"f": NodeState(state="failed", ended=1.0), "r": NodeState(state="running"), "p": NodeState()}
+    state = RunState(run="r1", pipeline="toy", experiment="toy", nodes=nodes)
+    assert shown_nodes(state, 5) == ["n47", "n48", "n49", "f", "r"]
+    assert shown_nodes(state, 60) == list(nodes)
 
 
 def test_a_failure_is_shown_once_where_the_log_ends_with_the_same_lines(capsys, tmp_path):

@@ -1,12 +1,13 @@
 """Records, events and the files of lines that they are made of."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
-from executor.jsonlines import LineReader, append_line, read_lines
+from executor.jsonlines import LineReader, append_line, read_lines, write_json
 from executor.record import STATE, NodeState, Record, RunState, final_metrics, find_record, newest_records, valid_points
 
 
@@ -113,6 +114,47 @@ def test_what_a_newer_dflow_writes_beside_is_not_read(tmp_path):
     append_line(record.folder / STATE, {"weather": "rain"})
     state = Record.load(record.folder).state
     assert state == RunState(run="r", pipeline="p", experiment="e", nodes={"a": NodeState(state="done")})
+
+
+def test_a_record_of_the_layout_before_is_read_and_goes_on_in_the_new_one(tmp_path):
+    record = Record.create(tmp_path, a_graph())
+    (record.folder / STATE).unlink()
+    nodes = {"a": {"state": "done", "digest": "d"}, "b": {"state": "failed", "error": "DataError: x"}}
+    before = {"run": record.run, "pipeline": "p", "experiment": "p", "tracking_uri": None, "status": "failed"}
+    write_json(record.folder / "state.json", {**before, "nodes": nodes})
+    state = find_record(tmp_path, None).state
+    assert (state.status, state.result_nodes) == ("failed", ["b"])
+    assert state.nodes["b"] == NodeState(state="failed", error="DataError: x")
+    again = Record.load(record.folder)
+    again.state.nodes["b"] = NodeState(state="done")
+    again.save_all()
+    assert Record.load(record.folder).state == again.state
+
+
+def test_ids_sort_after_all_that_are_there_though_the_clock_went_back(tmp_path):
+    for there in ("20991231-235959-00ff", "20991231-235959-ffff", "99991231-235959-ffff0f", "no-run"):
+        (tmp_path / there).mkdir()
+        run = Record.create(tmp_path, a_graph()).run
+        assert run == max(path.name for path in tmp_path.iterdir() if path.name != "no-run")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name > "2099") == [
+        "20991231-235959-00ff",
+        "20991231-235959-0100",
+        "20991231-235959-ffff",
+        "20991231-235959-ffff0",
+        "99991231-235959-ffff0f",
+        "99991231-235959-ffff10",
+        "99991231-235959-ffff11",
+        "no-run",
+    ]
+
+
+def test_a_record_whose_folder_is_gone_says_so(tmp_path):
+    record = Record.create(tmp_path, a_graph())
+    record.lock()
+    shutil.rmtree(record.folder)
+    for write in (record.save, record.save_all, lambda: record.event("", "run", state="done")):
+        with pytest.raises(StoreError, match="its folder is gone; was it removed while a run used it"):
+            write()
 
 
 def test_an_empty_store_has_no_run(tmp_path):

@@ -1,0 +1,30 @@
+"""`dflow runs`: list the runs of a store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from executor.commands.arguments import add_json, add_store
+from executor.exits import OK
+from executor.lines import print_lines
+from executor.run_list import run_rows, runs_text
+from executor.store import Store, store_path
+
+SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", type=int, default=SHOWN, metavar="N", help="how many, the newest first; 0 for all")
+    add_json(parser)
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    store = Store.open(store_path(options.store, None), write=False)
+    rows = run_rows(store.records, options.n if options.n > 0 else None)
+    if options.json:
+        print_lines(json.dumps({"runs": rows}, indent=1))
+    else:
+        print_lines(runs_text(rows) if rows else f"{store.path}: the store holds no run yet")
+    return OK
