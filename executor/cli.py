@@ -33,7 +33,7 @@ COMMANDS = {
     "du": "show what takes space in the store",
     "push": "copy a run's artifacts to a directory or a bucket that a team shares",
     "pull": "fetch artifacts that somebody pushed",
-    "sync": "send to MLflow what it lacks of a run",
+    "sync": "send to MLflow what it lacks, of one run or of all",
     "ui": "serve the MLflow UI on the store",
     "serve": "serve a run's target with its draft in SGLang, and ask it one prompt",
     "compare-backends": "capture a few samples with transformers and with SGLang, and compare",

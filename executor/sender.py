@@ -171,10 +171,8 @@ class Sender:
 
     def _close_parent(self, tracker: Tracker, record: Record, graph: Graph) -> None:
         state = record.state
-        for node_id in graph.result_nodes:
-            node = state.nodes[node_id]
-            if node.state == "done":
-                tracker.log_results(self._sent["parent"], node.metrics, node.ended or state.started)
+        results = [node for node_id in graph.result_nodes if (node := state.nodes[node_id]).state == "done"]
+        tracker.log_results(self._sent["parent"], [(node.ended or state.started, node.metrics) for node in results])
         status = status_of(state.status)
         tracker.close(self._sent["parent"], status, state.ended or time.time())
         self._sent["parent_status"] = status
@@ -250,7 +248,7 @@ class Sender:
             tags["dflow.error"] = (state.error or "")[:ERROR_LENGTH]
         tracker.log_tags(run_id, tags)
         if state.cache == "hit":
-            tracker.log_results(run_id, state.metrics, state.ended or record.state.started)
+            tracker.log_results(run_id, [(state.ended or record.state.started, state.metrics)])
         else:
             tracker.log_file(run_id, record.log_path(node.id))
         for path in self._events.get(node.id, NodeEvents()).figures.values():

@@ -134,15 +134,14 @@ class Tracker:
     def _history(self, run_id: str, name: str) -> set[tuple[int, int, str]]:
         return {_identity(metric) for metric in self.client.get_metric_history(run_id, name)}
 
-    def log_results(self, run_id: str, metrics: Mapping[str, float], when: float) -> None:
-        """Values without a history, at step 0: those that are the latest already are not sent again."""
-        if not metrics:
-            return
-        latest = self.client.get_run(run_id).data.metrics
-        fresh = [metric for metric in _metrics(Point(when, 0, metrics)) if not _is_latest(metric, latest)]
-        if fresh:
-            self.client.log_batch(run_id, metrics=fresh)
-            self.sent["points"] += len(fresh)
+    def log_results(self, run_id: str, results: Iterable[tuple[float, Mapping[str, float]]]) -> None:
+        """(time, values) without a history, at step 0: values that are the latest already are not sent again."""
+        metrics = [metric for when, values in results for metric in _metrics(Point(when, 0, values))]
+        latest = self.client.get_run(run_id).data.metrics if metrics else {}
+        fresh = [metric for metric in metrics if not _is_latest(metric, latest)]
+        for start in range(0, len(fresh), METRICS_IN_A_BATCH):
+            self.client.log_batch(run_id, metrics=fresh[start : start + METRICS_IN_A_BATCH])
+        self.sent["points"] += len(fresh)
 
     def log_inputs(self, run_id: str, inputs: Iterable[tuple[str, str, str]]) -> None:
         """Datasets: (edge, producer, digest)."""
