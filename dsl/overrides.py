@@ -164,9 +164,10 @@ def _put_key(node: WrittenNode, override: Override, name: str, key: str) -> list
     if field is None or not takes_table(field.type):
         if node.op is None and node.id not in TABLE_NAMES:
             return []  # the op is unknown, which is told already
-        message = f'"{name}" has no keys' if field or name in node.edges else f'unknown key "{name}"'
+        if field is not None or name in node.edges:
+            return [Mistake(f'"{name}" has no keys', position=override.position)]
         hint = did_you_mean(name, [*node.fields, *node.edges])
-        return [Mistake(message, position=override.position, hint=hint)]
+        return [Mistake(f'unknown key "{name}"', position=override.position, hint=hint)]
     default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
     before = node.values.get(name, default)
     table = dict(before) if isinstance(before, dict) else {}

@@ -121,11 +121,12 @@ def _swept_group(
 def _value_names(field: str, values: Iterable[Any]) -> list[str]:
     """`lr_0_001`: the field and the value, in the characters of ids, each name once."""
     names: list[str] = []
-    for value in values:
-        shown = re.sub(r"[^A-Za-z0-9-]+", "_", _shown(value)).strip("_")[:VALUE_LENGTH]
-        name = f"{field.rpartition('.')[2]}_{shown}"
-        same = sum(name == other or other.startswith(f"{name}_again") for other in names)
-        names.append(f"{name}_again{same}" if same else name)
+    for number, value in enumerate(values, start=1):
+        shown = re.sub(r"[^A-Za-z0-9-]+", "_", _shown(value)).strip("_-")[:VALUE_LENGTH]
+        name = f"{field.rpartition('.')[2]}_{shown or number}"
+        while name in names:
+            name = f"{name}_{number}"
+        names.append(name)
     return names
 
 

@@ -134,7 +134,7 @@ def test_a_sweep_is_all_combinations_of_its_values(tmp_path: Path) -> None:
     text = CHAIN + "[sweep]\ntrain.rate = [1e-3, 3e-4]\ncapture.layers = [[1, 2], []]\n"
     graph = read(tmp_path, text)
     trained = [node for node in graph.nodes if node.startswith("train")]
-    assert trained == [f"train-rate_{rate}-layers_{layers}" for rate in ("0_001", "0_0003") for layers in ("1_2", "")]
+    assert trained == [f"train-rate_{rate}-layers_{layers}" for rate in ("0_001", "0_0003") for layers in ("1_2", "2")]
     assert graph.nodes["train-rate_0_001-layers_1_2"].config.rate == 0.001
     assert graph.nodes["capture-layers_1_2"].config.layers == (1, 2)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsl.errors import PipelineError
+from dsl.errors import ConfigError, PipelineError
 from dsl.graph import Graph, compile_pipeline
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.overrides import apply_override, apply_overrides, override_graph
@@ -143,3 +143,134 @@ def test_a_recorded_graph_takes_overrides_with_the_same_checks(tmp_path: Path) -
     with pytest.raises(PipelineError) as caught:
         override_graph(recorded, ["capture.num_layers=0"])
     assert str(caught.value) == "-s capture.num_layers=0: must be >= 1, got 0"
+
+
+TABLE_OPS = """
+from attrs import frozen
+from dsl.op import field, op, seed_field
+from ops.artifacts import Samples
+
+@op(version=1, run="table_ops:measure")
+@frozen(kw_only=True)
+class Measure:
+    samples: Samples | None = None
+    lr: float = 0.5
+    most: int | None = 3
+    weights: dict[str, float] = field(default={"a": 1.0})
+    headers: dict[str, str] = field(default={})
+    layers: tuple[int, ...] = (1,)
+    needed: int
+    seed: int | None = seed_field()
+    output = Samples
+"""
+TABLE_FILE = """\
+[pipeline]
+name = "p"
+ops = ["table_ops.py"]
+[mlflow]
+tags = { team = "a", stage = "b" }
+notes = "n"
+[machine]
+cpus = 2
+[node.n]
+op = "measure"
+needed = 1
+lr = 0.1
+most = 5
+headers = { accept = "x" }
+launch = { threads = 2 }
+"""
+
+
+def read(folder: Path, *overrides: str) -> Graph:
+    (folder / "table_ops.py").write_text(TABLE_OPS)
+    (folder / "p.toml").write_text(TABLE_FILE)
+    return read_graph(folder / "p.toml", overrides)
+
+
+def refused(folder: Path, *overrides: str) -> list[str]:
+    with pytest.raises(PipelineError) as caught:
+        read(folder, *overrides)
+    return str(caught.value).split("\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("n.lr=none", 0.5),
+        ("n.most=none", None),
+        ("n.layers=[1, 2]", (1, 2)),
+        ("n.layers=[]", ()),
+        ("n.layers=none", (1,)),
+        ("n.weights.b=2", {"a": 1.0, "b": 2}),
+        ("n.weights.a=none", {}),
+        ("n.weights={ c = 3 }", {"c": 3}),
+        ("n.headers.accept=text/html", {"accept": "text/html"}),
+        ("n.headers.x.y=z", {"accept": "x", "x.y": "z"}),
+        ("n.headers.accept=none", {}),
+        ("n.headers.accept='none'", {"accept": "none"}),
+    ],
+)
+def test_lists_and_tables_take_values_and_none_resets(tmp_path: Path, override: str, expected: object) -> None:
+    assert getattr(read(tmp_path, override).nodes["n"].config, override.split(".")[1].split("=")[0]) == expected
+
+
+def test_the_launch_is_reset_as_a_whole_and_by_field(tmp_path: Path) -> None:
+    assert read(tmp_path, "n.launch=none").nodes["n"].launch == Launch()
+    assert read(tmp_path, "n.launch.threads=none", "n.launch.cpus=1").nodes["n"].launch == Launch(cpus=1)
+
+
+def test_the_other_tables_take_overrides(tmp_path: Path) -> None:
+    graph = read(
+        tmp_path,
+        "pipeline.seed=4",
+        "pipeline.name=q",
+        "mlflow.tags.team=c",
+        "mlflow.tags.stage=none",
+        "machine.cpus=none",
+    )
+    assert (graph.seed, graph.name, graph.experiment, graph.nodes["n"].config.seed) == (4, "q", "q", 4)
+    assert (graph.tags, graph.machine.cpus) == ({"team": "c"}, None)
+    graph = read(tmp_path, "mlflow.experiment=e", "mlflow.notes=none", "machine.memory=2 GB", "mlflow.tags={}")
+    assert (graph.experiment, graph.notes, graph.machine.memory_bytes, graph.tags) == ("e", "", 2 * 10**9, {})
+
+
+def test_the_seed_of_a_python_pipeline_reaches_the_nodes_that_gave_none(tmp_path: Path) -> None:
+    pipeline = Pipeline("p", seed=1, root=tmp_path)
+    pipeline.node("own", Ingest(source="builtin", seed=1))
+    pipeline.node("none", Ingest(source="builtin"))
+    nodes = compile_pipeline(apply_overrides(pipeline, ["pipeline.seed=2"])).nodes
+    assert {node_id: node.config.seed for node_id, node in nodes.items()} == {"own": 1, "none": 2}
+    with pytest.raises(PipelineError) as caught:
+        override_graph(compile_pipeline(pipeline), ["pipeline.seed=2"])
+    assert str(caught.value) == (
+        "-s pipeline.seed=2: the nodes of a recorded run hold their seeds already (give a node its own: -s NODE.seed=1)"
+    )
+
+
+def test_every_mistake_is_shown_at_its_argument(tmp_path: Path) -> None:
+    overrides = {
+        "n.lr.x=1": '"lr" has no keys',
+        "n.samples.x=1": '"samples" has no keys',
+        "n.lrr.x=1": 'unknown key "lrr" (did you mean "lr"?)',
+        "n.weights.b=x": 'n.weights: expected float, got "x"',
+        "n.layers=[1, 2": "not TOML: Unclosed array; a text in a list stands in quotes, as in TOML",
+        "n.layers=[1, x]": "not TOML: Invalid value; a text in a list stands in quotes, as in TOML",
+        "n.needed=none": 'expected int, got "none"',
+        "n.launch=2": 'expected a table, got "2" ({ nproc = 2 }, or node.launch.nproc=2)',
+        "n.launch={nproc=0}": "n.launch.nproc: must be >= 1, got 0",
+        "pipeline.ops=[]": "-s does not change which ops there are (in the file)",
+        "pipeline.seeds=1": 'unknown key (did you mean "seed"?)',
+        "mlflow.tags.dflow.x=1": "mlflow.tags: expected str, got 1 (int)",
+        "machine.cpus=0": "must be >= 1, got 0",
+        "machin.cpus=1": 'there is no node "machin" (did you mean "machine"?)',
+        "n.=1": "expected node.field=value",
+        "=1": "expected node.field=value",
+    }
+    told = {override: refused(tmp_path, override) for override in overrides}
+    assert told == {override: [f"-s {override}: {expected}"] for override, expected in overrides.items()}
+
+
+def test_a_node_must_not_be_called_like_a_table() -> None:
+    with pytest.raises(ConfigError, match="that is the table"):
+        Pipeline("p").node("pipeline", Ingest(source="builtin"))

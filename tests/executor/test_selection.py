@@ -1,0 +1,80 @@
+"""`--to`, `--only` and `--sweep` on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from toy_ops import Toy
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    return Toy(tmp_path)
+
+
+def planned(toy: Toy, *arguments: str) -> dict[str, str]:
+    result = toy.dflow("plan", str(toy.file), "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    return {row["id"]: row["cache"] for row in json.loads(result.stdout)["nodes"]}
+
+
+def test_to_runs_a_node_and_all_above_it(toy: Toy) -> None:
+    assert planned(toy, "--to", "b") == {"a": "miss", "b": "miss"}
+    assert toy.dflow("run", str(toy.file), "--to", "b").returncode == 0
+    assert toy.calls() == ["make", "upper"]
+    assert toy.caches() == {"a": ("done", "miss"), "b": ("done", "miss")}
+    assert toy.dflow("run", str(toy.file), "--to", "c").returncode == 0
+    assert toy.calls() == ["join"]
+
+
+def test_only_runs_these_nodes_and_says_what_is_not_there(toy: Toy) -> None:
+    for command in ("run", "plan"):
+        result = toy.dflow(command, str(toy.file), "--only", "c")
+        assert (result.returncode, result.stderr) == (
+            2,
+            "--only: not in the store: a (new); b (new) (name them too, or run everything above with --to c)\n",
+        )
+    assert toy.calls() == []
+    assert toy.dflow("run", str(toy.file), "--only", "a", "--only", "b").returncode == 0
+    assert toy.calls() == ["make", "upper"]
+    assert planned(toy, "--only", "c") == {"c": "miss"}
+    assert toy.dflow("run", str(toy.file), "--only", "c").returncode == 0
+    assert toy.calls() == ["join"]
+    assert planned(toy, "--only", "b", "--only", "c") == {"b": "hit", "c": "hit"}
+
+
+def test_an_unknown_node_and_both_flags_at_once_are_refused(toy: Toy) -> None:
+    told = [
+        toy.dflow("plan", str(toy.file), *arguments).stderr
+        for arguments in (("--to", "x"), ("--only", "x", "--only", "y"), ("--to", "a", "--only", "b"))
+    ]
+    assert told == [
+        '--to: there is no node "x" (nodes: a, b, c, d)\n',
+        '--only: there is no node "x" (nodes: a, b, c, d)\n--only: there is no node "y" (nodes: a, b, c, d)\n',
+        "--to runs what is above a node, --only does not (give one of them)\n",
+    ]
+
+
+def test_a_sweep_shares_what_is_above_and_what_is_there_already(toy: Toy) -> None:
+    assert toy.dflow("run", str(toy.file), "--to", "c").returncode == 0
+    assert toy.calls() == ["make", "upper", "join"]
+    sweep = ("--sweep", 'c.between=["-", "+"]')
+    assert planned(toy, *sweep, "--to", "b") == {"a": "hit", "b": "hit"}
+    result = toy.dflow("run", str(toy.file), *sweep)
+    assert result.returncode == 0, result.stderr
+    assert sorted(toy.calls()) == ["join", "steps", "steps"]
+    caches = {name: cache for name, (_state, cache) in toy.caches().items()}
+    assert [caches[name] for name in ("a", "b", "c-between_1")] == ["hit"] * 3
+    copies = [name for name in caches if name.startswith(("c", "d"))]
+    assert len(copies) == 4
+
+
+def test_a_recorded_run_takes_overrides_of_the_other_tables(toy: Toy) -> None:
+    assert toy.dflow("run", str(toy.file), "--to", "b").returncode == 0
+    toy.calls()
+    result = toy.dflow("resume", "-s", "mlflow.notes=x", "-s", "a.text=other")
+    assert result.returncode == 0, result.stderr
+    assert toy.calls() == ["make", "upper"]
+    result = toy.dflow("resume", "--from", "b", "-s", "machine.cpus=1")
+    assert result.returncode == 0, result.stderr
+    assert toy.calls() == ["upper"]
