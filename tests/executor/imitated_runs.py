@@ -58,7 +58,8 @@ def execute(session: Session, fail_at: str | None = None, contents: str = "") ->
                 text = contents or str(int(decision.key[:8], 16) % KINDS)
                 (lease.out_dir / "sub" / "text.txt").write_text(f"{node_id} {text}" * 10)
                 line = {"run": record.run, "neutral": {}, "acceptance": "computed"}
-                manifest = {"format": 1, "op": session.graph.nodes[node_id].op.name, "node": node_id, "run": record.run}
+                told = {"op": session.graph.nodes[node_id].op.name, "node": node_id, "run": record.run}
+                manifest = {"format": 1, **told, "key_parts": planner.parts[node_id].to_json()}
                 digests[node_id] = store.commit(lease, decision.key, manifest, line)
                 lease.remove()
         else:
