@@ -66,6 +66,11 @@ class Document:
         source = self._source(path)
         return None if source is None else source.folder
 
+    def table(self, name: str) -> Mapping[str, Any]:
+        """A table of the top level; empty where there is none."""
+        value = self.values.get(name)
+        return value if isinstance(value, dict) else {}
+
     def place_of(self, position: Position) -> tuple[int, int, int]:
         """For sorting: files in their order, then lines."""
         names = [str(source.path) for source in self.files]

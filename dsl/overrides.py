@@ -71,7 +71,8 @@ def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -
 
 def unknown_owners(overrides: Sequence[Override], owners: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
     for override in overrides:
-        hint = did_you_mean(override.owner, [*owners, *TABLE_NAMES])
+        copies = [owner for owner in owners if owner.startswith(f"{override.owner}-")]
+        hint = f"its copies: {', '.join(copies)}" if copies else did_you_mean(override.owner, [*owners, *TABLE_NAMES])
         yield Mistake(f'there is no node "{override.owner}"', position=override.position, hint=hint)
 
 

@@ -49,7 +49,7 @@ def read_pipeline(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[st
 def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep]) -> Pipeline:
     document = read_document(file)
     mistakes = _top_level_mistakes(document, file)
-    tables = {name: written_table(name, _table(document, name), Places(document, (name,))) for name in TABLE_NAMES}
+    tables = {name: written_table(name, document.table(name), Places(document, (name,))) for name in TABLE_NAMES}
     overrides, wrong = parsed_overrides(texts)
     mistakes += wrong
     overrides, wrong = put_into(tables, overrides)
@@ -57,7 +57,7 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep]) -> Pip
     root = absolute_path(file.parent, Path.cwd())
     op_files = _op_files(document, tables, root, mistakes)
     reader = _NodeReader(document, op_files, mistakes)
-    nodes = {node_id: reader.read(node_id, table) for node_id, table in _table(document, "node").items()}
+    nodes = {node_id: reader.read(node_id, table) for node_id, table in document.table("node").items()}
     overrides, wrong = put_into(nodes, overrides)
     mistakes += wrong
     nodes, wrong = expanded(nodes, sweeps, document, reader.read_variant)
@@ -72,11 +72,6 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep]) -> Pip
     if mistakes:
         raise PipelineError(_in_order(told_once(mistakes, nodes), document))
     return pipeline
-
-
-def _table(document: Document, name: str) -> dict[str, Any]:
-    value = document.values.get(name, {})
-    return value if isinstance(value, dict) else {}
 
 
 def _in_order(mistakes: Sequence[Mistake], document: Document | None) -> list[Mistake]:

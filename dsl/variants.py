@@ -52,7 +52,7 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
     swept: dict[str, tuple[Any, KeyPath | Position]] = {}
     if document is not None:
         groups += _written_groups(document, mistakes)
-        table = document.values.get("sweep", {})
+        table = document.table("sweep")
         swept |= {".".join(path): (values, ("sweep", *path)) for path, values in _leaves(table)}
     for sweep in sweeps:
         path, equals, text = (part.strip() for part in sweep.text.partition("="))
@@ -71,7 +71,7 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
 
 
 def _written_groups(document: Document, mistakes: list[Mistake]) -> Iterator[Group]:
-    for name, variants in document.values.get("for_each", {}).items():
+    for name, variants in document.table("for_each").items():
         place = ("for_each", name)
         if not isinstance(variants, dict) or not variants:
             hint = f"[for_each.{name}.<variant>] with node.field = value"

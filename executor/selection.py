@@ -15,7 +15,7 @@ def selected(graph: Graph, to: str | None, only: Sequence[str]) -> Graph:
         raise PipelineError([Mistake("--to runs what is above a node, --only does not", hint="give one of them")])
     given = [("--to", to)] if to is not None else [("--only", node_id) for node_id in only]
     mistakes = [
-        Mistake(f'{flag}: there is no node "{node_id}"', hint=did_you_mean(node_id, list(graph.nodes)) or _all(graph))
+        Mistake(f'{flag}: there is no node "{node_id}"', hint=_near(graph, node_id))
         for flag, node_id in given
         if node_id not in graph.nodes
     ]
@@ -33,5 +33,9 @@ def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> 
         raise PipelineError([Mistake(f"--only: not in the store: {told}", hint=hint)])
 
 
-def _all(graph: Graph) -> str:
-    return f"nodes: {', '.join(graph.nodes)}"
+def _near(graph: Graph, node_id: str) -> str:
+    """What was probably meant, or what there is: a node that for_each copied is there by its copies' names alone."""
+    copies = [other for other in graph.nodes if other.startswith(f"{node_id}-")]
+    if copies:
+        return f"its copies: {', '.join(copies)}"
+    return did_you_mean(node_id, list(graph.nodes)) or f"nodes: {', '.join(graph.nodes)}"

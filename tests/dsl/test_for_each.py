@@ -13,6 +13,7 @@ from dsl.errors import PipelineError
 from dsl.for_each import expanded
 from dsl.graph import Graph
 from dsl.op import op_of
+from dsl.overrides import override_graph
 from dsl.pipeline import Launch
 from dsl.read_toml import read_graph
 from dsl.variants import Sweep
@@ -244,6 +245,9 @@ def test_an_override_of_what_a_variant_sets_is_refused(tmp_path: Path) -> None:
                 " (rename one of them)"
             ],
         ),
+        ("[[for_each]]\n", ["18:3: for_each: expected a table ([for_each])"]),
+        ("[[sweep]]\n", ["18:3: sweep: expected a table ([sweep])"]),
+        ("[for_each]\ng = 1", ["19:1: for_each.g: a group has one table for each variant (GROUP)"]),
         ("[sweep]\ntrain.rate = []", ["19:7: sweep.train.rate: expected a list of values, one for each copy (LIST)"]),
         ("[sweep]\ntrain.rate = 1", ["19:7: sweep.train.rate: expected a list of values, one for each copy (LIST)"]),
         ("[sweep]\ntrain.rate = [1, 1]", ["19:7: sweep.train.rate: a value is given twice"]),
@@ -288,6 +292,14 @@ def test_a_mistake_of_the_base_is_told_once_for_all_copies_by_the_nodes_own_name
         'p.toml:15:1: node.test.rate: node "train": "raet" is no field of it (did you mean "rate"?)',
         "p.toml:16:1: node.test.samples: the nodes form a cycle: test -> test",
     ]
+
+
+def test_a_recorded_run_knows_the_copies_alone(tmp_path: Path) -> None:
+    graph = read(tmp_path, CHAIN + DRAFTS)
+    assert override_graph(graph, ["train-large.rate=4"]).nodes["train-large"].config.rate == 4
+    with pytest.raises(PipelineError) as caught:
+        override_graph(graph, ["train.rate=4"])
+    assert str(caught.value) == '-s train.rate=4: there is no node "train" (its copies: train-small, train-large)'
 
 
 def test_more_copies_than_anybody_means_are_refused(tmp_path: Path) -> None:

@@ -102,6 +102,18 @@ def test_below_is_everything_that_reads_from_a_node(parents: dict[str, list[str]
         assert graph.below(node_id) == expected
 
 
+@given(acyclic(), st.data())
+def test_up_to_is_the_nodes_and_everything_that_they_read(parents: dict[str, list[str]], data: st.DataObject) -> None:
+    graph = compiled(parents)
+    chosen = data.draw(st.lists(st.sampled_from(list(parents)), min_size=1, unique=True))
+    expected = set(chosen)
+    for _ in parents:
+        expected |= {parent for node_id in expected for parent in parents[node_id]}
+    part = graph.up_to(chosen)
+    assert list(part.nodes) == [node_id for node_id in graph.nodes if node_id in expected]
+    assert all(part.nodes[node_id] == graph.nodes[node_id] for node_id in expected)
+
+
 def test_a_chain_of_10000_nodes_compiles_and_its_cycle_is_found() -> None:
     size = 10_000
     pipeline = Pipeline("long")
