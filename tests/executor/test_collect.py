@@ -104,6 +104,9 @@ def test_what_a_running_run_has_just_committed_stays_before_its_record_says_so(t
         gc(toy, 0)
         assert artifacts(toy) == {digest}
         assert work_folders(toy) == {lease.folder.name}
+        lease.remove()
+    gc(toy, 0)
+    assert artifacts(toy) == {digest}
     ended(session.record, "stopped")
 
 
@@ -119,6 +122,11 @@ def test_what_was_committed_by_a_run_that_died_before_its_record_said_so_is_ther
     ended(session.record, "running")
     gc(toy, 1)
     assert (artifacts(toy), work_folders(toy)) == ({digest}, {key})
+    with store.lease(key, session.record.run) as lease:
+        lease.acquire(print, lambda: False)
+        lease.remove()
+    gc(toy, 1)
+    assert artifacts(toy) == {digest}
     gc(toy, 0)
     assert (artifacts(toy), work_folders(toy)) == (set(), set())
 
