@@ -80,6 +80,7 @@ def degree(instance: CaptureTargets, attribute: Attribute[Any], value: int) -> N
     work="ops.capture_targets.smoke:capture_targets_work",
     key_libraries=("torch", "transformers"),
     resumable=True,
+    gpu=True,
 )
 @frozen(kw_only=True)
 class CaptureTargets:

@@ -28,6 +28,7 @@ def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, o
     key_libraries=("safetensors", "torch", "transformers"),
     single_process=True,
     shows_results=True,
+    gpu=True,
 )
 @frozen(kw_only=True)
 class CheckExport:

@@ -19,6 +19,7 @@ from ops.artifacts import Draft, Report, TargetModel, TokenShards
     key_libraries=("torch", "transformers", "numpy"),
     single_process=True,
     shows_results=True,
+    gpu=True,
 )
 @frozen(kw_only=True)
 class Evaluate:

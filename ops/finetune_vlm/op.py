@@ -53,6 +53,7 @@ def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
     key_libraries=("torch", "transformers"),
     resumable=True,
     sequence_parallel=True,
+    gpu=True,
 )
 @frozen(kw_only=True)
 class FinetuneVlm:

@@ -35,6 +35,7 @@ OWN_PARAMETERS = (
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),
     resumable=True,
     single_process=True,
+    gpu=True,
 )
 @frozen(kw_only=True)
 class RegenerateAnswers:

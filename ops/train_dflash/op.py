@@ -88,6 +88,7 @@ PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
     key_libraries=("torch", "transformers"),
     resumable=True,
     sequence_parallel=True,
+    gpu=True,
 )
 @frozen(kw_only=True)
 class TrainDflash:
