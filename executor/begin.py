@@ -84,13 +84,16 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
         return _resumed_with(store, record, overrides)
     record.lock()
     record.reload()
+    graph = record.graph()
+    # A kill may have left a part of the first lines of the state.
+    record.state.nodes = {node_id: record.state.nodes.get(node_id, NodeState()) for node_id in graph.nodes}
     done = _done(store, record)
     for node_id, node in record.state.nodes.items():
         if node_id not in done:
             kept = {name: getattr(node, name) for name in ("attempt", "metrics", "cache", "started")}
             record.state.nodes[node_id] = NodeState(**kept)
     pinned = {**record.state.pinned, **done}
-    planner = make_planner(store, record.graph(), pinned, record.state.forced)
+    planner = make_planner(store, graph, pinned, record.state.forced)
     return attrs.evolve(_session(store, record, planner, _met(planner), record.plan()), is_resumed=True)
 
 

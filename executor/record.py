@@ -314,15 +314,23 @@ def is_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (STATE, "state.json"))
 
 
+def _load_begun(folder: Path) -> Record | None:
+    """None where the run was killed before its state was written."""
+    if not is_begun(folder):
+        return None
+    try:
+        return Record.load(folder)
+    except StoreError:
+        return None
+
+
 def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Record]:
     """Records from the newest to the oldest, those of one pipeline where its name is given."""
     if not records.is_dir():
         return
     for folder in sorted(records.iterdir(), reverse=True):
-        if not is_begun(folder):
-            continue
-        record = Record.load(folder)
-        if pipeline is None or record.state.pipeline == pipeline:
+        record = _load_begun(folder)
+        if record is not None and pipeline in (None, record.state.pipeline):
             yield record
 
 

@@ -156,12 +156,12 @@ def test_inputs_enter_the_key_in_their_order():
 def test_the_version_of_a_chosen_library_is_in_the_key_of_those_who_choose_it():
     p = Pipeline("p", root=Path("/"))
     p.node("a", Parse())
-    p.node("b", Parse(parser="cattrs"))
+    p.node("b", Parse(parser="pytest"))
     graph = attrs.evolve(compile_pipeline(p), op_files=(Path(__file__),))
     parts = graph_parts(graph, Sources.now(None))
     assert ["attrs"] == list(parts["a"].libraries)
-    assert {"attrs", "cattrs"} == set(parts["b"].libraries)
-    assert importlib.metadata.version("cattrs") == parts["b"].libraries["cattrs"]
+    assert {"attrs", "pytest"} == set(parts["b"].libraries)
+    assert importlib.metadata.version("pytest") == parts["b"].libraries["pytest"]
 
 
 def test_neutral_fields_stay_out_and_content_stands_for_a_path(tmp_path):

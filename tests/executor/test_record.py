@@ -4,11 +4,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from toy_ops import Toy
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
+from dsl.read_toml import read_graph
+from executor.begin import new_run, resumed_run
 from executor.jsonlines import LineReader, append_line, read_lines, write_json
 from executor.record import STATE, NodeState, Record, RunState, final_metrics, find_record, newest_records, valid_points
+from executor.store import Store
 
 
 def a_graph(name="p"):
@@ -155,6 +159,23 @@ def test_a_record_whose_folder_is_gone_says_so(tmp_path):
     for write in (record.save, record.save_all, lambda: record.event("", "run", state="done")):
         with pytest.raises(StoreError, match="its folder is gone; was it removed while a run used it"):
             write()
+
+
+def test_of_a_state_that_was_half_written_the_rest_is_pending(tmp_path):
+    toy = Toy(tmp_path)
+    store = Store.open(toy.store, write=True)
+    record = new_run(store, read_graph(toy.file)).record
+    record.unlock()
+    lines = (record.folder / STATE).read_text().splitlines(keepends=True)
+    for kept, known in (("".join(lines[:2]) + '{"node":"b","sta', ["a"]), ("".join(lines[:3]), ["a", "b"])):
+        (record.folder / STATE).write_text(kept)
+        assert list(find_record(store.records, None).state.nodes) == known
+    resumed = resumed_run(store, None, []).record
+    assert {node_id: node.state for node_id, node in resumed.state.nodes.items()} == dict.fromkeys("abcd", "pending")
+    resumed.unlock()
+    (record.folder / STATE).write_text(lines[0][:20])
+    with pytest.raises(StoreError, match="the store holds no run yet"):
+        find_record(store.records, None)
 
 
 def test_an_empty_store_has_no_run(tmp_path):
