@@ -19,12 +19,7 @@ UNITS = ((86400.0, 3.0, "days"), (3600.0, 1.5, "h"), (60.0, 1.5, "min"))  # from
 
 def print_estimates(told: Mapping[str, NodeEstimate], samples: int, free_disk: int, store: Path) -> None:
     """The table, notes, sums, what does not fit, and what to type next."""
-    table = Table(
-        title=f"the full run, told by {samples} samples of each kind (with images, without)",
-        title_justify="left",
-        box=None,
-        header_style="bold",
-    )
+    table = Table(box=None, header_style="bold")
     table.add_column("node", no_wrap=True)
     for name in ("smoke", "full run", "disk", "memory\nmeasured", "memory\nforeseen"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -33,7 +28,8 @@ def print_estimates(told: Mapping[str, NodeEstimate], samples: int, free_disk: i
     whole = sum((node.time for node in told.values()), NOTHING)
     disk = sum(node.disk for node in told.values())
     table.add_row("together", "", shown_time(whole), shown_bytes(disk), "", "", style="bold")
-    Console().print("", table, sep="\n")
+    print_lines(f"\nthe full run, told by {samples} samples of each kind (with images, without):")
+    Console().print(table)
     for node_id, node in told.items():
         for note in node.notes:
             print_lines(f"{node_id}: {note}")
