@@ -27,6 +27,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 from mlflow.tracking import MlflowClient
 
 from dsl.errors import StoreError
+from dsl.secrets import resolved_text
 from executor.content import MANIFEST
 from executor.jsonlines import read_json, write_json
 from executor.points import Point
@@ -40,6 +41,7 @@ TAG_LENGTH = 5000
 DIGEST_LENGTH = 36  # of a dataset
 FOUND_AT_ONCE = 1000
 LOCK_TIMEOUT_S = 60
+CREDENTIALS = re.compile(r"//[^/@\s]+@")
 UNREACHABLE = (
     mlflow.exceptions.MlflowException,
     sqlalchemy.exc.SQLAlchemyError,
@@ -180,8 +182,8 @@ class Tracker:
 
 
 def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
-    """Where the runs go: SQLite in the store unless given; relative paths start from `root`."""
-    scheme, _, rest = (uri or f"sqlite:///{store / 'mlflow.db'}").rpartition(":")
+    """Where the runs go: SQLite in the store unless given; relative paths start from `root`, secrets are put in."""
+    scheme, _, rest = resolved_text(uri or f"sqlite:///{store / 'mlflow.db'}").rpartition(":")
     if scheme == "":
         return (root / rest).as_uri()
     return f"sqlite:///{root / rest[3:]}" if scheme == "sqlite" else f"{scheme}:{rest}"
@@ -260,6 +262,6 @@ def _milliseconds(seconds: float) -> int:
 
 
 def shown_error(error: BaseException) -> str:
-    """The first line, and never a page of HTML."""
+    """The first line, never a page of HTML, and no password of an address."""
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]
-    return str(lines[0])[:300]
+    return CREDENTIALS.sub("//***@", str(lines[0]))[:300]
