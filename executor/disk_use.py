@@ -16,6 +16,7 @@ from executor.tags import tags_of
 from executor.verify import committed
 
 SMALL = 100_000
+SMOKE = "smoke"  # the store of `dflow run --smoke`
 
 
 def disk_use(store: Store, keep: int) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def disk_use(store: Store, keep: int) -> dict[str, Any]:
         "work": folder_size(store.path / "work"),
         "records": folder_size(store.records),
         "logs": sum(folder_size(path) for path in sorted(store.records.glob("*/*.log"))),
+        "smoke": folder_size(store.path / SMOKE),
         "mlflow": sum(folder_size(path) for path in sorted(store.path.glob("ml*"))),
         "pipelines": [
             _pipeline(name, [record for record in records if record.state.pipeline == name], sizes, holders)

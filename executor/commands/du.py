@@ -33,6 +33,7 @@ def _text(use: dict[str, Any]) -> str:
         f"work       {shown_size(use['work'])}",
         f"records    {shown_size(use['records'])}, {shown_size(use['logs'])} of it logs",
         f"mlflow     {shown_size(use['mlflow'])}",
+        f"smoke      {shown_size(use['smoke'])}, the store of `dflow run --smoke`, which may be deleted",
         f"`dflow gc --delete` would free {shown_size(use['freed_by_gc'])}",
     ]
     for pipeline in use["pipelines"]:
