@@ -209,7 +209,7 @@ def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) ->
     with pytest.raises(PipelineError) as error:
         compiled("qwen3_8b_8gpu", tmp_path, "train.capture_ranks=8")
     assert str(error.value) == (
-        "-s: train.capture_ranks: 8 of 8 ranks leave none to train; set nproc of the launch to at least 9"
+        "-s train.capture_ranks=8: 8 of 8 ranks leave none to train; set nproc of the launch to at least 9"
     )
 
 
