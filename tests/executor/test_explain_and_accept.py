@@ -228,6 +228,6 @@ def test_an_mlflow_server_that_is_away_is_only_a_warning(tmp_path: Path) -> None
     edit(toy, 'count_call("make")', 'count_call("make"); pass')
     toy.tracked = True
     code, text = accept(toy, "a", "--reason", "nothing")
-    assert 0 == code
+    assert 0 == code, text
     assert "MLflow cannot be reached" in text
     assert "accepted by" in told(toy, "a")
