@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-sglang check check-slow install
+.PHONY: run test faults test-sglang check check-slow install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
 
 test: .venv/installed
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
+
+# Kills at every named place ten times and at 100 random moments, with the kills by phase; DFLOW_FAULT_SEED repeats them.
+faults: .venv/installed
+	$(BIN)/python -m pytest tests/faults -s -k every_kill
 
 # SGLang's real code on a CPU, in an environment of its own.
 test-sglang: .venv-sglang/installed

@@ -9,7 +9,7 @@ import pytest
 
 from dsl.errors import LeaseLost, StageError, StoreError
 from executor.content import FileEntry, artifact_digest, seal_artifact_files
-from executor.store import Store, store_path
+from executor.store import FORMAT, Store, store_path
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 
@@ -67,7 +67,7 @@ def test_a_commit_leaves_this_layout(store):
     found = sorted(path.relative_to(store.path).as_posix() for path in store.path.rglob("*") if path.is_file())
     expected = [f"objects/{digest}/{name}" for name in ("manifest.json", "measurements.json", "sub/text.txt")]
     assert found == ["format", "gc.lock", "index/k1", *expected]
-    assert (store.path / "format").read_text() == "1\n"
+    assert (store.path / "format").read_text() == f"{FORMAT}\n"
     assert {
         oct((store.object_path(digest) / name).stat().st_mode & 0o777) for name in ("manifest.json", "sub/text.txt")
     } == {"0o444"}
@@ -161,8 +161,8 @@ def test_a_stage_whose_work_folder_was_replaced_cannot_commit(store):
 
 
 def test_a_store_of_a_newer_version_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "format").write_text("2\n")
-    with pytest.raises(StoreError, match="the store has layout 2, this dflow knows up to 1"):
+    (tmp_path / "format").write_text(f"{FORMAT + 1}\n")
+    with pytest.raises(StoreError, match=f"the store has layout {FORMAT + 1}, this dflow knows up to {FORMAT}"):
         Store.open(tmp_path, write=True)
     assert [path.name for path in tmp_path.iterdir()] == ["format"]
 

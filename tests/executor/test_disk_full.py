@@ -147,6 +147,7 @@ def refused_once(folder, count):
     has_record = any(toy.store.glob("records/*/state.jsonl"))
     assert 0 == toy.dflow(*(["resume"] if has_record else ["run", str(toy.file)])).returncode, count
     assert [1, 1] == lines_of_index(toy), count
+    assert 0 == toy.dflow("gc", "--delete").returncode
     assert [] == list((toy.store / "work").iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Small ops that write, copied beside each trial's pipeline: what runs, and what ran twice at once, is put down there."""
+"""Small ops that write, copied beside each trial's pipeline: what runs, and what ran twice at once, is told there."""
 
 import fcntl
 import os
