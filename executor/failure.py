@@ -21,26 +21,47 @@ KILLED, NO_RESULT, DISK_FULL, TIMEOUT = signal.SIGKILL.name, "no result", "disk 
 SMALLER = "let it take less: a smaller batch (fields marked neutral change no key)"
 # The first row that has a name of the failure counts; the last one has none and fits all.
 HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
-     f"the GPU's memory is full: {SMALLER}, or more GPUs by launch; `dflow plan` tells what a node needs"),
-    ((DISK_FULL, "SIGBUS"), "the disk is full: free space there (`dflow du` shows what lies in the store, `dflow gc` "
-     "removes what nothing uses); nothing that was finished is lost"),
-    (("MemoryError", KILLED), f"this machine's memory was full, or somebody killed the process (`dmesg` tells): {SMALLER}; "
-     "launch.memory keeps other nodes from running beside it"),
+    (
+        ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
+        f"the GPU's memory is full: {SMALLER}, or more GPUs by launch; `dflow plan` tells what a node needs",
+    ),
+    (
+        (DISK_FULL, "SIGBUS"),
+        "the disk is full: free space there (`dflow du` shows what lies in the store, `dflow gc` removes what nothing "
+        "uses); nothing that was finished is lost",
+    ),
+    (
+        ("MemoryError", KILLED),
+        f"this machine's memory was full, or somebody killed the process (`dmesg` tells): {SMALLER}; launch.memory keeps "
+        "other nodes from running beside it",
+    ),
     ((TIMEOUT,), "raise launch.timeout, or find in the log what it waits for; a resumable op goes on where it was"),
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
-    (("dsl.errors.TransientError",), "something outside this machine failed, and went on failing; resume when it is back, or "
-     "raise launch.retries"),
+    (
+        ("dsl.errors.TransientError",),
+        "something outside this machine failed, and went on failing; resume when it is back, or raise launch.retries",
+    ),
     (("dsl.errors.DataError",), "mend the data that the message names; what was finished before is kept"),
-    (("dsl.errors.ConfigError", "dsl.errors.PipelineError"), "change the value that the message names in the pipeline file"),
-    (("dsl.errors.LeaseLost",), "another process works, or worked, on this node: see that one run at a time has this store"),
+    (
+        ("dsl.errors.ConfigError", "dsl.errors.PipelineError"),
+        "change the value that the message names in the pipeline file",
+    ),
+    (
+        ("dsl.errors.LeaseLost",),
+        "another process works, or worked, on this node: end what the message names, then resume",
+    ),
     (("dsl.errors.StoreError",), "see that the store can be written and that nothing but dflow changes it"),
-    (("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"), "a compiled library crashed: the log's last lines tell which; PYTHONFAULTHANDLER=1 "
-     "makes Python say where"),
+    (
+        ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"),
+        "a compiled library crashed: the log's last lines tell which; PYTHONFAULTHANDLER=1 makes Python say where",
+    ),
     ((NO_RESULT,), "something ended the process from inside, sys.exit say: the log tells what it did last"),
-    ((), "the log has the whole traceback; after a fix of the code, work that a resumable op saved is taken up again by "
-     "`dflow resume --adopt`"),
-)  # fmt: skip
+    (
+        (),
+        "the log has the whole traceback; after a fix of the code, work that a resumable op saved is taken up again by "
+        "`dflow resume --adopt`",
+    ),
+)
 
 
 @frozen

@@ -134,7 +134,7 @@ class Server:
             (os.killpg if whole_group else os.kill)(stage.pid, signal_number)
 
     def _reap(self, stage: _Stage) -> None:
-        """Processes that the stage left behind in its group are asked to end; until it is reaped, the group is its own."""
+        """What the stage left behind in its group is asked to end; until it is reaped, the group is its own."""
         os.killpg(stage.pid, signal.SIGTERM)
         _, status = os.waitpid(stage.pid, 0)
         self._selector.unregister(stage.descriptor)

@@ -1,4 +1,4 @@
-"""The log of a stage that was given secrets: what it prints comes through a pipe, and no secret's value reaches the disk."""
+"""The log of a stage that was given secrets: what it prints comes through a pipe, and no value reaches the disk."""
 
 from __future__ import annotations
 

@@ -42,8 +42,10 @@ def stage_pids(toy):
 def forkserver_pids(executor):
     """Children of a process that start its stages."""
     return processes(
-        lambda folder: b"executor.forkserver" in (folder / "cmdline").read_bytes()
-        and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == executor.pid
+        lambda folder: (
+            b"executor.forkserver" in (folder / "cmdline").read_bytes()
+            and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == executor.pid
+        )
     )
 
 
