@@ -32,8 +32,8 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("MemoryError", KILLED),
-        f"this machine's memory was full, or somebody killed the process (`dmesg` tells): {SMALLER}; launch.memory keeps "
-        "other nodes from running beside it",
+        f"this machine's memory was full, or somebody killed the process (`dmesg` tells): {SMALLER}; launch.memory "
+        "keeps other nodes from running beside it",
     ),
     ((TIMEOUT,), "raise launch.timeout, or find in the log what it waits for; a resumable op goes on where it was"),
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),

@@ -32,7 +32,7 @@ NOTE = "dflow: "
 
 @frozen
 class Outcome:
-    """How an attempt ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks together."""
+    """How an attempt ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks."""
 
     status: Literal["done", "stopped", "failed"]
     device: str = "cpu"
