@@ -77,13 +77,7 @@ def server(tmp_path_factory):
 
 def tracked_by(server, folder):
     text = f'\n[mlflow]\nexperiment = "real server"\ntracking_uri = "{server.uri}"\nnotes = "# Tried\\nwhat happens"\n'
-    toy = Toy(folder, PIPELINE + text + 'tags = { team = "x", "cost centre" = "7" }\n', tracked=True)
-    ends = '        if (Path(__file__).parent / "end").exists():\n            break\n'
-    source = (folder / "toy.py").read_text()
-    (folder / "toy.py").write_text(
-        source.replace("        if step == config.fail_at:", ends + "        if step == config.fail_at:")
-    )
-    return toy
+    return Toy(folder, PIPELINE + text + 'tags = { team = "x", "cost centre" = "7" }\n', tracked=True)
 
 
 def begun(toy, client):

@@ -99,7 +99,7 @@ def glue(texts, between):
 @op(version=1, run="toy:steps", resumable=True)
 @frozen(kw_only=True)
 class Steps:
-    """Counts steps, keeps its place in work_dir, and can be made to fail or to wait."""
+    """Counts steps, keeps its place in work_dir, ends early where a file `end` is there, and can be made to fail."""
     text: Text
     steps: int = field(default=5, help="steps")
     seconds: float = field(default=0.0, neutral=True, help="of each step")
@@ -114,6 +114,8 @@ def steps(config, stage):
     start = int(place.read_text()) if place.exists() else 0
     done = stage.work_dir / "done.txt"
     for step in range(start, config.steps):
+        if (Path(__file__).parent / "end").exists():
+            break
         if step == config.fail_at:
             fail(config.error)
         if stage.stop_requested():
