@@ -96,7 +96,7 @@ def test_a_stage_that_was_stopped_while_its_executor_was_killed_writes_into_noth
 
 
 def test_while_a_late_writer_lives_the_next_holder_waits_and_then_says_which_process_it_is(tmp_path, monkeypatch):
-    """A process that is stopped cannot be told from one at work: nothing of the folder may be used before it is gone."""
+    """A process that is stopped cannot be told from one at work: nothing of the folder may be used while it lives."""
     store = Store.open(tmp_path / "runs", write=True)
     with store.lease("key", "r1") as lease:
         lease.acquire(print, lambda: False)

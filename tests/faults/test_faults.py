@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fault_trial import Kill, Undisturbed, kills, phases, tried, undisturbed
+from toy_ops import ONE_NODE, Toy
+
+from executor.fail_points import FAIL_AT
 
 SEED = int(os.environ.get("DFLOW_FAULT_SEED", "7"))
 
@@ -44,3 +48,13 @@ def told(folder: Path, kill: Kill, reference: Undisturbed) -> str:
     except (AssertionError, OSError) as error:
         return f"{kill}: {error} (see {folder})"
     return ""
+
+
+@pytest.mark.parametrize(
+    "place", ["commit:placing", "commit:renamed", "commit:placed", "commit:indexed", "run:committed"]
+)
+def test_a_stage_that_has_ended_is_not_run_again_because_its_commit_was_cut_off(tmp_path, place):
+    toy = Toy(tmp_path, ONE_NODE)
+    assert -signal.SIGKILL == toy.dflow("run", str(toy.file), **{FAIL_AT: place}).returncode
+    assert 0 == toy.dflow("resume").returncode
+    assert (["make"], "hello") == (toy.calls(), toy.text("a"))
