@@ -1,6 +1,6 @@
 """Append-only files of JSON lines, and JSON files replaced as a whole; both survive a kill at any moment.
 
-Durable ones survive a crash of the machine too. What the file system refuses is a StoreError, DiskFull where it is full.
+Durable ones survive a crash of the machine too. What the file system refuses is a StoreError, or DiskFull.
 
 Lines are one write() to a file opened with O_APPEND, so that several processes can write to one file. What a killed
 process left half written is one broken line: the next writer ends it, and readers skip it.
