@@ -117,7 +117,7 @@ class Record:
     ) -> Record:
         """The same, but nobody sees it before its state is saved."""
         folder = _new_folder(records)
-        write_json(folder / "graph.json", graph_to_json(graph), in_one_line=True)
+        write_json(folder / "graph.json", graph_to_json(graph), in_one_line=True, durable=True)
         run_state = RunState(
             run=folder.name,
             pipeline=graph.name,
