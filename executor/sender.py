@@ -18,11 +18,12 @@ from typing import Any
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from dsl.op import Ref
+from executor.content import MANIFEST
 from executor.follow import is_sent, status_of
 from executor.jsonlines import LineReader, read_json, write_json
 from executor.points import NodeEvents
 from executor.record import NodeState, Record
-from executor.track import UNREACHABLE, Tracker, is_passing, shown_error, tracking_uri
+from executor.track import UNREACHABLE, Tracker, artifact_files, is_passing, shown_error, tracking_uri
 
 POINTS_AT_ONCE = 2000
 ERROR_LENGTH = 1000
@@ -49,6 +50,7 @@ class Sender:
         self._found: dict[str | None, list[str]] = {}
         self._is_sure = False  # that mlflow.json names every MLflow run of this run
         self._makers: dict[str, dict[str | None, str]] = {}
+        self._tags: dict[str, dict[str, str]] = {}  # of runs, as this sender set them last
         self._sent = _read_sent(folder)
 
     @property
@@ -211,9 +213,12 @@ class Sender:
     ) -> dict[str, Any]:
         started = state.started or record.state.started
         identity = {"mlflow.parentRunId": self._sent["parent"], "dflow.run": record.run, "dflow.node": node.id}
-        tags = {**identity, "mlflow.runName": node.id, "dflow.op": node.op.name, **self._state_tags(state)}
+        names = {"mlflow.runName": node.id, "dflow.op": node.op.name}
+        tags = self._state_tags(state)
         was_there = node.id in self._found
-        run_id = self._made_run(tracker, node.id, started, tags)
+        run_id = self._made_run(tracker, node.id, started, {**identity, **names, **tags})
+        if not was_there:
+            self._tags[run_id] = tags
         begun = len(self._events[node.id].points) if was_there and node.id in self._events else 0
         child: dict[str, Any] = {"run_id": run_id, "status": "RUNNING", "points": 0, "begun": begun}
         child["retained"] = retained
@@ -246,17 +251,29 @@ class Sender:
         if state.error or sent.get("failed"):
             sent["failed"] = True
             tags["dflow.error"] = (state.error or "")[:ERROR_LENGTH]
-        tracker.log_tags(run_id, tags)
+        if tags != self._tags.get(run_id):
+            tracker.log_tags(run_id, tags)
+            self._tags[run_id] = tags
         if state.cache == "hit":
             tracker.log_results(run_id, [(state.ended or record.state.started, state.metrics)])
-        else:
-            tracker.log_file(run_id, record.log_path(node.id))
-        for path in self._events.get(node.id, NodeEvents()).figures.values():
-            tracker.log_file(run_id, Path(path), "figures")
+        tracker.log_files(run_id, *self._files(record, node, state))
+        tracker.close(run_id, status, state.ended or record.state.started)
+
+    def _files(self, record: Record, node: GraphNode, state: NodeState) -> tuple[dict[str, Path], dict[str, Any]]:
+        """By their names in MLflow, and what references.json says of the large ones."""
+        figures = [Path(path) for path in self._events.get(node.id, NodeEvents()).figures.values()]
+        files = {f"figures/{path.name}": path for path in figures}
+        references: dict[str, Any] = {}
+        if state.cache != "hit":
+            log = record.log_path(node.id)
+            files[log.name] = log
         if state.digest is not None:
             folder = self._store / "objects" / state.digest
-            tracker.log_artifact(run_id, folder, with_files=state.cache != "hit")
-        tracker.close(run_id, status, state.ended or record.state.started)
+            files[MANIFEST] = folder / MANIFEST
+            if state.cache != "hit":
+                small, references = artifact_files(folder)
+                files |= small
+        return files, references
 
     def _state_tags(self, state: NodeState) -> dict[str, str]:
         """What may change until the node ends; of a cached node, the run and the MLflow run that made it."""

@@ -155,30 +155,27 @@ class Tracker:
         if datasets:
             self.client.log_inputs(run_id, datasets=datasets)
 
-    def log_file(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """Nothing happens where the file is gone: it can no longer be sent."""
-        if path.is_file():
-            self.client.log_artifact(run_id, str(path), folder)
-            self.sent["files"] += 1
-
-    def log_artifact(self, run_id: str, folder: Path, *, with_files: bool) -> None:
-        """The manifest; then all small files, and for the others where they are and what they hold."""
-        self.log_file(run_id, folder / MANIFEST)
-        files = (read_json(folder / MANIFEST) or {}).get("files", {}) if with_files else {}
-        large = {name: entry for name, entry in files.items() if entry["size"] > FILE_LIMIT}
-        small = [name for name in files if name not in large and (folder / name).is_file()]
-        if not (small or large):
+    def log_files(self, run_id: str, files: Mapping[str, Path], references: Mapping[str, Any]) -> None:
+        """All in one call, by their names in MLflow; a file that is gone can no longer be sent."""
+        there = {name: path.absolute() for name, path in files.items() if path.is_file()}
+        if not (there or references):
             return
         with tempfile.TemporaryDirectory() as temporary:
             top = Path(temporary)
-            for name in small:
-                (top / "artifact" / name).parent.mkdir(parents=True, exist_ok=True)
-                (top / "artifact" / name).symlink_to(folder / name)
-            if large:
-                references = {name: {**entry, "path": str(folder / name)} for name, entry in large.items()}
+            for name, path in there.items():
+                (top / name).parent.mkdir(parents=True, exist_ok=True)
+                (top / name).symlink_to(path)
+            if references:
                 write_json(top / "references.json", references)
-            self.client.log_artifacts(run_id, str(top))
-        self.sent["files"] += len(small)
+            self.client.log_artifacts(run_id, temporary)
+        self.sent["files"] += len(there)
+
+
+def artifact_files(folder: Path) -> tuple[dict[str, Path], dict[str, Any]]:
+    """The small files of an artifact by their names in MLflow, and for the others where they are and what they hold."""
+    files = (read_json(folder / MANIFEST) or {}).get("files", {})
+    large = {name: {**entry, "path": str(folder / name)} for name, entry in files.items() if entry["size"] > FILE_LIMIT}
+    return {f"artifact/{name}": folder / name for name in files if name not in large}, large
 
 
 def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
