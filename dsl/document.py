@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import tomli
 from attrs import define, field, frozen
 
-from dsl.errors import Mistake, PipelineError, Position
+from dsl.errors import Mistake, PipelineError, Position, shortened
 from dsl.positions import KeyPath, key_positions
+from dsl.shown import shown_value
+from dsl.toml import parsed
 
 EXTENDS = "extends"
 
@@ -166,11 +167,13 @@ def _base_of(source: SourceFile) -> tuple[Path, Position | None]:
     value = source.values[EXTENDS]
     position = source.positions.get((EXTENDS,))
     if not isinstance(value, str) or not value:
-        message = f"expected the path of another pipeline file, got {value!r}"
+        message = f"expected the path of another pipeline file, got {shown_value(value)}"
         raise PipelineError([Mistake(message, EXTENDS, position, 'extends = "base.toml"')])
     base = Path(os.path.normpath(source.path.parent / value))
     if base.suffix != ".toml":
-        raise PipelineError([Mistake(f"only a TOML file can be extended, not {base}", EXTENDS, position)])
+        raise PipelineError(
+            [Mistake(f"only a TOML file can be extended, not {shortened(str(base), 300)}", EXTENDS, position)]
+        )
     return base, position
 
 
@@ -183,15 +186,9 @@ def _read(file: Path, named_at: Position | None) -> SourceFile:
         message = f"the pipeline file {file} cannot be read: {reason}"
         raise PipelineError([Mistake(message, EXTENDS if named_at else "", named_at)]) from error
     try:
-        text = data.decode()
-        return SourceFile(file, text, tomli.loads(text))
+        text = data.decode("utf-8-sig")  # editors put a mark before the first line
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise PipelineError([Mistake("the file is not UTF-8", position=Position(str(file), line, 1))]) from error
-    except RecursionError as error:
-        raise PipelineError([Mistake(f"not TOML: {error}", position=Position(str(file)))]) from error
-    except tomli.TOMLDecodeError as error:
-        position = Position(str(file), error.lineno, error.colno)
-        raise PipelineError([Mistake(f"not TOML: {error.msg}", position=position)]) from error
-    except ValueError as error:  # a number with thousands of digits, say, which has no place
-        raise PipelineError([Mistake(f"not TOML: {error}", position=Position(str(file)))]) from error
+        column = len(error.object[: error.start].split(b"\n")[-1].decode()) + 1
+        raise PipelineError([Mistake("the file is not UTF-8", position=Position(str(file), line, column))]) from error
+    return SourceFile(file, text, parsed(text, str(file)))

@@ -19,6 +19,8 @@ from difflib import get_close_matches
 
 from attrs import frozen
 
+MOST_SHOWN = 160  # characters of a path of keys, or of an argument
+
 
 class DflowError(Exception):
     """The base of all errors that dflow raises on purpose; shown to users without a traceback."""
@@ -69,7 +71,9 @@ class Position:
     is_argument: bool = False
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        if self.is_argument:
+            return on_one_line(shortened(self.file, MOST_SHOWN))
+        return on_one_line(f"{self.file}:{self.line}:{self.column}" if self.line else self.file)
 
 
 @frozen
@@ -82,9 +86,11 @@ class Mistake:
     hint: str = ""
 
     def __str__(self) -> str:
-        head = [str(part) for part in (self.position, self.path) if part]
+        head = [str(self.position)] if self.position is not None else []
+        path = [on_one_line(shortened(self.path, MOST_SHOWN))] if self.path else []
         tail = f" ({self.hint})" if self.hint else ""
-        return ": ".join([*head, self.message + tail])
+        message = "\n".join(map(on_one_line, (self.message + tail).split("\n")))
+        return ": ".join([*head, *path, message])
 
 
 class PipelineError(DflowError):
@@ -95,7 +101,28 @@ class PipelineError(DflowError):
         super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
 
 
+def shortened(text: str, most: int = 100) -> str:
+    """The text, without its middle where it is longer than most characters."""
+    if len(text) <= most:
+        return text
+    half = (most - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def on_one_line(text: str) -> str:
+    """The text with escapes in place of line ends and of all else that a terminal would not show but obey."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    return ascii(character)[1:-1]
+
+
 def did_you_mean(word: str, candidates: Sequence[str]) -> str:
     """`did you mean "x"?` for the nearest candidate, or an empty string where none is near."""
+    if len(word) > MOST_SHOWN:
+        return ""
     near = get_close_matches(word, candidates, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""

@@ -25,7 +25,7 @@ import attrs
 from attrs import define
 
 from dsl.document import Document, Places, merged
-from dsl.errors import Mistake, Position, did_you_mean
+from dsl.errors import Mistake, Position, did_you_mean, shortened
 from dsl.op import Ref
 from dsl.order import children_of
 from dsl.positions import KeyPath
@@ -78,7 +78,7 @@ class _Expansion:
                         place = variant.place if isinstance(variant.place, Position) else (*variant.place, node_id)
                         if group.name.startswith("sweep."):
                             place = variant.place
-                        message = f'there is no node "{node_id}"'
+                        message = f'there is no node "{shortened(node_id)}"'
                         yield mistake_at(self.document, place, message, did_you_mean(node_id, list(self.nodes)))
                 if group.name.startswith("sweep."):
                     break

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen, validators
 
+from dsl.shown import shown_value
 from dsl.sizes import parsed_bytes
 
 ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
@@ -49,7 +50,7 @@ def _fits_device(launch: Launch, field: attrs.Attribute[Any], value: int | None)
 def _is_size(instance: Any, field: attrs.Attribute[Any], value: str | None) -> None:
     if value is not None:
         if not isinstance(value, str):
-            raise ValueError(f'expected a text such as "24 GiB", got {value!r}')
+            raise ValueError(f'expected a text such as "24 GiB", got {shown_value(value)}')
         parsed_bytes(value)
 
 
@@ -63,9 +64,9 @@ class Launch:
     """How a stage runs, not what it computes: outside the key, recorded in the manifest.
 
     kind "process" runs one process; "torchrun" runs nproc ranks on each of nnodes machines, which meet at rendezvous
-    ("host:port" of one of them). Groups of sp_degree ranks share every sequence, for ops that do sequence parallelism;
-    nproc is a multiple of it. threads are CPU threads per rank (0: the cores divided by the ranks). device "auto" takes
-    cuda where there is one.
+    ("host:port" of the one that dflow runs on). Groups of sp_degree ranks share every sequence, for ops that do
+    sequence parallelism; nproc is a multiple of it, so that a group lies on one machine. threads are CPU threads per
+    rank (0: the cores divided by the ranks). device "auto" takes cuda where there is one.
 
     gpus, cpus and memory ("24 GiB") are what the stage takes of `[machine]` while it runs, so that nodes that fit
     together run side by side. An attempt ends after timeout seconds (0: never). An error that may pass is tried again
@@ -85,6 +86,11 @@ class Launch:
     retries: int = attrs.field(default=2, validator=validators.ge(0))
     retry_wait: float = attrs.field(default=10.0, validator=_is_duration)
     timeout: float = attrs.field(default=0.0, validator=_is_duration)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all machines."""
+        return self.nproc * self.nnodes
 
     @property
     def memory_bytes(self) -> int | None:

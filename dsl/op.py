@@ -26,6 +26,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import ConfigError
+from dsl.shown import shown_value
 
 T = TypeVar("T")
 
@@ -172,8 +173,8 @@ def op(
     TransientError, the node is tried again. resources:
     "module:function" that tells `dflow plan` what a node needs (dsl/resources.py); it is no part of the key. unmet:
     "module:function" that loads no torch and tells of a config what it needs of this machine and is not there, a
-    library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either. smoke and work:
-    "module:function" of dsl/smoke.py, for `dflow run --smoke`.
+    library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either. smoke
+    and work: "module:function" of dsl/smoke.py, for `dflow run --smoke`.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -252,8 +253,8 @@ def type_mistake(value: object, expected: Any) -> str | None:
     elif origin is typing.Literal:
         if any(value == choice and type(value) is type(choice) for choice in arguments):
             return None
-        choices = ", ".join(_shown(choice) for choice in arguments)
-        return f"expected one of {choices}, got {_shown(value)}"
+        choices = ", ".join(shown_value(choice) for choice in arguments)
+        return f"expected one of {choices}, got {shown_value(value)}"
     elif origin is tuple:
         if isinstance(value, tuple):
             members = [type_mistake(member, arguments[0]) for member in value]
@@ -270,7 +271,7 @@ def type_mistake(value: object, expected: Any) -> str | None:
             return None
     elif type(value) is expected or (isinstance(value, expected) and not isinstance(value, bool)):
         return None
-    return f"expected {type_name(expected)}, got {_shown(value)}"
+    return f"expected {type_name(expected)}, got {shown_value(value)}"
 
 
 def type_name(expected: Any) -> str:
@@ -280,7 +281,7 @@ def type_name(expected: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(type_name(member) for member in arguments)
     if origin is typing.Literal:
-        return "one of " + ", ".join(_shown(choice) for choice in arguments)
+        return "one of " + ", ".join(shown_value(choice) for choice in arguments)
     if origin is tuple:
         return f"list of {type_name(arguments[0])}"
     if origin is dict:
@@ -288,20 +289,6 @@ def type_name(expected: Any) -> str:
     if expected is None or expected is type(None):
         return "none"
     return getattr(expected, "__name__", str(expected))
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, (str, Ref)):
-        return f'"{value}"'
-    if isinstance(value, (tuple, list)):
-        return f"[{', '.join(_shown(member) for member in value)}] (list)"
-    if isinstance(value, bool):
-        return f"{str(value).lower()} (bool)"
-    if isinstance(value, (int, float)):
-        return f"{value} ({type(value).__name__})"
-    if value is None:
-        return "none"
-    return f"{value!r} ({type(value).__name__})"
 
 
 def _config_field(attribute: Any, annotation: Any) -> ConfigField:
@@ -368,7 +355,7 @@ def edge_mistake(value: object, edge: Edge) -> str | None:
         is_references = isinstance(value, tuple) and all(isinstance(member, Ref) for member in value)
         if is_references and (value or edge.optional):
             return None
-        return f'expected a list of references to {edge.type.__name__} ("@node"), got {_shown(value)}'
+        return f'expected a list of references to {edge.type.__name__} ("@node"), got {shown_value(value)}'
     if isinstance(value, Ref) or (value is None and edge.optional):
         return None
-    return f'expected a reference to {edge.type.__name__} ("@node"), got {_shown(value)}'
+    return f'expected a reference to {edge.type.__name__} ("@node"), got {shown_value(value)}'

@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean
+from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
 from dsl.op import OpSpec, op_of
 
 _added_folders: list[str] = []
@@ -40,7 +40,7 @@ def op_names(op_files: Sequence[Path] = ()) -> list[str]:
 def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Mistake:
     """The mistake of naming an op that does not exist."""
     names = op_names(op_files)
-    return Mistake(f'there is no op "{name}"', hint=did_you_mean(name, names) or f"ops: {', '.join(names)}")
+    return Mistake(f'there is no op "{shortened(name)}"', hint=did_you_mean(name, names) or f"ops: {', '.join(names)}")
 
 
 def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+MOST_STARTS = 50
 Parents = Mapping[str, Sequence[str]]  # of every node, by id
 
 
@@ -47,9 +48,10 @@ def above(parents: Parents, node_id: str) -> frozenset[str]:
 
 
 def cycles(parents: Parents) -> list[list[str]]:
-    """One shortest cycle through the first node of every knot (nodes that all read each other), as the data flows.
+    """A shortest cycle of every knot (nodes that all read each other), as the data flows.
 
-    Each is a list of ids without the first one's repetition at its end.
+    Each is a list of ids without the first one's repetition at its end. In a knot of more than MOST_STARTS nodes it is
+    a shortest one through any of the first of them, so that the time grows with the nodes and not with their square.
     """
     ordered = set(in_order(parents))
     tangled = {node_id: _within(ids, ordered) for node_id, ids in parents.items() if node_id not in ordered}
@@ -64,11 +66,19 @@ def cycles(parents: Parents) -> list[list[str]]:
         came_from = _reached(children, node_id)
         knot = came_from.keys() & _reached(knotted, node_id).keys()
         seen |= knot
-        closing = [parent for parent in knotted[node_id] if parent in knot]
-        if closing:
-            paths = [_path(came_from, parent) for parent in closing]
-            found.append(min(paths, key=len))
+        starts = [member for member in knotted if member in knot][:MOST_STARTS]
+        through = [cycle for start in starts for cycle in _cycles_through(start, knotted, children)]
+        if through:
+            found.append(min(through, key=len))
     return found
+
+
+def _cycles_through(start: str, parents: Parents, children: Parents) -> Iterator[list[str]]:
+    """A shortest one for every parent that closes one."""
+    came_from = _reached(children, start)
+    for parent in parents[start]:
+        if parent in came_from:
+            yield _path(came_from, parent)
 
 
 def _within(ids: Sequence[str], without: set[str]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError, Position, did_you_mean
+from dsl.errors import Mistake, PipelineError, Position, did_you_mean, shortened
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.op import type_mistake
@@ -73,7 +73,7 @@ def unknown_owners(overrides: Sequence[Override], owners: Mapping[str, WrittenNo
     for override in overrides:
         copies = [owner for owner in owners if owner.startswith(f"{override.owner}-")]
         hint = f"its copies: {', '.join(copies)}" if copies else did_you_mean(override.owner, [*owners, *TABLE_NAMES])
-        yield Mistake(f'there is no node "{override.owner}"', position=override.position, hint=hint)
+        yield Mistake(f'there is no node "{shortened(override.owner)}"', position=override.position, hint=hint)
 
 
 def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[Sweep] = ()) -> Pipeline:
@@ -153,7 +153,7 @@ def _put_launch(node: WrittenNode, override: Override, name: str) -> list[Mistak
     value = {} if override.text == NONE else typed_value(override.text, None)
     if not isinstance(value, dict):
         hint = "{ nproc = 2 }, or node.launch.nproc=2"
-        return [Mistake(f'expected a table, got "{override.text}"', position=override.position, hint=hint)]
+        return [Mistake(f'expected a table, got "{shortened(override.text)}"', position=override.position, hint=hint)]
     node.launch = value
     node.places = node.places.moved({f"launch.{key}": override.position for key in ("", *value)})
     return []

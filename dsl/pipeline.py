@@ -21,6 +21,7 @@ from dsl.document import Places
 from dsl.errors import ConfigError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
+from dsl.shown import shown_value
 
 __all__ = ["Launch", "Machine", "Node", "Pipeline", "check_tags"]
 
@@ -37,7 +38,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
         if name.startswith(RESERVED_TAGS):
             raise ConfigError(f'the tag "{name}": names that begin with {" or ".join(RESERVED_TAGS)} are taken')
         if not isinstance(value, str):
-            raise ConfigError(f'the tag "{name}": expected a text, got {value!r}')
+            raise ConfigError(f'the tag "{name}": expected a text, got {shown_value(value)}')
 
 
 @frozen

@@ -16,6 +16,7 @@ from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, put_on_path, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
 from dsl.pipeline import TABLE_NAMES, Pipeline
+from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
 from dsl.told_once import told_once
 from dsl.values import interpolate
@@ -160,7 +161,7 @@ class _NodeReader:
         if "op" not in table:
             mistake = node.mistake("", 'the required key "op" is missing', "the ops: dflow ops")
         elif not isinstance(name, str):
-            mistake = node.mistake("op", f"expected the name of an op, got {name!r}")
+            mistake = node.mistake("op", f"expected the name of an op, got {shown_value(name)}")
         else:
             try:
                 self._ops[name] = load_op(name, self._op_files if self._op_files_work else ())

@@ -9,6 +9,7 @@ from typing import Any
 import tomli
 
 from dsl.op import type_mistake
+from dsl.toml import refused_values
 
 OPENINGS = ('"', "'", "[", "{")
 
@@ -27,7 +28,11 @@ def typed_value(text: str, expected: Any) -> Any:
             reason = getattr(error, "msg", str(error))
             raise ValueError(f"not TOML: {reason}; a text in a list stands in quotes, as in TOML") from error
         return text
-    return document["value"] if len(document) == 1 else text
+    if len(document) > 1:
+        return text
+    for _path, message in refused_values(document):
+        raise ValueError(message)
+    return document["value"]
 
 
 def member_type(expected: Any, container: type) -> Any:

@@ -109,6 +109,9 @@ def _swept_group(
         mistakes.append(mistake_at(document, place, "expected node.field = [value, value]"))
     elif not isinstance(values, (list, tuple)) or not values:
         mistakes.append(mistake_at(document, place, "expected a list of values, one for each copy", "[1e-3, 3e-4]"))
+    elif field == "launch" and not all(isinstance(value, dict) for value in values):
+        message = "expected a list of tables, one for each copy"
+        mistakes.append(mistake_at(document, place, message, "[{ threads = 1 }, { threads = 2 }]"))
     elif len({(type(value), repr(value)) for value in values}) < len(values):
         mistakes.append(mistake_at(document, place, "a value is given twice"))
     else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import Mistake, did_you_mean
+from dsl.errors import Mistake, did_you_mean, shortened
 from dsl.launch import Machine
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
 from dsl.order import cycles
@@ -18,6 +18,7 @@ from dsl.written import WrittenNode
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+MOST_OF_CYCLE = 12  # nodes of a cycle that are shown
 
 
 def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path, machine: Machine) -> list[Mistake]:
@@ -59,14 +60,22 @@ def external_path(value: object, root: Path) -> Path | None:
 def external_value(value: Any, field: ConfigField, root: Path) -> Any:
     """An external value as compiled: an absolute path, or as it is for a builtin value, a model id or None."""
     path = external_path(value, root)
-    if path is None or (_may_be_model_id(value, field, path) and not path.exists()):
+    if path is None or (_may_be_model_id(value, field, path) and not _is_there(path)):
         return value
     return str(path)
 
 
 def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
     """Whether "owner/name" names a model: not where there is a folder `owner`, in which `name` is then looked for."""
-    return field.model_id and MODEL_ID.fullmatch(value) is not None and not path.parent.is_dir()
+    return field.model_id and MODEL_ID.fullmatch(value) is not None and not _is_there(path.parent, Path.is_dir)
+
+
+def _is_there(path: Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
+    """Not there either: a name that is longer than a file system takes, a folder that nobody may look into."""
+    try:
+        return kind(path)
+    except OSError:
+        return False
 
 
 def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
@@ -74,7 +83,8 @@ def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNod
         wanted = op.edges[name].type
         for parent in parents:
             if parent not in nodes:
-                yield node.mistake(name, f'there is no node "{parent}"', did_you_mean(parent, list(nodes)))
+                hint = did_you_mean(parent, list(nodes)) or _who_gives(wanted, nodes)
+                yield node.mistake(name, f'there is no node "{shortened(parent)}"', hint)
                 continue
             parent_op = nodes[parent].op
             if parent_op is not None and not issubclass(parent_op.output, wanted):
@@ -84,7 +94,7 @@ def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNod
 
 def _who_gives(wanted: type, nodes: Mapping[str, WrittenNode]) -> str:
     givers = [f'"@{node.id}"' for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
-    return f"{wanted.__name__}: {', '.join(givers)}" if givers else f"no node gives {wanted.__name__}"
+    return f"{wanted.__name__}: {shortened(', '.join(givers))}" if givers else f"no node gives {wanted.__name__}"
 
 
 def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
@@ -97,11 +107,11 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
             continue
         if not value:
             yield node.mistake(field.name, "expected a path, got an empty string")
-        elif not path.exists() and not _may_be_model_id(str(value), field, path):
+        elif not _is_there(path) and not _may_be_model_id(str(value), field, path):
             hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
             if not hint and not node.is_argument(field.name):
                 hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
-            yield node.mistake(field.name, f"there is no file or folder {path}", hint)
+            yield node.mistake(field.name, f"there is no file or folder {shortened(str(path), 300)}", hint)
 
 
 def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
@@ -111,7 +121,7 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
             continue
         value = node.values.get(field.name)
         path = external_path(value, node.places.folder(field.name) or root)
-        if path is None or path.exists() or not _may_be_model_id(str(value), field, path):
+        if path is None or _is_there(path) or not _may_be_model_id(str(value), field, path):
             continue
         commit = node.values.get(field.pinned_by)
         if isinstance(commit, str) and COMMIT.fullmatch(commit):
@@ -163,6 +173,28 @@ def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
         for node_id, edges in inputs.items()
     }
     for cycle in cycles(parents):
-        edge = next(name for name, ids in inputs[cycle[0]].items() if cycle[-1] in ids)
-        path = " -> ".join([*cycle, cycle[0]])
-        yield nodes[cycle[0]].mistake(edge, f"the nodes form a cycle: {path}")
+        reads = dict(zip(cycle, [cycle[-1], *cycle[:-1]], strict=True))
+
+        def edge(node_id: str, reads: Mapping[str, str] = reads) -> str:
+            return next(name for name, ids in inputs[node_id].items() if reads[node_id] in ids)
+
+        shown = [_with_place(nodes[node_id], edge(node_id)) for node_id in _ends(cycle)]
+        if len(shown) < len(cycle):
+            shown.insert(MOST_OF_CYCLE // 2, f"... {len(cycle) - len(shown):,} more ...")
+        path = " -> ".join([*shown, cycle[0]])
+        hint = "one of them must not read what is made of it"
+        yield nodes[cycle[0]].mistake(edge(cycle[0]), f"the nodes form a cycle: {path}", hint)
+
+
+def _ends(cycle: list[str]) -> list[str]:
+    if len(cycle) <= MOST_OF_CYCLE:
+        return cycle
+    return cycle[: MOST_OF_CYCLE // 2] + cycle[-(MOST_OF_CYCLE // 2) :]
+
+
+def _with_place(node: WrittenNode, edge: str) -> str:
+    """The node, and where it names the one before it."""
+    position = node.places.position(edge)
+    if position is None:
+        return node.id
+    return f"{node.id} ({position.file}:{position.line})" if position.line else f"{node.id} ({position})"

@@ -10,7 +10,7 @@ import attrs
 from attrs import define
 
 from dsl.document import Places
-from dsl.errors import ConfigError, Mistake, Position, did_you_mean
+from dsl.errors import ConfigError, Mistake, Position, did_you_mean, shortened
 from dsl.op import ConfigField, Edge, OpSpec, Ref, config_fields, edge_mistake, type_mistake, type_name
 from dsl.pipeline import Launch, Pipeline
 
@@ -125,8 +125,9 @@ def _check_table(
             table[name] = value = lists_to_tuples(value)
             message = type_mistake(value, fields[name].type)
         else:
-            hint = did_you_mean(name, [*fields, *edges])
-            likely_meant.update(candidate for candidate in [*fields, *edges] if f'"{candidate}"' in hint)
+            known = ", ".join([*edges, *fields])
+            hint = did_you_mean(name, [*fields, *edges]) or shortened(f"keys: {known}", 300)
+            likely_meant.update(candidate for candidate in [*fields, *edges] if hint == f'did you mean "{candidate}"?')
             mistakes.append(node.mistake(prefix + name, "unknown key", hint))
             del table[name]
             continue
@@ -186,7 +187,7 @@ def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]
             attribute.validator(stand_in, attribute, values[attribute.name])
         except AttributeError:
             continue  # it asks for a field that is itself wrong or missing; the constructor validates again
-        except (ValueError, TypeError, ConfigError) as error:
+        except (ArithmeticError, ValueError, TypeError, ConfigError) as error:
             refused[attribute.name] = _readable(error)
     return refused
 
@@ -195,4 +196,8 @@ def _readable(error: Exception) -> str:
     """`'lr' must be > 0: -1` as attrs says it -> `must be > 0, got -1`."""
     message = str(error.args[0]) if error.args else str(error)
     found = re.fullmatch(r"'\w+' must be (\S+) (\S+): (.*)", message, re.DOTALL)
-    return f"must be {found[1]} {found[2]}, got {found[3]}" if found else message
+    if found is not None:
+        return f"must be {found[1]} {found[2]}, got {shortened(found[3])}"
+    if re.fullmatch(r"Length of '\w+' must be >= 1: 0", message):
+        return "must not be empty"
+    return message

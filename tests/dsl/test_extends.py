@@ -148,14 +148,14 @@ def test_files_that_extend_each_other_are_reported_with_the_way(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("3", 'expected the path of another pipeline file, got 3 (extends = "base.toml")'),
-        ('["b.toml"]', "expected the path of another pipeline file, got ['b.toml'] (extends = \"base.toml\")"),
-        ('""', "expected the path of another pipeline file, got '' (extends = \"base.toml\")"),
+        ("3", 'expected the path of another pipeline file, got 3 (int) (extends = "base.toml")'),
+        ('["b.toml"]', 'expected the path of another pipeline file, got ["b.toml"] (list) (extends = "base.toml")'),
+        ('""', 'expected the path of another pipeline file, got "" (extends = "base.toml")'),
         ('"base.py"', "only a TOML file can be extended, not base.py"),
         ('"none.toml"', "the pipeline file none.toml cannot be read: No such file or directory"),
         ('"folder.toml"', "the pipeline file folder.toml cannot be read: Is a directory"),
         ('"loop.toml"', "the pipeline file loop.toml cannot be read: Too many levels of symbolic links"),
-        ('"a\\u0000.toml"', "the pipeline file a\0.toml cannot be read: embedded null byte"),
+        ('"a\\u0000.toml"', "the pipeline file a\\x00.toml cannot be read: embedded null byte"),
     ],
 )
 def test_a_base_that_cannot_be_read_is_told_where_it_is_named(tmp_path: Path, value: str, expected: str) -> None:
@@ -166,16 +166,16 @@ def test_a_base_that_cannot_be_read_is_told_where_it_is_named(tmp_path: Path, va
 
 def test_a_base_that_is_no_toml_is_told_with_its_own_line(tmp_path: Path) -> None:
     assert mistakes(tmp_path, top='extends = "base.toml"\n', base="[pipeline]\nname = \n") == [
-        "base.toml:2:8: not TOML: Invalid value"
+        "base.toml:2:8: not TOML: there is no value behind the ="
     ]
-    assert mistakes(tmp_path, top='extends = "base.toml"\n', base=f"x = {'9' * 5000}\n")[0].startswith(
-        "base.toml: not TOML: "
-    )
+    assert mistakes(tmp_path, top='extends = "base.toml"\n', base=f"x = {'9' * 5000}\n") == [
+        "base.toml:1:1: not TOML: a number has thousands of digits"
+    ]
 
 
 def test_extends_inside_a_table_is_an_unknown_key(tmp_path: Path) -> None:
     assert mistakes(tmp_path, top='[pipeline]\nname = "p"\nextends = "base.toml"\n[node]\n') == [
-        "top.toml:3:1: pipeline.extends: unknown key"
+        "top.toml:3:1: pipeline.extends: unknown key (keys: name, seed, ops)"
     ]
 
 

@@ -288,9 +288,10 @@ def test_a_mistake_of_the_base_is_told_once_for_all_copies_by_the_nodes_own_name
     text = text.replace('rate = "${train.rate}"', 'rate = "${train.raet}"\nsamples = "@test"')
     assert mistakes(tmp_path, text) == [
         'p.toml:9:1: node.train.samples: there is no node "report-x" (did you mean "report"?)',
-        "p.toml:10:1: node.train.more: unknown key",
+        "p.toml:10:1: node.train.more: unknown key (keys: samples, others, rate, title, weights, layers)",
         'p.toml:15:1: node.test.rate: node "train": "raet" is no field of it (did you mean "rate"?)',
-        "p.toml:16:1: node.test.samples: the nodes form a cycle: test -> test",
+        "p.toml:16:1: node.test.samples: the nodes form a cycle: test (p.toml:16) -> test"
+        " (one of them must not read what is made of it)",
     ]
 
 

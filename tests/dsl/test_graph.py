@@ -20,6 +20,8 @@ from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
 from ops.load_target.op import LoadTarget
 
+CYCLE_HINT = " (one of them must not read what is made of it)"
+
 
 @op(version=1, run="nowhere:join")
 @frozen(kw_only=True)
@@ -127,11 +129,12 @@ def test_a_chain_of_10000_nodes_compiles_and_its_cycle_is_found() -> None:
     closed = Pipeline("closed")
     for k in range(size):
         closed.node(f"n{k}", Join(first=Ref(f"n{(k - 1) % size}")))
-    path = " -> ".join(f"n{k % size}" for k in range(size + 1))
-    assert mistakes(closed) == [f"node.n0.first: the nodes form a cycle: {path}"]
+    start, end = "n0 -> n1 -> n2 -> n3 -> n4 -> n5", "n9994 -> n9995 -> n9996 -> n9997 -> n9998 -> n9999 -> n0"
+    path = f"{start} -> ... 9,988 more ... -> {end}"
+    assert mistakes(closed) == [f"node.n0.first: the nodes form a cycle: {path}{CYCLE_HINT}"]
 
 
-def test_every_knot_is_reported_with_its_shortest_cycle_from_its_first_node() -> None:
+def test_every_knot_is_reported_with_a_shortest_cycle() -> None:
     pipeline = Pipeline("knots")
     pipeline.node("a", join("d"))
     pipeline.node("b", join("a", "e"))
@@ -141,9 +144,9 @@ def test_every_knot_is_reported_with_its_shortest_cycle_from_its_first_node() ->
     pipeline.node("f", join("e"))
     pipeline.node("g", join("g"))
     assert mistakes(pipeline) == [
-        "node.a.first: the nodes form a cycle: a -> b -> d -> a",
-        "node.e.first: the nodes form a cycle: e -> f -> e",
-        "node.g.first: the nodes form a cycle: g -> g",
+        f"node.a.first: the nodes form a cycle: a -> b -> d -> a{CYCLE_HINT}",
+        f"node.e.first: the nodes form a cycle: e -> f -> e{CYCLE_HINT}",
+        f"node.g.first: the nodes form a cycle: g -> g{CYCLE_HINT}",
     ]
 
 
@@ -155,7 +158,7 @@ def test_unknown_nodes_and_wrong_artifacts_are_all_reported() -> None:
     assert mistakes(pipeline) == [
         'node.images.samples: there is no node "sampels" (did you mean "samples"?)',
         'node.both.first: expected Samples, but node "images" gives ImageSamples (Samples: "@samples", "@both")',
-        'node.both.others: there is no node "nothing"',
+        'node.both.others: there is no node "nothing" (Samples: "@samples", "@both")',
     ]
 
 

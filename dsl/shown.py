@@ -1,0 +1,45 @@
+"""How values are shown in mistakes: as TOML writes them, with their type, and never at full length."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dsl.errors import shortened
+
+MOST_MEMBERS = 8
+KINDS = {"bool": "bool", "int": "int", "float": "float", "list": "list", "tuple": "list", "dict": "table"}
+
+
+def shown_value(value: object) -> str:
+    """`8.7 (float)`, `true (bool)`, `"text"`, `[1, 2] (list)`, `none`; a reference as its text."""
+    kind = KINDS.get(type(value).__name__, type(value).__name__)
+    is_clear = value is None or isinstance(value, str) or _is_reference(value)
+    return _written(value) if is_clear else f"{_written(value)} ({kind})"
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, str) or _is_reference(value):
+        return shortened(json.dumps(str(value), ensure_ascii=False))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return shortened(str(value) if value.bit_length() < 1024 else hex(value))
+    if isinstance(value, (tuple, list)):
+        members = [_written(member) for member in value[:MOST_MEMBERS]]
+        return shortened(f"[{', '.join([*members, *_more(len(value))])}]")
+    if isinstance(value, dict):
+        members = [f"{key} = {_written(member)}" for key, member in list(value.items())[:MOST_MEMBERS]]
+        return shortened(f"{{ {', '.join([*members, *_more(len(value))])} }}") if members else "{}"
+    return shortened(str(value))
+
+
+def _more(count: int) -> list[str]:
+    return [f"{count - MOST_MEMBERS} more"] if count > MOST_MEMBERS else []
+
+
+def _is_reference(value: object) -> bool:
+    """Whether it is a Ref, which is declared where this module is used."""
+    return type(value).__name__ == "Ref"
