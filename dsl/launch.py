@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen, validators
 
+from dsl.errors import shortened
 from dsl.shown import shown_value
 from dsl.sizes import parsed_bytes
 
@@ -37,7 +38,7 @@ def _is_address(launch: Launch, field: attrs.Attribute[str], value: str) -> None
         return
     found = ADDRESS.fullmatch(value)
     if found is None or int(found[1]) not in PORTS:
-        raise ValueError(f'expected "host:port" with a port of 1 to 65535, got "{value}"')
+        raise ValueError(f'expected "host:port" with a port of 1 to 65535, got "{shortened(value)}"')
     if launch.nnodes < 2:
         raise ValueError("a rendezvous is where several machines meet: it needs nnodes > 1")
 

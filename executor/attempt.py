@@ -25,6 +25,7 @@ from executor.code_texts import keep_texts
 from executor.display import Display
 from executor.fail_points import fail_point
 from executor.failure import TIMEOUT, Failure
+from executor.hosts import wait_for_hosts
 from executor.jsonlines import append_lines, read_lines, write_json
 from executor.keys import KeyParts, node_inputs
 from executor.launch import Outcome, StageProcess
@@ -123,6 +124,7 @@ class Attempt(threading.Thread):
         work, state = self.work, self._state
         fail_point("run:lease-taken")
         work.lease.wait_for_ranks()
+        wait_for_hosts(work.lease.folder)
         is_anew = self._is_anew()
         if work.adopt and not is_anew:
             self._adopt_work()

@@ -28,6 +28,10 @@ class Child:
         self._ended.wait()
         return self.code
 
+    def ended_within(self, seconds: float) -> bool:
+        """Whether it has ended, waiting for it so long."""
+        return self._ended.wait(seconds)
+
     def signal(self, number: int, *, whole_group: bool = False) -> None:
         """Nothing happens where the process has ended."""
         self._signal(number, whole_group)

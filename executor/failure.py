@@ -17,7 +17,7 @@ from executor.disk import is_full
 # What a rank dies of because of others: SIGTERM of torchrun, SIGALRM of its own, SIGABRT of a communication library.
 TAKEN_ALONG = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}
 SEEN_WITHIN_S = 1.0
-KILLED, NO_RESULT, DISK_FULL, TIMEOUT = signal.SIGKILL.name, "no result", "disk full", "timeout"
+KILLED, NO_RESULT, DISK_FULL, TIMEOUT, HOST_LOST = signal.SIGKILL.name, "no result", "disk full", "timeout", "host lost"
 SMALLER = "let it take less: a smaller batch (fields marked neutral change no key)"
 # The first row that has a name of the failure counts; the last one has none and fits all.
 HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -36,6 +36,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "keeps other nodes from running beside it",
     ),
     ((TIMEOUT,), "raise launch.timeout, or find in the log what it waits for; a resumable op goes on where it was"),
+    ((HOST_LOST,), "see to that host and its agent's output, start `dflow agent` there again, and resume"),
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
     (
         ("dsl.errors.TransientError",),
@@ -67,11 +68,14 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
 @frozen
 class Failure:
     """Why a node failed. text: "Class: message", or what the exit code says; names: the qualified names of the error's
-    class and of its bases, or what stands for one in HINTS below.
+    class and of its bases, or what stands for one in HINTS; rank: of several the one that failed; trace: the lines of
+    its traceback, if it has one.
     """
 
     text: str
     names: tuple[str, ...] = ()
+    rank: int | None = None
+    trace: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -94,26 +98,29 @@ def class_names(error: BaseException) -> tuple[str, ...]:
     )
 
 
-def cause_of(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]]) -> Failure | None:
+def cause_of(
+    results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]], hosts: Sequence[str] = ()
+) -> Failure | None:
     """The error of the rank that failed first, with the ranks that ended after it; None where no rank failed.
 
-    results are the ranks' own (see `executor.worker`), exits those that torchrun saw (see `executor.torchrun`).
+    results are the ranks' own (see `executor.worker`), exits those that torchrun saw (see `executor.torchrun`). hosts:
+    of each rank, where there are several. Which of two hosts was first is told by their clocks.
     """
-    ends = _ends(results, exits)
+    ends = _ends(results, exits, hosts)
     if not ends:
         return None
     first = min(ends, key=lambda end: (end.taken_along, end.time))
     unfinished = {rank for rank, result in enumerate(results) if result is None or result["status"] != "done"}
     others = sorted(unfinished - {first.rank})
     if not others:
-        return Failure(first.cause, first.names)
+        return Failure(first.cause, first.names, first.rank, first.trace)
     ranks = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
-    return Failure(f"{first.cause} ({ranks} ended after it)", first.names)
+    return Failure(f"{first.cause} ({ranks} ended after it)", first.names, first.rank, first.trace)
 
 
-def only_taken_along(results: Sequence[Mapping[str, Any] | None]) -> bool:
+def only_taken_along(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]] = ()) -> bool:
     """Whether no rank reports an error but lost connections to others."""
-    return all(end.taken_along for end in _ends(results, []))
+    return all(end.taken_along for end in _ends(results, exits))
 
 
 def ended_by(code: int | None) -> Failure:
@@ -141,15 +148,20 @@ class _End:
     taken_along: bool
     cause: str
     names: tuple[str, ...]
+    trace: tuple[str, ...] = ()
 
 
-def _ends(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]]) -> list[_End]:
+def _ends(
+    results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]], hosts: Sequence[str] = ()
+) -> list[_End]:
     ends = []
+    names_of = [f"rank {rank} on {hosts[rank]}" if hosts else f"rank {rank}" for rank in range(len(results))]
     for rank, result in enumerate(results):
         if result is not None and result["status"] == "failed":
-            where = f" (rank {rank})" if len(results) > 1 else ""
+            where = f" ({names_of[rank]})" if len(results) > 1 else ""
             cause = f"{result['class']}{where}: {result['message']}"
-            ends.append(_End(rank, result["time"], result["lost_connection"], cause, tuple(result.get("names", ()))))
+            names, trace = tuple(result.get("names", ())), tuple(result.get("trace", ()))
+            ends.append(_End(rank, result["time"], result["lost_connection"], cause, names, trace))
     for seen in exits:
         rank, code = seen["rank"], seen["code"]
         result = results[rank]
@@ -158,7 +170,7 @@ def _ends(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[s
             # torchrun dates in whole seconds, after it looked: make a kill older than what it may have caused at once.
             when = seen["time"] - SEEN_WITHIN_S
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
-            ends.append(_End(rank, when, code in TAKEN_ALONG, f"rank {rank} {_exit_text(code)}", names))
+            ends.append(_End(rank, when, code in TAKEN_ALONG, f"{names_of[rank]} {_exit_text(code)}", names))
     return ends
 
 

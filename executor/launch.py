@@ -1,9 +1,10 @@
-"""Where a stage runs: a process of its own, or torchrun's ranks, always ended with the executor."""
+"""Where a stage runs: a process of its own, or torchrun's ranks on one host or several, ended with the executor."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,13 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from dsl.errors import DiskFull
+from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
-from executor.children import Children
+from executor.children import Child, Children
 from executor.disk import NO_SPACE, clear_errors, full_at
-from executor.failure import DISK_FULL, Failure, cause_of, ended_by, only_taken_along
+from executor.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
+from executor.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
+from executor.hosts import SeveralHosts, endpoint_of
 from executor.jsonlines import read_json, write_json
 from executor.keys import PROJECT
 from executor.lease import Lease
@@ -64,7 +67,8 @@ class StageProcess:
         self._results = folder / f"results-{lease.attempt}"
         self._log = log
         self._log_start = self._noted = log.stat().st_size
-        self._nproc = launch.nproc
+        self._launch = launch
+        endpoint = endpoint_of(launch.rendezvous) if launch.nnodes > 1 else ""
         self._asked_at: float | None = None
         self._life_line_path = folder / f"alive-{lease.attempt}"
         job_path = folder / f"job-{lease.attempt}.json"
@@ -86,18 +90,52 @@ class StageProcess:
             os.mkfifo(self._life_line_path)
             self._life_line = os.open(self._life_line_path, os.O_RDWR)
             self._redacted = RedactedLog(folder / f"output-{lease.attempt}", log, secrets) if secrets else None
-        module, *arguments = _command(launch, job_path, self._results)
         output = log if self._redacted is None else self._redacted.pipe
-        self._child = children.start(module, arguments, stage_environment(share.threads, share.gpus), output)
+        environment = stage_environment(share.threads, share.gpus)
+        self._several: SeveralHosts | None = None
+        self._child: Child | SeveralHosts
+        if launch.nnodes == 1:
+            module, *arguments = _command(launch, job_path, self._results)
+            self._child = children.start(module, arguments, environment, output)
+        else:
+            offer = Offer(
+                node=full_job.node,
+                run=log.parent.name,
+                executor=socket.gethostname(),
+                hosts=launch.nnodes,
+                nproc=launch.nproc,
+                endpoint=endpoint,
+                threads=share.threads,
+                gpus=None if share.gpus is None else len(share.gpus),
+                job=str(job_path),
+                results=str(self._results),
+                log=str(log),
+                directory=str(Path.cwd()),
+            )
+            meeting = HostFolder(folder / f"hosts-{lease.attempt}")
+            meeting.path.mkdir()
+            arguments = torchrun_arguments(offer, meeting, 0, job_path)
+            self._child = self._several = SeveralHosts(
+                meeting,
+                offer,
+                store=folder.parent.parent,
+                start=lambda: children.start("executor.torchrun", arguments, environment, output),
+                say=self._say,
+            )
 
     def wait(self) -> Outcome:
         """Return when the stage has ended, having ended every rank that still lives."""
-        code = self._child.wait()
-        os.close(self._life_line)
-        self._life_line_path.unlink(missing_ok=True)
-        if self._redacted is not None:
-            self._redacted.close()
-        results = [read_json(self._results / f"{rank}.json") for rank in range(self._nproc)]
+        try:
+            code = self._child.wait()
+        except StageError as error:
+            return Outcome("failed", failure=Failure.of(error), log_tail=self.tail())
+        finally:
+            os.close(self._life_line)
+            self._life_line_path.unlink(missing_ok=True)
+            if self._redacted is not None:
+                self._redacted.close()
+        ranks = range(self._launch.world_size)
+        results = [read_json(self._results / f"{rank}.json") for rank in ranks]
         outcome = self._outcome(code, results)
         return attrs.evolve(outcome, memory=_sum(results, "memory"), gpu_memory=_sum(results, "gpu_memory"))
 
@@ -106,7 +144,8 @@ class StageProcess:
             return Outcome("done", results[0]["device"])  # type: ignore[index]
         if self._asked_at is not None and only_taken_along(results):
             return Outcome("stopped")
-        return Outcome("failed", failure=self._failure(code, results), log_tail=self.tail())
+        failure = self._failure(code, results)
+        return Outcome("failed", failure=failure, log_tail=self._shown(failure))
 
     def notes(self) -> list[str]:
         """What the stage printed for the user since the last call: lines that begin with "dflow: ", without that."""
@@ -134,20 +173,44 @@ class StageProcess:
 
     def tail(self) -> tuple[str, ...]:
         """The last lines of this attempt's log."""
-        with self._log.open("rb") as file:
-            file.seek(self._log_start)
-            lines = deque(file, maxlen=LOG_LINES)
-        return tuple(line.decode(errors="replace").rstrip() for line in lines)
+        return _last_lines(self._log, self._log_start)
+
+    def _say(self, text: str) -> None:
+        """As if the stage had printed it for the user."""
+        with clear_errors(self._log), self._log.open("a") as log:
+            log.write(f"{NOTE}{text}\n")
+
+    def _shown(self, failure: Failure) -> tuple[str, ...]:
+        """Of several ranks the traceback of the one that is the cause, else the end of the log that it wrote to.
+
+        The log has more: the others say what they saw of its end, often before it does, and torchrun at length.
+        """
+        host = (failure.rank or 0) // self._launch.nproc
+        log = host_log(self._log, host)
+        shown = failure.trace if self._launch.world_size > 1 else ()
+        shown = shown or (_last_lines(log, 0) if host else self.tail())
+        return (*shown, f"log of that host: {log}") if host else shown
 
     def _failure(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Failure:
-        cause = cause_of(results, read_json(self._results / "exits.json") or [])
+        hosts = self._several.names if self._several is not None else []
+        exits = [
+            seen
+            for host in range(self._launch.nnodes)
+            for seen in read_json(Path(exits_path(self._results, host))) or []
+        ]
+        cause = cause_of(
+            results, exits, [hosts[rank // self._launch.nproc] for rank in range(len(results))] if hosts else []
+        )
+        lost, broken = ("", "") if self._several is None else (self._several.lost, self._several.broken)
+        if lost and only_taken_along(results, exits):
+            return Failure(f"HostLost: {lost}", (HOST_LOST,))
         if cause is not None:
             return cause
         if any(result and result["status"] == "stopped" for result in results):
             return Failure("StopRequested: the op raised it though nobody had asked it to stop")
         if code == NO_SPACE:
             return Failure(f"{DiskFull.__name__}: {full_at(self._results)}", (DISK_FULL,))
-        return ended_by(code)
+        return Failure(broken, (NO_RESULT,)) if broken else ended_by(code)
 
 
 def _sum(results: Sequence[Mapping[str, Any] | None], name: str) -> int | None:
@@ -159,8 +222,15 @@ def _command(launch: Launch, job: Path, results: Path) -> list[str]:
     """The module whose `main` the stage runs, and its arguments."""
     if launch.kind == "process":
         return ["executor.worker", str(job)]
-    torchrun = ["executor.torchrun", str(results), "--standalone", "--nproc-per-node", str(launch.nproc)]
+    torchrun = ["executor.torchrun", exits_path(results, 0), "--standalone", "--nproc-per-node", str(launch.nproc)]
     return [*torchrun, "-m", "executor.worker", str(job)]
+
+
+def _last_lines(log: Path, start: int) -> tuple[str, ...]:
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = deque(file, maxlen=LOG_LINES)
+    return tuple(line.decode(errors="replace").rstrip() for line in lines)
 
 
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
 from dsl.sizes import shown_bytes
 from executor.capacity import machine_memory
+from executor.slurm import hosts_allocated, more_hosts, too_few
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 WAY_OUT = "ask for less, or run it on a larger machine; [machine] says what a run may use of this one"
@@ -100,9 +101,12 @@ def threads_of(launch: Launch, machine: Machine | None = None) -> int:
 
 def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
     """What nodes ask for beyond what a run may use: they could never start."""
-    capacity = Capacity.of_this_machine(machine)
+    capacity, allocated = Capacity.of_this_machine(machine), hosts_allocated()
     mistakes = []
     for node_id, node in nodes.items():
+        if allocated is not None and 1 < node.launch.nnodes > allocated:
+            message = too_few(node.launch.nnodes, allocated)
+            mistakes.append(Mistake(message, f"node.{node_id}.launch.nnodes", hint=more_hosts(node.launch.nnodes)))
         demand = capacity.demand(node)
         for field, asked, there in (
             ("cpus", demand.cpus, capacity.cpus),

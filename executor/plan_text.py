@@ -34,7 +34,7 @@ def print_resources(graph: Graph, needs: Mapping[str, Resources], free_disk: int
     details = []
     for node_id, need in needs.items():
         if need.memory or need.disk:
-            rows.append((node_id, str(graph.nodes[node_id].launch.nproc), _total(need.memory), _disk(need)))
+            rows.append((node_id, str(graph.nodes[node_id].launch.world_size), _total(need.memory), _disk(need)))
         for kind, parts in (("memory", need.memory), ("disk", need.disk)):
             if len(parts) > 1:
                 details.append(f"{node_id}: {kind}: {_parts(parts)}")

@@ -160,7 +160,7 @@ def _estimate(node: GraphNode, measured: Measured, work: Work, need: Resources) 
         memory=state.memory,
         gpu_memory=state.gpu_memory,
         needed=sum(need.memory.values()),
-        ranks=node.launch.nproc,
+        ranks=node.launch.world_size,
         device=measured.device,
         notes=work.notes,
     )

@@ -34,7 +34,8 @@ def require_met(graph: Graph, decisions: Mapping[str, Decision]) -> None:
 
 
 def _asks_for_something(node: GraphNode) -> bool:
-    return any((node.launch.cpus, node.launch.gpus, node.launch.memory))
+    launch = node.launch
+    return any((launch.cpus, launch.gpus, launch.memory, launch.nnodes > 1))
 
 
 def _of_node(node: GraphNode) -> Mapping[str, str]:

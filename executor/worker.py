@@ -260,7 +260,8 @@ def _report_error(
     text = "".join(traceback.format_exception(kind, error, _from_the_op_on(trace)))
     expected = issubclass(kind, DflowError)
     message = redact(str(error), secrets) or ("out of memory" if issubclass(kind, MemoryError) else "")
-    said = {"class": kind.__name__, "message": message, "names": Failure.of(error).names, **_used()}
+    shown = [] if expected else redact(text, secrets).splitlines()
+    said = {"class": kind.__name__, "message": message, "names": Failure.of(error).names, "trace": shown, **_used()}
     if is_full(error):
         said.update({"class": DiskFull.__name__, "message": full_at(result.parent)})
     try:

@@ -25,7 +25,7 @@ def finetune_vlm_resources(outlook: Outlook) -> Resources:
         return Resources(foreseen=TargetForeseen.of(read_config(outlook.artifact / "model" / "config.json")))
     config, tokens = outlook.config, outlook.inputs["tokens"]
     target = TargetForeseen.of(_start(config, tokens, outlook))
-    sizes, ranks, item_size = target.sizes, outlook.launch.nproc, ITEM_SIZES[config.dtype]
+    sizes, ranks, item_size = target.sizes, outlook.launch.world_size, ITEM_SIZES[config.dtype]
     trained = _trained(config, sizes)
     longest = tokens.longest if tokens is not None else 0
     held = -(-max(config.micro_batch_tokens, longest) // outlook.launch.sp_degree)

@@ -35,7 +35,7 @@ def train_dflash_resources(outlook: Outlook) -> Resources:
     layers = len(config.target_layer_ids or ()) or config.capture_layers
     shape = foreseen_shape(config, target.config, layers if online else getattr(features, "num_layers", layers))
     of_features = tokens if online else getattr(features, "tokens", None) or tokens
-    ranks = launch.nproc - config.capture_ranks
+    ranks = launch.world_size - config.capture_ranks
     training = training_memory(config, shape, ranks, launch.sp_degree, of_features, on_cpu=launch.device == "cpu")
     training["embedding and head"] = 2 * shape.vocab_size * shape.hidden_size * ITEM_SIZES[config.dtype]
     notes = []

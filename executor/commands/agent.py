@@ -1,0 +1,88 @@
+"""`dflow agent`: lend this host to stages that run on several."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from dsl.errors import StageError
+from executor.commands.arguments import add_store
+from executor.exits import FAILED, OK
+from executor.host_folder import HostFolder
+from executor.joining import Offers, joined
+from executor.lines import print_lines
+from executor.record import Record
+from executor.stop import StopSignal
+from executor.store import Store, store_path
+
+LOOK_EVERY_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_store(parser)
+    parser.add_argument("--once", action="store_true", help="end with the first run that it worked for")
+    parser.add_argument(
+        "--stage", type=Path, metavar="FOLDER", help="join this stage alone; so srun starts it in a Slurm allocation"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    store = Store.open(store_path(options.store, None), write=False)
+    stop = StopSignal(lambda: None)
+    with stop.caught():
+        agent = Agent(store, stop)
+        if options.stage is not None:
+            return agent.work_for(HostFolder(options.stage))
+        return agent.wait_for_work(once=options.once)
+
+
+class Agent:
+    """Joins one stage at a time."""
+
+    def __init__(self, store: Store, stop: StopSignal) -> None:
+        self._store = store
+        self._stop = stop
+        self._run = ""
+        self._is_cut_off = False  # from the run's executor, as far as is known
+
+    def wait_for_work(self, *, once: bool) -> int:
+        """Until it is stopped, or with `once` until the run of its first stage is over. A first Ctrl-C lets a stage
+        that runs here end by itself.
+        """
+        offers = Offers(self._store.path / "work")
+        refused: set[Path] = set()
+        print_lines(f"waiting for stages in {self._store.path} that need more hosts (Ctrl-C ends this)")
+        code = OK
+        while not self._stop.is_set() and not (once and self._run and self._is_over()):
+            folder = offers.find(refused)
+            if folder is None:
+                time.sleep(LOOK_EVERY_S)
+                continue
+            try:
+                code = self.work_for(folder)
+            except StageError as error:
+                refused.add(folder.path)
+                print_lines(f"cannot join {folder.path}: {error}", error=True)
+        return code if once else OK
+
+    def work_for(self, folder: HostFolder) -> int:
+        """Join the stage and return when nothing of it runs here. Raises StageError where it cannot run here."""
+        offer = folder.offer()
+        place = joined(folder, lambda: self._stop.count)
+        if offer is None or place is None:
+            return FAILED
+        member, number = place
+        self._run = offer.run
+        name = f"{offer.node} (run {offer.run})"
+        ranks = "1 rank" if offer.nproc == 1 else f"{offer.nproc} ranks"
+        print_lines(f"{name}: joined {offer.executor} as host {number} of {offer.hosts}, counted from 0")
+        code, why = member.run(lambda log: print_lines(f"{name}: {ranks} to run; log: {log}"))
+        how = "done" if code == 0 else f"torchrun ended with exit code {code}"
+        print_lines(f"{name}: ended: {why or ('as the executor asked' if member.is_asked else how)}")
+        self._is_cut_off = bool(why)
+        return OK if code == 0 else FAILED
+
+    def _is_over(self) -> bool:
+        folder = self._store.records / self._run
+        return self._is_cut_off or not folder.exists() or Record.load(folder).state.status != "running"
