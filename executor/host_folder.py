@@ -3,7 +3,7 @@
     work/<key>/hosts-<attempt>/
         offer.json         what a host has to know to join, see Offer
         <n>.json           host n joined: {"host", "pid", "id"}; the executor's host is 0, and has none
-        start.json         all are there: {"ids": [of hosts 1, 2, ...]}
+        start.json         all are there: {"ids": [of hosts 1, 2, ...], "endpoint": where rank 0 listens, "host:port"}
         end                the executor's order: "term" (it failed elsewhere) or "kill"
         beat, <n>.beat     numbers that the executor and host n change every BEAT_S
         <n>.ended.json     nothing of host n runs any more: {"code": of its torchrun, "why"}
@@ -32,8 +32,8 @@ POLL_S = 0.2
 
 @frozen(kw_only=True)
 class Offer:
-    """A stage that needs hosts. hosts counts the executor's too, nproc are the ranks of each; rank 0 listens at
-    endpoint. gpus: how many each host gives, None for all that it has. Paths hold on all hosts.
+    """A stage that needs hosts. hosts counts the executor's too, nproc are the ranks of each; gpus: how many
+    each host gives, None for all that it has. Paths hold on all hosts.
     """
 
     node: str
@@ -41,7 +41,6 @@ class Offer:
     executor: str
     hosts: int
     nproc: int
-    endpoint: str
     threads: int
     gpus: int | None
     job: str
@@ -73,8 +72,12 @@ class HostFolder:
             descriptor = os.open(self.path / f"{number}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"host": socket.gethostname(), "pid": os.getpid(), "id": own_id}, file)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump({"host": socket.gethostname(), "pid": os.getpid(), "id": own_id}, file)
+        except OSError:  # the disk is full: the place is not to stay taken by nobody
+            (self.path / f"{number}.json").unlink(missing_ok=True)
+            raise
         return True
 
     def member(self, number: int) -> dict[str, Any] | None:
@@ -86,13 +89,13 @@ class HostFolder:
         for name in (f"{number}.beat", f"{number}.ended.json", f"{number}.json"):
             (self.path / name).unlink(missing_ok=True)
 
-    def start(self, ids: list[str]) -> None:
-        write_json(self.path / "start.json", {"ids": ids})
+    def start(self, ids: list[str], endpoint: str) -> None:
+        write_json(self.path / "start.json", {"ids": ids, "endpoint": endpoint})
 
-    def started(self) -> list[str] | None:
-        """The ids of the hosts that take part, None before all are there."""
+    def started(self) -> tuple[list[str], str] | None:
+        """The ids of the hosts that take part and where they meet, None before all are there."""
         told = read_object(self.path / "start.json")
-        return None if told is None else told["ids"]
+        return None if told is None else (told["ids"], told["endpoint"])
 
     def order_end(self, how: str) -> None:
         """how: "term" or "kill"."""
@@ -169,10 +172,10 @@ class Pulse:
             return b""
 
 
-def torchrun_arguments(offer: Offer, folder: HostFolder, number: int, job: Path) -> list[str]:
+def torchrun_arguments(offer: Offer, folder: HostFolder, number: int, job: Path, endpoint: str) -> list[str]:
     """For `executor.torchrun` on host `number`. The ranks of a host follow each other: number * nproc is its first."""
     where = ["--nnodes", str(offer.hosts), "--node-rank", str(number), "--nproc-per-node", str(offer.nproc)]
-    meeting = ["--rdzv-backend", "static", "--rdzv-endpoint", offer.endpoint, "--rdzv-id", folder.path.name]
+    meeting = ["--rdzv-backend", "static", "--rdzv-endpoint", endpoint, "--rdzv-id", folder.path.name]
     return [exits_path(Path(offer.results), number), *where, *meeting, "-m", "executor.worker", str(job)]
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dsl.errors import StageError
 from executor.children import Child
@@ -32,7 +33,8 @@ class SeveralHosts:
         folder: HostFolder,
         offer: Offer,
         store: Path,
-        start: Callable[[], Child],
+        rendezvous: str,
+        start: Callable[[str], Child],
         say: Callable[[str], None],
     ) -> None:
         self.names: list[str] = []
@@ -40,9 +42,12 @@ class SeveralHosts:
         self._folder = folder
         self._offer = offer
         self._store = store
+        self._rendezvous = rendezvous
         self._start = start
         self._say = say
         self._here: Child | None = None
+        self._members: dict[int, dict[str, Any]] = {}
+        self._lock = threading.Lock()
         self._is_stopping = threading.Event()
         self._pulses: dict[int, Pulse] = {}
         self._ended: dict[int, int | None] = {}
@@ -51,7 +56,7 @@ class SeveralHosts:
 
     def wait(self) -> int | None:
         """Return when nothing of the stage runs on any host: 0 where all ended well. None: it was stopped before all
-        hosts had come. Raises StageError where Slurm does not start them.
+        hosts had come. Raises StageError where Slurm does not start them, or rank 0 cannot listen.
         """
         try:
             self._beat.tick()
@@ -59,11 +64,11 @@ class SeveralHosts:
             self._start_by_slurm()
             if not self._gather():
                 return None
-            self._here = self._start()
-            if self._is_stopping.is_set():  # asked between the two
-                self._here.signal(signal.SIGTERM)
-            self._watch(self._here)
-            codes = [self._here.code, *self._ended.values()]
+            endpoint = endpoint_of(self._rendezvous)
+            self._folder.start([self._members[number]["id"] for number in range(1, self._offer.hosts)], endpoint)
+            here = self._start_here(endpoint)
+            self._watch(here)
+            codes = [here.code, *self._ended.values()]
             return next((code or 1 for code in codes if code != 0), 0)
         finally:
             self._close()
@@ -72,9 +77,10 @@ class SeveralHosts:
         """SIGTERM reaches the other hosts by results-<attempt>/stop, which is there already."""
         if number == signal.SIGKILL:
             self._folder.order_end("kill")
-        self._is_stopping.set()
-        if self._here is not None:
-            self._here.signal(number, whole_group=whole_group)
+        with self._lock:
+            self._is_stopping.set()
+            if self._here is not None:
+                self._here.signal(number, whole_group=whole_group)
 
     @property
     def lost(self) -> str:
@@ -96,6 +102,14 @@ class SeveralHosts:
             log = Path(self._offer.log)
             self._srun = allocation.start_agents(self._offer.hosts - 1, self._store, self._folder.path, log)
 
+    def _start_here(self, endpoint: str) -> Child:
+        """A stop that came before is passed on: once, since a second SIGTERM ends torchrun before its ranks."""
+        with self._lock:
+            self._here = here = self._start(endpoint)
+            if self._is_stopping.is_set():
+                here.signal(signal.SIGTERM)
+        return here
+
     def _gather(self) -> bool:
         """Whether all hosts came before somebody asked for a stop."""
         said = -1
@@ -104,9 +118,8 @@ class SeveralHosts:
             joined = self._joined()
             missing = self._offer.hosts - 1 - len(joined)
             if not missing:
-                members = [self._folder.member(number) or {} for number in sorted(joined)]
-                self.names = [socket.gethostname(), *(member["host"] for member in members)]
-                self._folder.start([member["id"] for member in members])
+                self._members = joined
+                self.names = [socket.gethostname(), *(joined[number]["host"] for number in sorted(joined))]
                 return True
             if missing != said:
                 self._say(self._waiting(missing))
@@ -122,18 +135,19 @@ class SeveralHosts:
         command = f"dflow agent --store {shlex.quote(str(self._store))}"
         return f"{text}, which srun starts" if self._srun is not None else f"{text}: run `{command}` there"
 
-    def _joined(self) -> list[int]:
+    def _joined(self) -> dict[int, dict[str, Any]]:
         """Hosts that came and are seen to live; the place of one that left again, or died, is free."""
-        there = []
+        there = {}
         for number in range(1, self._offer.hosts):
-            if self._folder.member(number) is None:
+            member = self._folder.member(number)
+            if member is None:
                 continue
             pulse = self._pulses.setdefault(number, Pulse(self._folder.beat_path(number)))
             if pulse.silence() > SILENT_S or self._folder.reported_end(number) is not None:
                 del self._pulses[number]
                 self._folder.dismiss(number)
             elif pulse.has_changed and pulse.silence() < FRESH_S:
-                there.append(number)
+                there[number] = member
         return there
 
     def _watch(self, here: Child) -> None:

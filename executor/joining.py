@@ -91,9 +91,9 @@ class Member:
         """
         code, why = None, ""
         try:
-            why = self._wait_for_the_others()
+            why, endpoint = self._wait_for_the_others()
             if not why:
-                code, why = self._run_ranks(started)
+                code, why = self._run_ranks(endpoint, started)
         except (DflowError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
         finally:
@@ -101,25 +101,26 @@ class Member:
                 self._folder.report_end(self._number, code, why)
         return code, why
 
-    def _wait_for_the_others(self) -> str:
-        """Why it did not come to a start; empty when it did."""
-        while (ids := self._folder.started()) is None:
+    def _wait_for_the_others(self) -> tuple[str, str]:
+        """Why it did not come to a start, empty when it did; and where rank 0 listens."""
+        while (start := self._folder.started()) is None:
             self._beat.tick()
             why = self._reason_to_kill()
             if not why and (self._folder.ordered_end() or self._leaving()):
                 why = "left before the start"
             if why:
-                return why
+                return why, ""
             time.sleep(POLL_S)
-        return "" if self._id in ids else "another host took the place"
+        ids, endpoint = start
+        return ("" if self._id in ids else "another host took the place"), endpoint
 
-    def _run_ranks(self, started: Callable[[Path], None]) -> tuple[int | None, str]:
+    def _run_ranks(self, endpoint: str, started: Callable[[Path], None]) -> tuple[int | None, str]:
         offer, log = self._offer, host_log(Path(self._offer.log), self._number)
+        os.chdir(offer.directory)
         place = Path(tempfile.mkdtemp(prefix="dflow-agent-"))
         life_line_path = place / "alive"
         os.mkfifo(life_line_path)
         life_line = os.open(life_line_path, os.O_RDWR)
-        os.chdir(offer.directory)
         children = Children(stage_environment(1))
         redacted = None
         try:
@@ -130,7 +131,7 @@ class Member:
             write_json(job, attrs.asdict(attrs.evolve(self._job, life_line=str(life_line_path)), recurse=False))
             child = children.start(
                 "executor.torchrun",
-                torchrun_arguments(offer, self._folder, self._number, job),
+                torchrun_arguments(offer, self._folder, self._number, job, endpoint),
                 stage_environment(offer.threads, self._gpus()),
                 log if redacted is None else redacted.pipe,
             )

@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +68,8 @@ class StageProcess:
         self._log = log
         self._log_start = self._noted = log.stat().st_size
         self._launch = launch
-        endpoint = endpoint_of(launch.rendezvous) if launch.nnodes > 1 else ""
+        if launch.nnodes > 1:
+            endpoint_of(launch.rendezvous)  # refuses what is not to be had before anybody waits
         self._asked_at: float | None = None
         self._life_line_path = folder / f"alive-{lease.attempt}"
         job_path = folder / f"job-{lease.attempt}.json"
@@ -92,36 +93,39 @@ class StageProcess:
             self._redacted = RedactedLog(folder / f"output-{lease.attempt}", log, secrets) if secrets else None
         output = log if self._redacted is None else self._redacted.pipe
         environment = stage_environment(share.threads, share.gpus)
-        self._several: SeveralHosts | None = None
-        self._child: Child | SeveralHosts
-        if launch.nnodes == 1:
-            module, *arguments = _command(launch, job_path, self._results)
-            self._child = children.start(module, arguments, environment, output)
-        else:
-            offer = Offer(
-                node=full_job.node,
-                run=log.parent.name,
-                executor=socket.gethostname(),
-                hosts=launch.nnodes,
-                nproc=launch.nproc,
-                endpoint=endpoint,
-                threads=share.threads,
-                gpus=None if share.gpus is None else len(share.gpus),
-                job=str(job_path),
-                results=str(self._results),
-                log=str(log),
-                directory=str(Path.cwd()),
-            )
-            meeting = HostFolder(folder / f"hosts-{lease.attempt}")
-            meeting.path.mkdir()
-            arguments = torchrun_arguments(offer, meeting, 0, job_path)
-            self._child = self._several = SeveralHosts(
-                meeting,
-                offer,
-                store=folder.parent.parent,
-                start=lambda: children.start("executor.torchrun", arguments, environment, output),
-                say=self._say,
-            )
+
+        def start(module: str, arguments: Sequence[str]) -> Child:
+            return children.start(module, arguments, environment, output)
+
+        self._several = self._on_several_hosts(lease, share, full_job, start) if launch.nnodes > 1 else None
+        self._child: Child | SeveralHosts = self._several or start(*_command(launch, job_path, self._results))
+
+    def _on_several_hosts(
+        self, lease: Lease, share: Share, job: Job, start: Callable[[str, Sequence[str]], Child]
+    ) -> SeveralHosts:
+        """start takes a module and its arguments."""
+        offer = Offer(
+            node=job.node,
+            run=self._log.parent.name,
+            executor=socket.gethostname(),
+            hosts=self._launch.nnodes,
+            nproc=self._launch.nproc,
+            threads=share.threads,
+            gpus=None if share.gpus is None else len(share.gpus),
+            job=str(lease.folder / f"job-{lease.attempt}.json"),
+            results=str(self._results),
+            log=str(self._log),
+            directory=str(Path.cwd()),
+        )
+        folder = HostFolder(lease.folder / f"hosts-{lease.attempt}")
+        with clear_errors(folder.path):
+            folder.path.mkdir()
+
+        def start_here(endpoint: str) -> Child:
+            return start("executor.torchrun", torchrun_arguments(offer, folder, 0, Path(offer.job), endpoint))
+
+        store = lease.folder.parent.parent
+        return SeveralHosts(folder, offer, store, self._launch.rendezvous, start_here, self._say)
 
     def wait(self) -> Outcome:
         """Return when the stage has ended, having ended every rank that still lives."""
@@ -218,12 +222,12 @@ def _sum(results: Sequence[Mapping[str, Any] | None], name: str) -> int | None:
     return sum(known) if known else None
 
 
-def _command(launch: Launch, job: Path, results: Path) -> list[str]:
-    """The module whose `main` the stage runs, and its arguments."""
+def _command(launch: Launch, job: Path, results: Path) -> tuple[str, list[str]]:
+    """The module whose `main` a stage on one host runs, and its arguments."""
     if launch.kind == "process":
-        return ["executor.worker", str(job)]
-    torchrun = ["executor.torchrun", exits_path(results, 0), "--standalone", "--nproc-per-node", str(launch.nproc)]
-    return [*torchrun, "-m", "executor.worker", str(job)]
+        return "executor.worker", [str(job)]
+    ranks = ["--standalone", "--nproc-per-node", str(launch.nproc)]
+    return "executor.torchrun", [exits_path(results, 0), *ranks, "-m", "executor.worker", str(job)]
 
 
 def _last_lines(log: Path, start: int) -> tuple[str, ...]:

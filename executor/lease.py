@@ -6,6 +6,7 @@
     work/<key>/state        what the op keeps between attempts
     work/<key>/commit.json  what is being committed, see store.py
     work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launch.py
+    work/<key>/hosts-<attempt>/                                             see host_folder.py
 
 A new holder waits until nobody holds `ranks`, so no late writer of a killed run can be alive beside it. A process that
 comes to `ranks` later still finds another token in `lease`, and ends. Tokens count the holders of one work folder, and

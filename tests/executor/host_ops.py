@@ -26,6 +26,7 @@ class Wait:
 class Add:
     """Adds up the ranks' numbers; the last rank may fail instead."""
     how: str = field(default="go", neutral=True, help="go or fail")
+    token: str = field(default="", help="is printed")
     output = Text
 '''
 WAIT = """
@@ -51,6 +52,7 @@ import torch
 import torch.distributed as dist
 
 def add(config, stage):
+    print(f"rank {stage.rank} got {config.token}", flush=True)
     dist.init_process_group("gloo")
     number = torch.tensor(stage.rank + 1)
     if config.how == "fail" and stage.rank == stage.world_size - 1:

@@ -21,7 +21,7 @@ class Nothing(Artifact):
 @frozen(kw_only=True)
 class Die:
     """Rank 1 dies in the middle."""
-    how: str = field(help="kill, data or hang")
+    how: str = field(help="kill, data, bug or hang")
     output = Nothing
 '''
 RUN = """
@@ -38,10 +38,10 @@ def die(config, stage):
         dist.all_reduce(torch.ones(1))
     if stage.rank == 1:
         (Path(__file__).parent / "died").write_text(f"{time.time()} {stage.sp_degree}")
-        if config.how != "data":
+        if config.how not in ("data", "bug"):
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            raise DataError("shard 3 is broken")
+            raise {"data": DataError, "bug": ValueError}[config.how]("shard 3 is broken")
         finally:
             dist.destroy_process_group()
             time.sleep(0.5)  # so rank 0 reports before this rank can
@@ -66,7 +66,7 @@ KILLED = "rank 1 was killed (signal 9); perhaps this machine ran out of memory (
 def runs(tmp_path_factory):
     """For each way to die: the toy, and what the command said on stderr."""
     toys = {}
-    for how in ("kill", "data", "hang"):
+    for how in ("kill", "data", "bug", "hang"):
         folder = tmp_path_factory.mktemp(how)
         (folder / "dying.py").write_text(OPS)
         (folder / "dying_run.py").write_text(RUN)
@@ -77,8 +77,13 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("how", "expected"),
-    [("kill", KILLED), ("data", "DataError (rank 1): shard 3 is broken (rank 0 ended after it)"), ("hang", KILLED)],
-    ids=["kill", "data", "hang"],
+    [
+        ("kill", KILLED),
+        ("data", "DataError (rank 1): shard 3 is broken (rank 0 ended after it)"),
+        ("bug", "ValueError (rank 1): shard 3 is broken (rank 0 ended after it)"),
+        ("hang", KILLED),
+    ],
+    ids=["kill", "data", "bug", "hang"],
 )
 def test_a_rank_that_dies_ends_the_others_within_30_seconds_and_is_named(runs, how, expected):
     toy, errors = runs[how]
@@ -88,6 +93,17 @@ def test_a_rank_that_dies_ends_the_others_within_30_seconds_and_is_named(runs, h
     assert f"r failed: {expected}\n" in errors
     assert node["ended"] - float(died) < 30
     assert sp_degree == "2"
+
+
+def test_the_traceback_of_the_rank_that_died_is_what_is_shown_though_others_reported_before_it(runs):
+    toy, errors = runs["bug"]
+    head = "r failed: ValueError (rank 1): shard 3 is broken (rank 0 ended after it)\n"
+    trace = f'    Traceback (most recent call last):\n      File "{toy.folder / "dying_run.py"}", line'
+    assert errors.startswith(head + trace)
+    assert "    ValueError: shard 3 is broken\nwhat to do: " in errors
+    assert "gloo" not in errors
+    log = next(toy.store.glob("records/*/r.log")).read_text()
+    assert log.index("gloo") < log.index("ValueError: shard 3 is broken")
 
 
 def test_the_error_of_a_rank_that_was_taken_along_stays_in_the_log(runs):
