@@ -14,11 +14,12 @@ DflowError                  the message says what was wrong, where, and what to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from attrs import frozen
 
+MOST_OF_MESSAGE = 1200  # characters; a cycle through twelve nodes has some hundred
 MOST_SHOWN = 160  # characters of a path of keys, or of an argument
 
 
@@ -89,7 +90,7 @@ class Mistake:
         head = [str(self.position)] if self.position is not None else []
         path = [on_one_line(shortened(self.path, MOST_SHOWN))] if self.path else []
         tail = f" ({self.hint})" if self.hint else ""
-        message = "\n".join(map(on_one_line, (self.message + tail).split("\n")))
+        message = "\n".join(map(on_one_line, (shortened(self.message, MOST_OF_MESSAGE) + tail).split("\n")))
         return ": ".join([*head, *path, message])
 
 
@@ -126,3 +127,9 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
         return ""
     near = get_close_matches(word, candidates, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""
+
+
+def known_nodes(word: str, node_ids: Iterable[str]) -> str:
+    """The nearest one, or the first of all that there are."""
+    known = list(node_ids)
+    return did_you_mean(word, known) or (shortened(f"nodes: {', '.join(known)}", MOST_SHOWN) if known else "")

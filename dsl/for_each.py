@@ -25,7 +25,7 @@ import attrs
 from attrs import define
 
 from dsl.document import Document, Places, merged
-from dsl.errors import Mistake, Position, did_you_mean, shortened
+from dsl.errors import Mistake, Position, known_nodes, shortened
 from dsl.op import Ref
 from dsl.order import children_of
 from dsl.positions import KeyPath
@@ -79,7 +79,7 @@ class _Expansion:
                         if group.name.startswith("sweep."):
                             place = variant.place
                         message = f'there is no node "{shortened(node_id)}"'
-                        yield mistake_at(self.document, place, message, did_you_mean(node_id, list(self.nodes)))
+                        yield mistake_at(self.document, place, message, known_nodes(node_id, self.nodes))
                 if group.name.startswith("sweep."):
                     break
 

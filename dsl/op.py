@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.errors import ConfigError
+from dsl.errors import ConfigError, shortened
 from dsl.shown import shown_value
 
 T = TypeVar("T")
@@ -257,12 +257,12 @@ def type_mistake(value: object, expected: Any) -> str | None:
         return f"expected one of {choices}, got {shown_value(value)}"
     elif origin is tuple:
         if isinstance(value, tuple):
-            members = [type_mistake(member, arguments[0]) for member in value]
-            return next((mistake for mistake in members if mistake), None)
+            members = ((place, type_mistake(member, arguments[0])) for place, member in enumerate(value, start=1))
+            return next((f"member {place}: {mistake}" for place, mistake in members if mistake), None)
     elif origin is dict:
         if isinstance(value, dict):
-            members = [type_mistake(member, arguments[1]) for member in value.values()]
-            return next((mistake for mistake in members if mistake), None)
+            named = ((key, type_mistake(member, arguments[1])) for key, member in value.items())
+            return next((f"{shortened(str(key))}: {mistake}" for key, mistake in named if mistake), None)
     elif expected is None or expected is type(None):
         if value is None:
             return None

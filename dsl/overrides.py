@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.errors import Mistake, PipelineError, Position, did_you_mean, shortened
+from dsl.errors import Mistake, PipelineError, Position, did_you_mean, known_nodes, shortened
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.op import type_mistake
@@ -72,7 +72,7 @@ def put_into(owners: Mapping[str, WrittenNode], overrides: Sequence[Override]) -
 def unknown_owners(overrides: Sequence[Override], owners: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
     for override in overrides:
         copies = [owner for owner in owners if owner.startswith(f"{override.owner}-")]
-        hint = f"its copies: {', '.join(copies)}" if copies else did_you_mean(override.owner, [*owners, *TABLE_NAMES])
+        hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(override.owner, [*owners, *TABLE_NAMES])
         yield Mistake(f'there is no node "{shortened(override.owner)}"', position=override.position, hint=hint)
 
 

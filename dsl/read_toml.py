@@ -47,6 +47,13 @@ def read_pipeline(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[st
     raise PipelineError([Mistake(f"{file} is no pipeline file: its name ends neither in .toml nor in .py")])
 
 
+def op_files_of(file: Path) -> tuple[Path, ...]:
+    """The user's op files that a TOML pipeline names, whatever else is wrong with it. Raises PipelineError."""
+    document = read_document(file)
+    head = written_table("pipeline", document.table("pipeline"), Places(document, ("pipeline",)))
+    return _op_files(document, {"pipeline": head}, absolute_path(file.parent, Path.cwd()), [])
+
+
 def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep]) -> Pipeline:
     document = read_document(file)
     mistakes = _top_level_mistakes(document, file)
@@ -135,7 +142,10 @@ class _NodeReader:
         except PipelineError as error:
             self._op_files_work = False
             where = document.position(("pipeline", "ops"))
-            mistakes += [attrs.evolve(mistake, path="pipeline.ops", position=where) for mistake in error.mistakes]
+            mistakes += [
+                attrs.evolve(mistake, path="pipeline.ops", position=mistake.position or where)
+                for mistake in error.mistakes
+            ]
 
     def read(self, node_id: str, table: Any) -> WrittenNode:
         return self.read_variant(node_id, table, Places(self._document, ("node", node_id)))
@@ -208,7 +218,8 @@ def _run_python(file: Path) -> Pipeline:
         make = getattr(module, "pipeline", None)
         pipeline = make() if callable(make) else None
     except Exception as error:
-        raise PipelineError([raised_in(place, error, str(file))]) from error
+        told = raised_in(place, error, str(file))  # of a config, every mistake on a line
+        raise PipelineError([attrs.evolve(told, message=line) for line in told.message.split("\n")]) from error
     if not isinstance(pipeline, Pipeline):
         message = "a pipeline file in Python has a function pipeline() that returns a Pipeline"
         raise PipelineError([Mistake(message, position=Position(str(file)))])

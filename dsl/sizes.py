@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from dsl.errors import ConfigError
+from dsl.errors import ConfigError, shortened
 
 POWERS_OF_TEN = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 POWERS_OF_TWO = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -20,7 +20,7 @@ def parsed_bytes(text: str) -> int:
     """
     found = SIZE.fullmatch(text.strip())
     if found is None or found[2].lower() not in UNITS:
-        raise ConfigError(f'expected a number of bytes such as "24 GiB" or "24 GB", got "{text}"')
+        raise ConfigError(f'expected a number of bytes such as "24 GiB" or "24 GB", got "{shortened(text)}"')
     size = int(Fraction(found[1]) * UNITS[found[2].lower()])
     if size < 1:
         raise ConfigError(f'expected at least one byte, got "{text}"')

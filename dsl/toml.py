@@ -18,7 +18,7 @@ from dsl.errors import Mistake, PipelineError, Position, shortened
 from dsl.positions import KeyPath, key_positions
 
 MOST_NESTED = 50
-MOST_TOLD = 20
+MOST_TOLD = 100
 MOST_JOINED = 3  # tables in a list or text of several lines that look like headers
 INTS = range(-(2**63), 2**63)
 
@@ -162,11 +162,14 @@ class _Broken:
         elif message in _UNCLOSED:
             message = _UNCLOSED[message]
         elif message == "Invalid value":
-            message, hint = _no_value(rest)
+            value = self.lines[first].partition("=")[2].strip()
+            message, hint = _no_value(rest, value)
         elif "integer string conversion" in message:
             message = "a number has thousands of digits"
         elif message.startswith("Expected newline"):
             message, hint = _too_much(rest)
+        elif message.startswith("Unescaped"):
+            hint = "write \\\\ for it, or put the text into single quotes"
         return Mistake(f"not TOML: {message}", "", Position(self.file, line + 1, max(column, 1)), hint)
 
     def _given_twice(self, message: str, line: int) -> tuple[str, str]:
@@ -182,11 +185,13 @@ class _Broken:
         return f"the table [{shown}] is declared twice", where
 
 
-def _no_value(rest: str) -> tuple[str, str]:
-    """What stands where tomli expected a value, and how it may have been meant."""
+def _no_value(rest: str, value: str) -> tuple[str, str]:
+    """What stands where tomli expected a value, and how it may have been meant. value: the first line of the whole."""
     word = re.split(r"[,\]}#]", rest, maxsplit=1)[0].strip()
+    if not rest.strip() and value.startswith(("[", "{")):
+        return _UNCLOSED["Unclosed array" if value.startswith("[") else "Unclosed inline table"], ""
     if not word:
-        return "there is no value behind the =", ""
+        return "there is no value behind the =" if not value else "expected a value", ""
     hint = ""
     if word.lower() in _WORDS:
         hint = f"a bool is written {_WORDS[word.lower()]}"
@@ -198,5 +203,7 @@ def _no_value(rest: str) -> tuple[str, str]:
 
 
 def _too_much(rest: str) -> tuple[str, str]:
+    if rest.startswith("\r"):
+        return "a carriage return alone ends no line", "save the file with usual line ends"
     hint = "every key = value stands on a line of its own"
     return f"expected the end of the line, got {shortened(rest.strip()) or 'something that is not shown'}", hint

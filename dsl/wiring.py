@@ -111,7 +111,7 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
             hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
             if not hint and not node.is_argument(field.name):
                 hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
-            yield node.mistake(field.name, f"there is no file or folder {shortened(str(path), 300)}", hint)
+            yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
 
 
 def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
@@ -126,10 +126,14 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
         commit = node.values.get(field.pinned_by)
         if isinstance(commit, str) and COMMIT.fullmatch(commit):
             continue
-        given = "none is given" if commit is None else f'"{commit}" may name something else tomorrow, unseen by the key'
-        message = f'the model id "{value}" needs a commit here, 40 hex digits: {given}'
+        if commit is None:
+            where, given = field.name, "none is given"
+        else:
+            where = field.pinned_by
+            given = f'"{shortened(str(commit))}" may name something else tomorrow, unseen by the key'
+        message = f'the model id "{value}" needs a commit as {field.pinned_by}, 40 hex digits: {given}'
         hint = "it stands on the model's page under Files and versions; or give the directory of a checkpoint"
-        yield node.mistake(field.pinned_by, message, hint)
+        yield node.mistake(where, message, hint)
 
 
 def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attrs import frozen
 from hypothesis import strategies as st
 
-from dsl.errors import Mistake, PipelineError, Position
+from dsl.errors import Mistake, PipelineError
 from dsl.read_toml import read_graph
 
+ENVIRONMENT = {"FUZZ_NAME": "name", "FUZZ_KEY": "value of the key"}
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 OPS = """
 from attrs import frozen, validators
@@ -358,7 +358,7 @@ bare = st.sampled_from(VALUES).map(lambda value: value.strip('"'))
 arguments = st.one_of(
     st.builds("{}={}".format, st.sampled_from(KEYS).map(lambda key: key if "." in key else f"join.{key}"), bare),
     st.builds("{}={}".format, st.sampled_from(KEYS), st.sampled_from(VALUES)),
-    st.text(st.sampled_from([*ODD[:20], "join.", "=", "share", "[1]"]), max_size=8),
+    st.lists(st.sampled_from([*ODD[:20], "join.", "=", "share", "[1]"]), max_size=8).map("".join),
 )
 
 
@@ -394,10 +394,3 @@ def wrong_place(mistake: Mistake, folder: Path) -> str:
     if position.line > len(lines) or position.column > len(lines[position.line - 1]) + 1 or position.column < 1:
         return "outside the file"
     return ""
-
-
-def environment() -> Mapping[str, str]:
-    return {**os.environ, "FUZZ_NAME": "name", "FUZZ_KEY": "value of the key"}
-
-
-__all__ = ["Broken", "Position", "broken_pipelines", "environment", "wrong_place"]

@@ -222,8 +222,9 @@ def test_a_model_id_without_its_commit_is_refused(tmp_path: Path, revision: str 
     pipeline.node("target", LoadTarget(checkpoint="owner/name", revision=revision))
     with pytest.raises(PipelineError) as error:
         compile_pipeline(pipeline)
+    where = "checkpoint" if revision is None else "revision"
     assert str(error.value) == (
-        f'node.target.revision: the model id "owner/name" needs a commit here, 40 hex digits: {told} '
+        f'node.target.{where}: the model id "owner/name" needs a commit as revision, 40 hex digits: {told} '
         "(it stands on the model's page under Files and versions; or give the directory of a checkpoint)"
     )
 

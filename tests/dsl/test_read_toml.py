@@ -181,8 +181,8 @@ samples = "@second"
         ('title = ""', "title: must not be empty"),
         ('colour = "green"', 'colour: expected one of "red", "blue", got "green"'),
         ("layers = 1", "layers: expected list of int, got 1 (int)"),
-        ("layers = [1, 2.5]", "layers: expected int, got 2.5 (float)"),
-        ("weights = { a = 1, b = false }", "weights: expected float, got false (bool)"),
+        ("layers = [1, 2.5]", "layers: member 2: expected int, got 2.5 (float)"),
+        ("weights = { a = 1, b = false }", "weights: b: expected float, got false (bool)"),
         (
             'file = "owner/name"',
             "file: there is no file or folder owner/name (put it there, or name another: -s n.file=PATH)",

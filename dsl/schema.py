@@ -1,0 +1,192 @@
+"""The JSON schema of pipeline files, by which editors complete keys, show help and mark mistakes while one types.
+
+Types and ranges are those that dflow checks. What it checks between values, and between nodes, no schema can say.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import validators
+
+from dsl.launch import Launch
+from dsl.op import ConfigField, Edge, OpSpec, config_fields
+from dsl.pipeline import NODE_ID, TABLE_NAMES
+from dsl.tables import CLASSES
+from dsl.variants import NAME
+
+Schema = dict[str, Any]
+
+DRAFT = "http://json-schema.org/draft-07/schema#"  # what editors of TOML read
+REFERENCE: Schema = {"type": "string", "pattern": r"\$\{.+\}"}
+NODE: Schema = {"type": "string", "pattern": r"^@|\$\{.+\}"}
+LAUNCH: Schema = {"$ref": "#/definitions/launch"}
+BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
+LENGTHS = {"string": "minLength", "array": "minItems"}
+ALL_OF: Any = type(validators.and_())  # attrs names the classes of its validators nowhere
+OPTIONAL: Any = type(validators.optional(validators.ge(0)))
+BOUND: Any = type(validators.ge(0))
+LENGTH: Any = type(validators.min_len(0))
+LAUNCH_HELP = {
+    "kind": "one process of its own, or torchrun with nproc ranks",
+    "nproc": "ranks on each machine",
+    "nnodes": "machines, each with nproc ranks",
+    "rendezvous": '"host:port" at which several machines meet',
+    "sp_degree": "ranks that share every sequence; nproc is a multiple of it",
+    "device": '"auto": cuda where there is one',
+    "threads": "CPU threads of each rank; 0: the cores divided by the ranks",
+    "gpus": "GPUs that the stage takes of [machine] while it runs",
+    "cpus": "CPUs that the stage takes of [machine] while it runs",
+    "memory": 'memory that the stage takes of [machine] while it runs: "24 GiB"',
+    "retries": "how often an error that may pass is tried again",
+    "retry_wait": "seconds before the first retry, doubled for each next one",
+    "timeout": "seconds after which an attempt is ended; 0: never",
+}
+TABLE_HELP = {
+    "pipeline": "what the pipeline is called, its seed and its own op files",
+    "mlflow": "what MLflow is told of the pipeline's runs",
+    "machine": "what the nodes of a run may use of this machine together; all of it unless given",
+}
+
+
+def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
+    """The schema of a pipeline file whose nodes have these ops."""
+    return {
+        "$schema": DRAFT,
+        "title": "dflow pipeline",
+        "type": "object",
+        "properties": {
+            "extends": {"type": "string", "pattern": r"\.toml$", "description": "another pipeline file, changed here"},
+            **{name: _table(name) for name in TABLE_NAMES},
+            "node": _table_of({"$ref": "#/definitions/node"}, NODE_ID.pattern, "the nodes, by id"),
+            "for_each": _table_of(
+                _table_of(_table_of({"$ref": "#/definitions/change"}), NAME.pattern, "variants"),
+                help="groups of variants: every node that one changes, and all below it, is copied for each",
+            ),
+            "sweep": _table_of({"type": "object"}, help="node.field = [values]: a copy for every value"),
+        },
+        "additionalProperties": False,
+        "anyOf": [{"required": ["extends"]}, {"required": ["pipeline", "node"]}],
+        "definitions": {
+            "launch": _launch(),
+            "node": _node(ops),
+            "change": {"type": "object", "properties": {"op": _op_names(ops), "launch": LAUNCH}},
+            **{f"op.{name}": _op(spec) for name, spec in ops.items()},
+        },
+    }
+
+
+def _table(name: str) -> Schema:
+    fields = config_fields(CLASSES[name])
+    schema = _object(CLASSES[name], fields)
+    return {**schema, "description": TABLE_HELP[name]}
+
+
+def _node(ops: Mapping[str, OpSpec]) -> Schema:
+    """What a node may hold is told by its op; one without an op changes a node of the file that is extended."""
+    return {
+        "type": "object",
+        "properties": {"op": _op_names(ops), "launch": LAUNCH},
+        "allOf": [
+            {
+                "if": {"properties": {"op": {"const": name}}, "required": ["op"]},
+                "then": {"$ref": f"#/definitions/op.{name}"},
+            }
+            for name in ops
+        ],
+    }
+
+
+def _op_names(ops: Mapping[str, OpSpec]) -> Schema:
+    return {"type": "string", "enum": list(ops), "description": "what the node computes: `dflow ops` lists them"}
+
+
+def _op(spec: OpSpec) -> Schema:
+    """Required keys are not asked for: the file that is extended may give them."""
+    schema = _object(spec.config_class, spec.fields)
+    edges = {edge.name: _edge(edge) for edge in spec.edges.values()}
+    named = {"op": {"const": spec.name, "description": spec.help}, "launch": LAUNCH}
+    return {**schema, "properties": {**named, **edges, **schema["properties"]}, "description": spec.help}
+
+
+def _edge(edge: Edge) -> Schema:
+    help = f"reads {edge.type.__name__}" + (", optional" if edge.optional else "")
+    if edge.many:
+        return {"type": "array", "items": NODE, "description": f"{help}, from every node of the list"}
+    return {**NODE, "description": help}
+
+
+def _launch() -> Schema:
+    schema = _object(Launch, config_fields(Launch))
+    for name, help in LAUNCH_HELP.items():
+        schema["properties"][name]["description"] = help
+    return {**schema, "description": "how the stage runs; outside the key"}
+
+
+def _object(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
+    properties = {name: _field(field) for name, field in fields.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _field(field: ConfigField) -> Schema:
+    """The type, or a text that stands for a value of it."""
+    schema = _ranged(_type(field.type), field.validator)
+    if schema != {"type": "string"} and schema:
+        schema = {"anyOf": [schema, REFERENCE]}
+    if field.help:
+        schema["description"] = field.help
+    default = field.default
+    if isinstance(default, (bool, int, float, str, dict)) or (isinstance(default, tuple) and default):
+        schema["default"] = list(default) if isinstance(default, tuple) else default
+    return schema
+
+
+def _type(expected: Any) -> Schema:
+    """The schema of a type that `dsl.op.type_mistake` knows; none is a key that is left out."""
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        choices = [_type(member) for member in arguments if member is not type(None)]
+        return choices[0] if len(choices) == 1 else {"anyOf": choices}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin is tuple:
+        return {"type": "array", "items": _or_reference(_type(arguments[0]))}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _or_reference(_type(arguments[1]))}
+    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": names[expected]} if expected in names else {}
+
+
+def _or_reference(schema: Schema) -> Schema:
+    return schema if schema in ({}, {"type": "string"}) else {"anyOf": [schema, REFERENCE]}
+
+
+def _ranged(schema: Schema, validator: Any) -> Schema:
+    """The schema with the bounds that attrs' own validators tell."""
+    pending: list[Any] = [validator]
+    bounds: Schema = {}
+    while pending:
+        each = pending.pop()
+        if isinstance(each, (list, tuple)):
+            pending += each
+        elif isinstance(each, ALL_OF):
+            pending += each._validators
+        elif isinstance(each, OPTIONAL):
+            pending.append(each.validator)
+        elif isinstance(each, BOUND):
+            bounds[BOUNDS[each.compare_op]] = each.bound
+        elif isinstance(each, LENGTH) and schema.get("type") in LENGTHS:
+            bounds[LENGTHS[schema["type"]]] = each.min_length
+    return {**schema, **bounds} if "enum" not in schema else schema
+
+
+def _table_of(members: Schema, names: str = "", help: str = "") -> Schema:
+    schema: Schema = {"type": "object", "additionalProperties": members}
+    if names:
+        schema["propertyNames"] = {"pattern": f"^(?:{names})$"}
+    if help:
+        schema["description"] = help
+    return schema

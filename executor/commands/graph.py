@@ -1,0 +1,76 @@
+"""`dflow graph`: draw the nodes of a pipeline, what reads from what, and what would run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsl.errors import DflowError
+from dsl.graph import Graph
+from dsl.read_toml import read_graph
+from executor.begin import make_planner
+from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
+from executor.exits import OK
+from executor.graph_text import dot, drawn_graph, levels
+from executor.lines import print_lines
+from executor.plan_text import WORDS
+from executor.store import Store, store_path
+
+PICTURES = (".png", ".svg", ".pdf")
+COLOURS = {"cached": "32", "runs": "33", "may be cut off": "36"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    add_overrides(parser)
+    add_sweeps(parser)
+    parser.add_argument("--dot", action="store_true", help="as Graphviz reads it")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help=f"write a picture: {', '.join(PICTURES)}")
+    add_json(parser)
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    if options.picture is not None and options.picture.suffix not in PICTURES:
+        raise DflowError(f"{options.picture}: a picture's name ends in {', '.join(PICTURES)}")
+    graph = read_graph(options.file, options.set, options.sweep)
+    store = Store.open(store_path(options.store, options.file), write=False)
+    states = {node_id: WORDS[decision.cache] for node_id, decision in make_planner(store, graph).plan().items()}
+    if options.picture is not None:
+        importlib.import_module("executor.graph_picture").save_picture(graph, states, options.picture)
+    if options.json:
+        print_lines(json.dumps(_rows(graph, states), indent=1))
+    elif options.dot:
+        print_lines(dot(graph, states))
+    elif options.picture is None:
+        print_lines(_coloured(drawn_graph(graph, states)))
+    return OK
+
+
+def _rows(graph: Graph, states: Mapping[str, str]) -> dict[str, object]:
+    level = levels({node.id: node.parents for node in graph.nodes.values()})
+    nodes = [
+        {
+            "id": node.id,
+            "op": node.op.name,
+            "level": level[node.id],
+            "state": states[node.id],
+            "inputs": {edge: list(ids) for edge, ids in node.inputs.items()},
+        }
+        for node in graph.nodes.values()
+    ]
+    return {"pipeline": graph.name, "nodes": nodes}
+
+
+def _coloured(text: str) -> str:
+    """States stand between columns of blanks; colours are for terminals alone."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    state = re.compile(rf"(?<=  )(?:{'|'.join(COLOURS)})(?=  |$)", re.MULTILINE)
+    return state.sub(lambda found: f"\x1b[{COLOURS[found[0]]}m{found[0]}\x1b[0m", text)

@@ -1,0 +1,29 @@
+"""`dflow schema`: the JSON schema of pipeline files, for editors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from dsl.op_table import all_ops
+from dsl.read_toml import op_files_of
+from dsl.schema import pipeline_schema
+from executor.exits import OK
+from executor.lines import print_lines
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="a pipeline file in TOML whose own ops are in it too",
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    files = () if options.file is None else op_files_of(options.file)
+    print_lines(json.dumps(pipeline_schema(all_ops(files)), indent=1, ensure_ascii=False))
+    return OK

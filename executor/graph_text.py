@@ -1,0 +1,122 @@
+"""A graph as a picture in text: one line for each node, and lanes that lead from a node to those that read it.
+
+    ●    tokenize
+    ├─●  target    <- tokenize
+    └─┴─●  capture   <- tokenize, target
+
+A lane ends at its last reader. A line that crosses a lane without reading from it leaves a gap around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dsl.graph import Graph
+
+NODE = "●"
+PASSES, ENDS = "├", "└"
+MIDDLE_PASSES, MIDDLE_ENDS = "┼", "┴"
+RIGHT_PASSES, RIGHT_ENDS = "┤", "┘"
+
+
+def drawn_graph(graph: Graph, states: Mapping[str, str]) -> str:
+    """One line for each node: its lanes, its id, its op, its state, what it reads."""
+    pictures = lanes({node.id: node.parents for node in graph.nodes.values()})
+    rows = [
+        (pictures[node.id], node.id, node.op.name, states.get(node.id, ""), _reads(node.parents))
+        for node in graph.nodes.values()
+    ]
+    widths = [max((len(row[place]) for row in rows), default=0) for place in range(4)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
+        for row in rows
+    )
+
+
+def levels(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """How many steps a node is below those that read nothing, by the longest way; parents come first in the order."""
+    level: dict[str, int] = {}
+    for node_id, ids in parents.items():
+        level[node_id] = max((level[parent] + 1 for parent in ids), default=0)
+    return level
+
+
+def dot(graph: Graph, states: Mapping[str, str]) -> str:
+    """The graph as Graphviz reads it."""
+    lines = [f"digraph {_quoted(graph.name)} {{", "  node [shape=box, style=rounded];"]
+    for node in graph.nodes.values():
+        shown = "\n".join(filter(None, (node.id, node.op.name, states.get(node.id, ""))))
+        lines.append(f"  {_quoted(node.id)} [label={_quoted(shown)}];")
+    for node in graph.nodes.values():
+        for edge, ids in node.inputs.items():
+            lines += [f"  {_quoted(parent)} -> {_quoted(node.id)} [label={_quoted(edge)}];" for parent in ids]
+    return "\n".join([*lines, "}"])
+
+
+def lanes(parents: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The picture of every node's line; parents come first in the order."""
+    unread = dict.fromkeys(parents, 0)
+    for ids in parents.values():
+        for parent in ids:
+            unread[parent] += 1
+    taken: list[str | None] = []  # whose lane it is
+    pictures = {}
+    for node_id, ids in parents.items():
+        before = list(taken)
+        for parent in ids:
+            unread[parent] -= 1
+            if unread[parent] == 0:
+                taken[taken.index(parent)] = None
+        place = _lane_of(before, taken, ids)
+        pictures[node_id] = _line(before, taken, ids, place)
+        taken += [None] * (place + 1 - len(taken))
+        taken[place] = node_id if unread[node_id] else None
+        while taken and taken[-1] is None:
+            taken.pop()
+    return pictures
+
+
+def _lane_of(before: Sequence[str | None], taken: Sequence[str | None], ids: Sequence[str]) -> int:
+    """That of a parent that is read for the last time, else the first free one on the right of the parents."""
+    ended = [lane for lane, owner in enumerate(before) if owner in ids and taken[lane] is None]
+    if ended:
+        return ended[0]
+    start = max((lane + 1 for lane, owner in enumerate(before) if owner in ids), default=0)
+    free = (lane for lane in range(start, len(taken)) if taken[lane] is None)
+    return next(free, max(start, len(taken)))
+
+
+def _line(before: Sequence[str | None], after: Sequence[str | None], ids: Sequence[str], place: int) -> str:
+    read = [lane for lane, owner in enumerate(before) if owner is not None and owner in ids and lane != place]
+    first, last = min([place, *read]), max([place, *read])
+    cells = []
+    for lane in range(max(len(before), place + 1)):
+        owner = before[lane] if lane < len(before) else None
+        if lane == place:
+            cell = NODE
+        elif lane in read:
+            cell = _joint(lane, first, last, passes=after[lane] is not None)
+        elif owner is not None:
+            cell = "│"
+        else:
+            cell = "─" if first < lane < last else " "
+        is_line = first <= lane < last
+        cells.append(cell + ("─" if is_line else " "))
+    return "".join(cells).rstrip()
+
+
+def _joint(lane: int, first: int, last: int, *, passes: bool) -> str:
+    if lane == first:
+        return PASSES if passes else ENDS
+    if lane == last:
+        return RIGHT_PASSES if passes else RIGHT_ENDS
+    return MIDDLE_PASSES if passes else MIDDLE_ENDS
+
+
+def _reads(parents: Sequence[str]) -> str:
+    return f"<- {', '.join(parents)}" if parents else ""
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -1,0 +1,8 @@
+x = 1
+
+
+def f():
+    return {}['key']
+
+
+f()

@@ -1,0 +1,2 @@
+def pipeline():
+    return (
