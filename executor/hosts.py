@@ -113,7 +113,7 @@ class SeveralHosts:
     def _gather(self) -> bool:
         """Whether all hosts came before somebody asked for a stop."""
         said = -1
-        while not self._is_stopping.wait(POLL_S):
+        while not self._is_stopping.is_set():
             self._beat.tick()
             joined = self._joined()
             missing = self._offer.hosts - 1 - len(joined)
@@ -128,6 +128,7 @@ class SeveralHosts:
                 raise StageError(
                     f"srun ended with exit code {self._srun.returncode} before all hosts were there; the log tells why"
                 )
+            self._is_stopping.wait(POLL_S)
         return False
 
     def _waiting(self, missing: int) -> str:

@@ -76,7 +76,7 @@ def test_an_attempt_that_takes_too_long_is_stopped_and_told_what_to_do(tmp_path)
     assert "what to do: raise launch.timeout" in result.stderr
     assert "    stopped: saved" in result.stderr  # it was asked, and saved its progress
     (tmp_path / "never.here").touch()
-    assert toy.dflow("resume").returncode == 0
+    assert toy.dflow("resume", "-s", "a.launch.timeout=60").returncode == 0
 
 
 BRANCHES = flaky("a", 9, "data") + flaky("b", 0, text="a") + flaky("c", 0) + flaky("d", 0, text="c")

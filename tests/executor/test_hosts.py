@@ -134,10 +134,10 @@ def test_all_hosts_end_with_a_stop_with_an_agent_and_with_the_executor_and_a_res
 
 def test_a_stage_whose_hosts_do_not_come_says_what_to_do_and_ends_in_time(tmp_path):
     toy = hosts_toy(tmp_path, "wait")
-    result = toy.dflow("run", str(toy.file), "-s", "r.launch.timeout=0.5", "-s", "r.launch.nnodes=3")
+    result = toy.dflow("run", str(toy.file), "-s", "r.launch.timeout=2", "-s", "r.launch.nnodes=3")
     assert result.returncode == 1
     assert f"r: waiting for 2 of 3 hosts: run `dflow agent --store {toy.store}` there" in result.stdout
-    assert "r failed: TimeoutError: the attempt took longer than launch.timeout = 0.5 s" in result.stderr
+    assert "r failed: TimeoutError: the attempt took longer than launch.timeout = 2 s" in result.stderr
     assert "    dflow: waiting for 2 of 3 hosts" in result.stderr
 
 
