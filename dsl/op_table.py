@@ -12,6 +12,7 @@ from types import ModuleType
 
 from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
 from dsl.op import OpSpec, op_of
+from dsl.paths import is_there
 
 _added_folders: list[str] = []
 
@@ -142,7 +143,7 @@ def _load_op_file(file: Path) -> ModuleType:
 
 def _cannot_be_module(file: Path) -> Mistake | None:
     name = file.stem
-    if not file.is_file():
+    if not is_there(file, Path.is_file):
         return Mistake(f"there is no file {file}")
     if file.suffix != ".py" or not name.isidentifier():
         return Mistake(f"{file}: an op file is a Python module: letters, digits and _ in its name, which ends in .py")

@@ -15,6 +15,7 @@ from dsl.graph import Graph, compiled
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, put_on_path, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
+from dsl.paths import is_there
 from dsl.pipeline import TABLE_NAMES, Pipeline
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
@@ -37,7 +38,7 @@ def read_pipeline(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[st
 
     What is returned compiles. Raises PipelineError with all mistakes, in the order of the file, overrides last.
     """
-    if not file.is_file():
+    if not is_there(file, Path.is_file):
         raise PipelineError([Mistake(f"there is no pipeline file {file}")])
     swept = [Sweep(text) for text in sweeps]
     if file.suffix == ".toml":

@@ -108,7 +108,7 @@ def _op(spec: OpSpec) -> Schema:
     """Required keys are not asked for: the file that is extended may give them."""
     schema = _object(spec.config_class, spec.fields)
     edges = {edge.name: _edge(edge) for edge in spec.edges.values()}
-    named = {"op": {"const": spec.name, "description": spec.help}, "launch": LAUNCH}
+    named = {"op": {"const": spec.name, "description": spec.help}, "launch": {}}
     return {**schema, "properties": {**named, **edges, **schema["properties"]}, "description": spec.help}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from dsl.errors import Mistake, did_you_mean, shortened
 from dsl.launch import Machine
 from dsl.op import ConfigField, OpSpec, Ref, is_builtin
 from dsl.order import cycles
+from dsl.paths import is_there
 from dsl.secrets import may_hold_secrets, secret_names
 from dsl.sizes import parsed_bytes
 from dsl.written import WrittenNode
@@ -60,22 +61,14 @@ def external_path(value: object, root: Path) -> Path | None:
 def external_value(value: Any, field: ConfigField, root: Path) -> Any:
     """An external value as compiled: an absolute path, or as it is for a builtin value, a model id or None."""
     path = external_path(value, root)
-    if path is None or (_may_be_model_id(value, field, path) and not _is_there(path)):
+    if path is None or (_may_be_model_id(value, field, path) and not is_there(path)):
         return value
     return str(path)
 
 
 def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
     """Whether "owner/name" names a model: not where there is a folder `owner`, in which `name` is then looked for."""
-    return field.model_id and MODEL_ID.fullmatch(value) is not None and not _is_there(path.parent, Path.is_dir)
-
-
-def _is_there(path: Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
-    """Not there either: a name that is longer than a file system takes, a folder that nobody may look into."""
-    try:
-        return kind(path)
-    except OSError:
-        return False
+    return field.model_id and MODEL_ID.fullmatch(value) is not None and not is_there(path.parent, Path.is_dir)
 
 
 def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
@@ -107,7 +100,7 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
             continue
         if not value:
             yield node.mistake(field.name, "expected a path, got an empty string")
-        elif not _is_there(path) and not _may_be_model_id(str(value), field, path):
+        elif not is_there(path) and not _may_be_model_id(str(value), field, path):
             hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
             if not hint and not node.is_argument(field.name):
                 hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
@@ -121,7 +114,7 @@ def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake
             continue
         value = node.values.get(field.name)
         path = external_path(value, node.places.folder(field.name) or root)
-        if path is None or _is_there(path) or not _may_be_model_id(str(value), field, path):
+        if path is None or is_there(path) or not _may_be_model_id(str(value), field, path):
             continue
         commit = node.values.get(field.pinned_by)
         if isinstance(commit, str) and COMMIT.fullmatch(commit):

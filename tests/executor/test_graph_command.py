@@ -1,0 +1,73 @@
+"""`dflow graph` and `dflow schema`, as they are called."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy_ops import PIPELINE, Toy
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    return Toy(tmp_path, PIPELINE.replace('op = "steps"\ntext = "@c"', 'op = "join"\ntexts = ["@c"]\nextra = "@a"'))
+
+
+def test_a_graph_is_drawn_with_what_would_run(toy: Toy) -> None:
+    told = toy.dflow("graph", "pipeline.toml", "-s", "a.text=other")
+    assert (0, "") == (told.returncode, told.stderr)
+    assert told.stdout.splitlines() == [
+        "●    a  make   runs",
+        "├─●  b  upper  runs  <- a",
+        "├─●  c  join   runs  <- a, b",
+        "●─┘  d  join   runs  <- c, a",
+    ]
+
+
+def test_what_is_in_the_store_is_cached(toy: Toy) -> None:
+    assert 0 == toy.dflow("run", "pipeline.toml").returncode
+    told = json.loads(toy.dflow("graph", "pipeline.toml", "-s", "d.between=+", "--json").stdout)
+    assert [("a", 0, "cached"), ("b", 1, "cached"), ("c", 2, "cached"), ("d", 3, "runs")] == [
+        (node["id"], node["level"], node["state"]) for node in told["nodes"]
+    ]
+    assert {"texts": ["c"], "extra": ["a"]} == told["nodes"][3]["inputs"]
+
+
+def test_graphviz_gets_every_node_and_every_edge_by_its_name(toy: Toy) -> None:
+    lines = toy.dflow("graph", "pipeline.toml", "--dot").stdout.splitlines()
+    assert ['digraph "toy" {', "}"] == [lines[0], lines[-1]]
+    assert '  "a" [label="a\\nmake\\nruns"];' in lines
+    assert 5 == sum(" -> " in line for line in lines)
+    assert '  "a" -> "d" [label="extra"];' in lines
+
+
+@pytest.mark.parametrize(("name", "start"), [("g.png", b"\x89PNG"), ("g.svg", b"<?xml")])
+def test_a_picture_is_written(toy: Toy, name: str, start: bytes) -> None:
+    told = toy.dflow("graph", "pipeline.toml", "--picture", name)
+    assert (0, "") == (told.returncode, told.stdout), told.stderr
+    assert (toy.folder / name).read_bytes().startswith(start)
+
+
+def test_a_picture_of_another_kind_is_refused(toy: Toy) -> None:
+    told = toy.dflow("graph", "pipeline.toml", "--picture", "g.gif")
+    assert (1, "dflow: g.gif: a picture's name ends in .png, .svg, .pdf\n") == (told.returncode, told.stderr)
+
+
+def test_a_graph_in_text_loads_no_library_that_draws() -> None:
+    program = (
+        "import sys, executor.commands.graph as graph; print({'networkx', 'matplotlib', 'torch'} & set(sys.modules))"
+    )
+    assert (
+        "set()\n" == subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    )
+
+
+def test_the_schema_holds_the_built_in_ops_and_those_of_a_file(toy: Toy) -> None:
+    program = [sys.executable, "-m", "executor.cli", "schema"]
+    for arguments, is_there in (([], False), ([str(toy.file)], True)):
+        told = subprocess.run([*program, *arguments], capture_output=True, text=True, check=True)
+        definitions = json.loads(told.stdout)["definitions"]
+        assert ("op.train_dflash" in definitions, "op.upper" in definitions) == (True, is_there)
