@@ -77,6 +77,7 @@ class Follower:
         is_warned = is_last = False
         while not is_last:
             is_last = self._finished.is_set()
+            started = time.monotonic()
             warning = sender.send()
             if warning is not None and not is_warned:
                 self._display.warn(warning)
@@ -85,7 +86,8 @@ class Follower:
                 self._display.note("MLflow is there again and has all of the run until now")
                 is_warned = False
             if not is_last:
-                self._finished.wait(EVERY_S if warning is None else RETRY_S)
+                late = time.monotonic() - started  # after much was sent, there soon is more
+                self._finished.wait(max(EVERY_S / 10, EVERY_S - late) if warning is None else RETRY_S)
         self._is_all_sent = warning is None
 
 
