@@ -18,6 +18,7 @@ from dsl.errors import Mistake, PipelineError, Position, shortened
 from dsl.positions import KeyPath, key_positions
 
 MOST_NESTED = 50
+NO_CHARACTER = "\x0b"  # as wrong as a carriage return, which tomli would take with the line end that now follows it
 MOST_TOLD = 100
 MOST_JOINED = 3  # tables in a list or text of several lines that look like headers
 INTS = range(-(2**63), 2**63)
@@ -117,7 +118,7 @@ class _Broken:
     def _fault(self, start: int, end: int) -> _Fault | None:
         """The first one of these lines alone."""
         try:
-            tomli.loads("\n".join(self.lines[start:end]))
+            tomli.loads("\n".join(self.lines[start:end]).replace("\r", NO_CHARACTER))
         except tomli.TOMLDecodeError as error:
             return _Fault(min(start + error.lineno, end) - 1, error.colno, error.msg)
         except (ValueError, RecursionError) as error:  # a number with thousands of digits, say, which has no place
@@ -159,6 +160,8 @@ class _Broken:
             line, column = first, len(self.lines[first]) - len(self.lines[first].lstrip(" \t[")) + 1
         if is_twice:
             message, hint = self._given_twice(message, first)
+        elif rest.startswith("\r"):
+            message, hint = "a carriage return alone ends no line", "save the file with usual line ends"
         elif message in _UNCLOSED:
             message = _UNCLOSED[message]
         elif message == "Invalid value":
@@ -203,7 +206,5 @@ def _no_value(rest: str, value: str) -> tuple[str, str]:
 
 
 def _too_much(rest: str) -> tuple[str, str]:
-    if rest.startswith("\r"):
-        return "a carriage return alone ends no line", "save the file with usual line ends"
     hint = "every key = value stands on a line of its own"
     return f"expected the end of the line, got {shortened(rest.strip()) or 'something that is not shown'}", hint
