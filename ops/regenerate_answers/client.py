@@ -5,8 +5,9 @@
     other 4xx                                                                   Refused: this conversation alone
 
 A request whose attempts are used up says nothing about whose fault it is. Then a question that every server can answer
-is asked: where that is answered, the conversation is at fault (Refused), and elsewhere the server (DataError). The same
-question is asked before all others, so that a wrong name or parameter costs one request.
+is asked: where that is answered, the conversation is at fault (Refused), and elsewhere the server (TransientError, so
+that the node is tried again a while later). The same question is asked before all others, so that a wrong name or
+parameter costs one request. That nobody can be reached is told at the first request that finds it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from urllib.parse import quote
 import httpx
 from attrs import define, field, frozen
 
-from dsl.errors import ConfigError, DataError
+from dsl.errors import ConfigError, DataError, TransientError
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.wire import Reply, parameters, read_reply
 
@@ -79,6 +80,7 @@ class ChatClient:
     retries: int = 0
     models: dict[str, str] = field(factory=dict)
     _dialect: str | None = None  # known once the server was asked
+    _is_away: bool = False  # and the user knows
     _asking: asyncio.Lock = field(factory=asyncio.Lock)
 
     @classmethod
@@ -101,7 +103,10 @@ class ChatClient:
         await self.http.__aexit__(*error)
 
     async def complete(self, messages: list[dict[str, Any]], seed: int | None) -> Reply:
-        """The server's answer to a conversation. Raises Refused, and DataError where it can answer none."""
+        """The server's answer to a conversation.
+
+        Raises Refused, DataError where the server will never answer one, and TransientError where it does not now.
+        """
         async with self._asking:  # the first one asks what the server is, the others wait for it
             if self._dialect is None:
                 self._dialect = await self._introduced()
@@ -118,7 +123,7 @@ class ChatClient:
             raise Refused(SERVER_FAILS, str(fault)) from fault
 
     async def _introduced(self) -> str:
-        """The dialect to speak. Raises DataError where the server serves no such model or answers no question."""
+        """The dialect to speak. Raises DataError where no such model is served, TransientError without an answer."""
         try:
             self.models = await self._request("GET", "models", _served, None, self.config.retries)
         except _Rejected as fault:
@@ -126,7 +131,7 @@ class ChatClient:
                 raise DataError(self._refusal(fault)) from fault
             self.models = {}  # a gateway may have no list
         except _UsedUp as fault:
-            raise DataError(self._gone(str(fault))) from fault
+            raise TransientError(self._gone(str(fault))) from fault
         if self.models and self.config.model not in self.models:
             raise DataError(
                 f'{self.config.endpoint} serves no model "{self.config.model}"; it serves {self._names()}: give one of '
@@ -139,14 +144,17 @@ class ChatClient:
         return dialect
 
     async def _ask_anything(self, dialect: str, retries: int) -> None:
-        """One token in answer to a short question, asked as all questions are. Raises DataError where none comes."""
+        """One token in answer to a short question, asked as all questions are.
+
+        Raises DataError where the server refuses it, TransientError where no answer comes.
+        """
         question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
         try:
             await self._chat({**parameters(self.config, dialect), **question}, retries)
         except _Rejected as fault:
             raise DataError(self._refusal(fault)) from fault
         except _UsedUp as fault:
-            raise DataError(self._gone(str(fault))) from fault
+            raise TransientError(self._gone(str(fault))) from fault
 
     async def _chat(self, body: Mapping[str, Any], retries: int) -> Reply:
         return await self._request("POST", "chat/completions", read_reply, body, retries)
@@ -174,10 +182,13 @@ class ChatClient:
         try:
             async with asyncio.timeout(self.config.timeout_s):
                 response = await self.http.request(method, path, json=body)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return self._unreached(self._hidden(f"{type(error).__name__}: {error}".rstrip(": ")))
         except (TimeoutError, httpx.TimeoutException):
             return _Failed(f"no answer within {self.config.timeout_s:g} s")
         except httpx.RequestError as error:
             return _Failed(self._hidden(f"{type(error).__name__}: {error}"))
+        self._is_away = False
         status = response.status_code
         if status in LATER or status >= 500:
             return _Failed(f"{status}: {self._said(response)}", asked_wait(response.headers.get("Retry-After")))
@@ -187,6 +198,14 @@ class ChatClient:
             return read(response.json())
         except ValueError as error:  # a proxy's page, or an answer that was broken off
             return _Failed(self._hidden(str(error)))
+
+    def _unreached(self, why: str) -> _Failed:
+        """The first of several requests says so, since the retries of all of them may take long."""
+        if not self._is_away:
+            self._is_away = True
+            again = f"further attempts: {self.config.retries}, later and later"
+            print(f"dflow: {self.config.endpoint} cannot be reached ({why}); {again}", flush=True)
+        return _Failed(why)
 
     def _said(self, response: httpx.Response) -> str:
         """The server's message, without the API key, which some repeat."""

@@ -78,7 +78,8 @@ class EndpointAnswerer:
     def answer_all(self, work: Iterable[Shard], progress: Callable[[int], None]) -> None:
         """Answer the shards that are not finished yet. progress(n): n samples are done.
 
-        Raises StopRequested, and DataError where the server answers no more; either way the answers so far are kept.
+        Raises StopRequested, DataError where the server refuses all, and TransientError where it answers no more. The
+        answers so far are kept.
         """
         self._progress = progress
         progress(0)

@@ -32,8 +32,8 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     """Write the ImageSamples artifact with new answers; the samples of other splits pass unchanged.
 
     Drop reasons: those of filters.py, conversations.py and client.py, and those for which tokenize_chat drops a prompt.
-    Raises DataError for images that the target cannot see, for a server that answers nothing, for more drops than
-    max_dropped, and where no answer is left.
+    Raises DataError for images that the target cannot see, for a server that refuses all, for more drops than
+    max_dropped, and where no answer is left; TransientError for a server that answers no more.
     """
     samples: ImageSamples = stage.inputs["samples"]
     target: TargetModel | None = stage.inputs.get("target")

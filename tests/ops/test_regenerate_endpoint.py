@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from chat_server import ChatServer, Fault, TinyModel
+from chat_server import ChatServer, Fault, TinyModel, is_probe
 from fake_stage import FakeStage, folder_digest
 from regenerate_cases import answers_of, config, endpoint_config, run, run_endpoint, turn
 
-from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.errors import ConfigError, DataError, StopRequested, TransientError
 from ops.artifacts import ImageSamples
 from ops.files import read_json, read_jsonl, write_jsonl
 from ops.regenerate_answers.run import regenerate_answers
@@ -263,37 +263,89 @@ finish_reasons = ["stop", "length"]
 min_answer_tokens = 1
 backoff_s = 0.01
 retries = 1
+concurrency = 1
+launch = {{ retries = 1, retry_wait = 0.1 }}
 """
 KEY = "sk-opensesame-1234567890"
 
 
-def test_the_api_key_reaches_the_server_and_no_file(talker, model, tmp_path):
-    questions = tmp_path / "questions.jsonl"
+@pytest.fixture(scope="module")
+def broken_off(talker, model, tmp_path_factory):
+    """A pipeline whose server refuses one question, and breaks off at the last one until the stage gives it up."""
+    folder = tmp_path_factory.mktemp("broken_off")
+    questions = folder / "questions.jsonl"
     rows = [{"id": str(n), "conversations": [{"role": "user", "text": f"Describe {n}."}]} for n in range(3)]
     write_jsonl(questions, rows)
-    indiscreet = Fault(400, f"Bearer {KEY} may not ask that")
-    with ChatServer(
-        model, fault=lambda body, _: indiscreet if "1." in str(body["messages"]) else None, key=KEY
-    ) as server:
-        file = tmp_path / "endpoint.toml"
+
+    def fault(body, attempt):
+        if is_probe(body):
+            return Fault() if attempt in (1, 2) else None
+        if "1." in str(body["messages"]):
+            return Fault(400, f"Bearer {KEY} may not ask that")
+        return Fault() if "2." in str(body["messages"]) and attempt < 2 else None
+
+    with ChatServer(model, fault=fault, key=KEY) as server:
+        file = folder / "endpoint.toml"
         file.write_text(PIPELINE.format(source=questions, url=server.url, processor=talker.path / "model"))
         done = subprocess.run(
-            [sys.executable, "-m", "executor.cli", "run", str(file), "--store", str(tmp_path / "store")],
+            [sys.executable, "-m", "executor.cli", "run", str(file), "--store", str(folder / "store")],
             env={**os.environ, "THE_KEY": KEY},
             cwd=ROOT,
             capture_output=True,
             text=True,
         )
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert 3 == len(server.conversations)
+    return done, server, folder / "store"
+
+
+def test_the_api_key_reaches_the_server_and_no_file(broken_off):
+    done, _, store = broken_off
     assert KEY not in done.stdout + done.stderr
-    files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    files = [path for path in store.rglob("*") if path.is_file()]
     assert [] == [path for path in files if KEY.encode() in path.read_bytes()]
     assert {"THE_KEY", "400: Bearer <API key> may not ask that"} == {
         shown
         for shown in ("THE_KEY", "400: Bearer <API key> may not ask that")
         if any(shown.encode() in path.read_bytes() for path in files)
     }
+
+
+def test_a_server_that_breaks_off_is_asked_by_a_later_attempt_for_what_it_has_not_answered(broken_off):
+    done, server, _ = broken_off
+    assert "does not answer: 2 attempts, the last: RemoteProtocolError" in done.stdout
+    assert "retry 1 of 1 in 0.1 s" in done.stdout
+    first = ["Describe 0.", "Describe 1.", *["Describe 2."] * 2]
+    again = ["Describe 1.", "Describe 2."]  # what was refused is final with its shard only
+    assert [*first, *again] == [body["messages"][0]["content"] for body in server.conversations]
+
+
+class Impatient(FakeStage):
+    """Is stopped as soon as the user reads that there is no server."""
+
+    said = ""
+
+    def stop_requested(self):
+        self.said += self.capsys.readouterr().out
+        return "cannot be reached" in self.said
+
+
+def test_that_no_server_is_there_is_told_before_the_retries_are_over(samples, talker, tmp_path, capsys):
+    with ChatServer(model) as server:
+        pass
+    stage = Impatient(tmp_path, {"samples": samples, "target": talker})
+    stage.capsys = capsys
+    with pytest.raises(StopRequested):
+        regenerate_answers(endpoint_config(server, retries=1, backoff_s=60.0), stage)
+    assert f"dflow: {server.url} cannot be reached (ConnectError: " in stage.said
+    assert "); further attempts: 1, later and later\n" in stage.said
+
+
+def test_a_server_that_is_not_there_may_be_later_and_is_told_once(samples, talker, tmp_path, capsys):
+    with ChatServer(model) as server:
+        pass
+    with pytest.raises(TransientError, match="does not answer: 3 attempts, the last: ConnectError"):
+        run_endpoint(tmp_path, samples, talker, server, retries=2)
+    assert 1 == capsys.readouterr().out.count("cannot be reached")
 
 
 @pytest.mark.parametrize(("value", "message"), [("", "is not set"), ("a\nb", "more than one line of ASCII")])
