@@ -17,10 +17,10 @@ from typing import Any
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
-from dsl.op import Ref
 from executor.content import MANIFEST
 from executor.follow import is_sent, status_of
 from executor.jsonlines import LineReader, read_json, write_json
+from executor.node_facts import artifacts_read, files_read, params
 from executor.points import NodeEvents
 from executor.record import NodeState, Record
 from executor.track import UNREACHABLE, Tracker, artifact_files, is_passing, shown_error, tracking_uri
@@ -36,7 +36,8 @@ class Sender:
     mlflow.json: {"experiment", "parent", "parent_status", "params_sent", "events", "nodes": {node: {"run_id", "status",
     "complete", "points", "begun", "retained", "accepted", "failed"}}}. events: the size of events.jsonl when all of it
     was sent. points: how many of the node's points MLflow has, begun: how many it may have; retained: how often the key
-    had changed by then. is_live: the run is at work now, in this process. Whoever calls holds the record's lock.
+    had changed by then; failed: MLflow may have an error of it. is_live: the run is at work now, in this process.
+    Whoever calls holds the record's lock.
     """
 
     def __init__(self, store: Path, folder: Path, *, is_live: bool = False) -> None:
@@ -164,10 +165,10 @@ class Sender:
             self._sent["parent"] = self._made_run(tracker, None, state.started, {**graph.tags, **note, **own})
             self._save()
         if not self._sent.get("params_sent"):
-            params = {"pipeline": state.pipeline, "seed": str(graph.seed)}
+            shown = {"pipeline": state.pipeline, "seed": str(graph.seed)}
             for node in graph.nodes.values():
-                params |= {f"{node.id}.{name}": value for name, value in _params(node).items()}
-            tracker.log_params(self._sent["parent"], params)
+                shown |= {f"{node.id}.{name}": value for name, value in params(node).items()}
+            tracker.log_params(self._sent["parent"], shown)
             self._sent["params_sent"] = True
             self._save()
 
@@ -190,8 +191,8 @@ class Sender:
             sent = None
         sent = sent or self._made_child(tracker, record, node, state, len(events.retained))
         if not sent.get("complete"):
-            tracker.log_params(sent["run_id"], _params(node))
-            tracker.log_inputs(sent["run_id"], _inputs(record, node))
+            tracker.log_params(sent["run_id"], params(node))
+            tracker.log_inputs(sent["run_id"], artifacts_read(self._store, record, node))
             sent["complete"] = True
         if state.cache != "hit":
             self._send_points(tracker, sent, events)
@@ -223,7 +224,6 @@ class Sender:
         child: dict[str, Any] = {"run_id": run_id, "status": "RUNNING", "points": 0, "begun": begun}
         child["retained"] = retained
         self._sent["nodes"][node.id] = child
-        self._save()
         return child
 
     def _send_points(self, tracker: Tracker, sent: dict[str, Any], events: NodeEvents) -> None:
@@ -248,15 +248,22 @@ class Sender:
     ) -> None:
         run_id = sent["run_id"]
         tags = self._state_tags(state)
-        if state.error or sent.get("failed"):
-            sent["failed"] = True
-            tags["dflow.error"] = (state.error or "")[:ERROR_LENGTH]
+        if state.error:
+            tags["dflow.error"] = state.error[:ERROR_LENGTH]
+            if not sent.get("failed"):
+                sent["failed"] = True
+                self._save()
+        elif sent.get("failed"):
+            tracker.delete_tag(run_id, "dflow.error")
+            sent["failed"] = False
         if tags != self._tags.get(run_id):
             tracker.log_tags(run_id, tags)
             self._tags[run_id] = tags
         if state.cache == "hit":
             tracker.log_results(run_id, [(state.ended or record.state.started, state.metrics)])
         tracker.log_files(run_id, *self._files(record, node, state))
+        if state.digest is not None:
+            tracker.log_inputs(run_id, files_read(self._store, node, state.digest))
         tracker.close(run_id, status, state.ended or record.state.started)
 
     def _files(self, record: Record, node: GraphNode, state: NodeState) -> tuple[dict[str, Path], dict[str, Any]]:
@@ -319,32 +326,6 @@ def _read_sent(folder: Path) -> dict[str, Any]:
         child["begun"] = max(child["begun"], child.pop("sent", 0))
         child.setdefault("retained", 0)
     return sent
-
-
-def _params(node: GraphNode) -> dict[str, str]:
-    """The flat config and how the node was launched."""
-    params: dict[str, str] = {"op": node.op.name}
-    for name in (*node.op.edges, *node.op.fields):
-        params |= _flat(name, getattr(node.config, name))
-    for name in ("kind", "nproc", "sp_degree", "device", "threads"):
-        params |= _flat(f"launch.{name}", getattr(node.launch, name))
-    return params
-
-
-def _flat(name: str, value: Any) -> dict[str, str]:
-    if isinstance(value, dict):
-        return {key: text for part, member in value.items() for key, text in _flat(f"{name}.{part}", member).items()}
-    if isinstance(value, tuple):
-        value = [str(member) if isinstance(member, Ref) else member for member in value]
-    return {name: value if isinstance(value, str) else str(value)}
-
-
-def _inputs(record: Record, node: GraphNode) -> list[tuple[str, str, str]]:
-    return [
-        (edge, producer, record.state.nodes[producer].digest or "")
-        for edge, producers in node.inputs.items()
-        for producer in producers
-    ]
 
 
 def _accepted(event: Mapping[str, Any]) -> str:

@@ -20,16 +20,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import mlflow.entities
 import mlflow.exceptions
 import sqlalchemy.exc
 from google.protobuf.json_format import ParseError
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
 from dsl.errors import StoreError
 from dsl.secrets import resolved_text
 from executor.content import MANIFEST
 from executor.jsonlines import read_json, write_json
+from executor.node_facts import Dataset
 from executor.points import Point
 
 FILE_LIMIT = 1 << 20  # larger files of an artifact stand in references.json instead
@@ -118,6 +120,10 @@ class Tracker:
     def log_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         self.client.log_batch(run_id, tags=[RunTag(name, value) for name, value in _cut(tags).items()])
 
+    def delete_tag(self, run_id: str, name: str) -> None:
+        if name in self.client.get_run(run_id).data.tags:
+            self.client.delete_tag(run_id, name)
+
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         listed = [Param(_name(name), value[:PARAM_LENGTH]) for name, value in params.items()]
         for start in range(0, len(listed), PARAMS_IN_A_BATCH):
@@ -145,15 +151,14 @@ class Tracker:
             self.client.log_batch(run_id, metrics=fresh[start : start + METRICS_IN_A_BATCH])
         self.sent["points"] += len(fresh)
 
-    def log_inputs(self, run_id: str, inputs: Iterable[tuple[str, str, str]]) -> None:
-        """Datasets: (edge, producer, digest)."""
-        datasets = []
-        for edge, producer, digest in inputs:
-            source = json.dumps({"path": str(self._store / "objects" / digest), "digest": digest})
-            dataset = Dataset(producer, digest[:DIGEST_LENGTH], "dflow", source)
-            datasets.append(DatasetInput(dataset, [InputTag("mlflow.data.context", edge)]))
-        if datasets:
-            self.client.log_inputs(run_id, datasets=datasets)
+    def log_inputs(self, run_id: str, read: Iterable[Dataset]) -> None:
+        inputs = []
+        for each in read:
+            source = json.dumps({"path": each.path, "digest": each.digest})
+            dataset = mlflow.entities.Dataset(each.name[:NAME_LENGTH], each.digest[:DIGEST_LENGTH], "dflow", source)
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", each.context)]))
+        if inputs:
+            self.client.log_inputs(run_id, datasets=inputs)
 
     def log_files(self, run_id: str, files: Mapping[str, Path], references: Mapping[str, Any]) -> None:
         """All in one call, by their names in MLflow; a file that is gone can no longer be sent."""

@@ -14,7 +14,9 @@ from contextlib import closing
 import pytest
 from mlflow.exceptions import MlflowException
 from toy_ops import ONE_NODE, PROJECT, Toy, wait_for
+from tracked_toy import fresh_database, tracked_toy
 
+from dsl.errors import StoreError
 from executor import follow
 from executor.commands import sync
 from executor.follow import lacks, send_rest
@@ -115,9 +117,8 @@ def test_a_follower_that_breaks_does_not_say_that_all_was_sent(quick, tmp_path):
 @pytest.fixture(scope="module")
 def unsent(tmp_path_factory):
     """A store with a run that nothing was sent of."""
-    toy = Toy(tmp_path_factory.mktemp("unsent"))
+    toy = tracked_toy(tmp_path_factory.mktemp("unsent"), tracked=False)
     assert toy.dflow("run", str(toy.file), "-s", "d.steps=30").returncode == 0
-    open_client(toy.store, tracking_uri(toy.store, None, toy.folder))  # making the database takes longest
     return toy
 
 
@@ -200,10 +201,14 @@ def test_a_server_that_never_answers_does_not_keep_a_run(tmp_path):
     assert f"MLflow lacks a part of this run; send it with: dflow sync {run}\n" in result.stdout
 
 
-def test_a_place_that_is_none_is_a_warning(unsent, tmp_path):
-    store, record = stored_in(unsent, tmp_path, "htp://nowhere")
+@pytest.mark.parametrize(
+    ("uri", "said"), [("htp://nowhere", "htp://nowhere"), ("http://127.0.0.1:9", "cannot be reached")]
+)
+def test_a_place_that_is_none_and_one_where_nobody_listens_are_warnings(unsent, tmp_path, uri, said):
+    store, record = stored_in(unsent, tmp_path, uri)
     warning, _ = send_rest(store, record.folder)
-    assert "htp://nowhere" in warning
+    assert said in warning
+    assert lacks(record)
 
 
 @pytest.mark.parametrize("form", ["{folder}/mine.db", "beside.db", "file", "folder"])
@@ -228,6 +233,21 @@ def test_databases_and_folders_are_places_too_and_relative_ones_lie_beside_the_p
     assert made[form].exists()
     assert (store / "mlartifacts").exists() == (form not in ("file", "folder"))
     assert not (tmp_path / "mlruns").exists()  # where MLflow puts files by itself: the working directory
+
+
+def test_a_place_that_was_away_gets_all_once_it_is_there(unsent, tmp_path, capsys):
+    place = tmp_path / "away"
+    place.write_text("no folder")
+    store, record = stored_in(unsent, tmp_path, f"sqlite:///{place}/mlflow.db")
+    warning, _ = send_rest(store, record.folder)
+    assert warning.startswith("MLflow cannot be reached (")
+    assert warning.endswith(f"nothing is lost: send it later with `dflow sync {record.run}`")
+    place.unlink()
+    place.mkdir()
+    (place / "mlflow.db").write_bytes(fresh_database())
+    assert synced(["--store", str(store)]) == 0
+    assert f"run {record.run}: sent 5 runs, 34 points" in capsys.readouterr().out
+    assert history(open_client(store, f"sqlite:///{place}/mlflow.db"), record) == points_of(record)
 
 
 def test_sync_sends_every_run_that_lacks_something_and_says_what(unsent, tmp_path, capsys):
@@ -257,6 +277,15 @@ def test_sync_all_sends_what_mlflow_has_lost(unsent, tmp_path, capsys):
     assert history(client, record) == points_of(record)
 
 
+def test_a_run_at_work_is_not_sent_by_another_process(unsent, tmp_path, capsys):
+    store, record = stored_in(unsent, tmp_path)
+    record.lock()
+    with pytest.raises(StoreError) as caught:
+        synced([record.run, "--store", str(store)])
+    record.unlock()
+    assert str(caught.value) == f"run {record.run} is still running; wait for it, or stop it first"
+
+
 def synced(arguments):
     parser = sync.argparse.ArgumentParser()
     sync.add_arguments(parser)
@@ -266,7 +295,7 @@ def synced(arguments):
 def test_a_deleted_experiment_and_a_deleted_run_are_said_with_what_to_do(unsent, tmp_path):
     store, record = stored_in(unsent, tmp_path)
     client = open_client(store, tracking_uri(store, None, store))
-    experiment = client.create_experiment("toy")
+    experiment = client.create_experiment("toy", artifact_location=(store / "mlartifacts").as_uri())
     client.delete_experiment(experiment)
     warning, _ = send_rest(store, record.folder)
     assert 'the experiment "toy" was deleted in MLflow; restore it: MLFLOW_TRACKING_URI=sqlite:///' in warning

@@ -122,42 +122,34 @@ def is_whole(client, toy, child):
     assert not lacks(record)
 
 
-def go_on_to_the_end(toy, process):
-    (toy.folder / "end").touch()
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0
-    return out, errors
+def killed_for_long_enough(server, toy):
+    """Until the run has 50 more points than the server saw of it at most."""
+    server.kill()
+    before = len(points(toy))
+    wait_for(lambda: len(points(toy)) > before + 50, seconds=60)
+    return before
 
 
 def test_a_run_goes_on_without_its_server_which_gets_all_once_it_is_there_again(server, tmp_path):
+    """First it comes back in the middle of the run, and then only after it, when `dflow sync` sends the rest."""
     client = MlflowClient(server.uri)
     toy = tracked_by(server, tmp_path)
     process = begun(toy, client)
     child = child_of(toy)
-    server.kill()
-    before = len(points(toy))
-    wait_for(lambda: len(points(toy)) > before + 50)
+    before = killed_for_long_enough(server, toy)
     server.start()
     wait_for(lambda: len(held(client, child)) > before + 50, seconds=60)
-    out, errors = go_on_to_the_end(toy, process)
-    assert errors.count("warning: ") <= 1  # none where the server was away between two sends
-    assert "MLflow lacks" not in out
-    is_whole(client, toy, child)
-
-
-def test_a_server_that_stays_away_gets_the_rest_by_sync_once_it_is_there_again(server, tmp_path):
-    client = MlflowClient(server.uri)
-    toy = tracked_by(server, tmp_path)
-    process = begun(toy, client)
-    child = child_of(toy)
-    server.kill()
-    before = len(points(toy))
-    wait_for(lambda: len(points(toy)) > before + 50)
-    out, errors = go_on_to_the_end(toy, process)
+    killed_for_long_enough(server, toy)
+    (toy.folder / "end").touch()
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0
     run = record_of(toy).run
-    assert errors.startswith("warning: MLflow cannot be reached (API request to http://127.0.0.1:")
-    assert errors.endswith(f"nothing is lost: send it later with `dflow sync {run}`\n")
-    assert errors.count("\n") == 1
+    warnings = errors.splitlines()
+    assert 1 <= len(warnings) <= 2  # one where the server was away between two sends
+    for warning in warnings:
+        assert warning.startswith("warning: MLflow cannot be reached (API request to http://127.0.0.1:")
+        assert warning.endswith(f"nothing is lost: send it later with `dflow sync {run}`")
+    assert out.count("MLflow is there again and has all of the run until now") == len(warnings) - 1
     assert f"MLflow lacks a part of this run; send it with: dflow sync {run}\n" in out
     assert lacks(record_of(toy))
     server.start()
@@ -165,12 +157,10 @@ def test_a_server_that_stays_away_gets_the_rest_by_sync_once_it_is_there_again(s
     assert (result.returncode, result.stderr) == (0, "")
     assert re.fullmatch(rf"run {run}: sent \d+ points, \d+ files; MLflow holds all of it \(run \w+\)\n", result.stdout)
     is_whole(client, toy, child)
+    tags_and_notes_of_the_file_are_those_of_the_parent(client, toy)
 
 
-def test_tags_and_notes_of_the_file_are_those_of_the_parent(server, tmp_path):
-    client = MlflowClient(server.uri)
-    toy = tracked_by(server, tmp_path)
-    assert toy.dflow("run", str(toy.file)).returncode == 0
+def tags_and_notes_of_the_file_are_those_of_the_parent(client, toy):
     sent = read_json(record_of(toy).folder / "mlflow.json")
     tags = client.get_run(sent["parent"]).data.tags
     assert {name: tags[name] for name in ("team", "cost centre", "mlflow.note.content", "dflow.pipeline")} == {

@@ -1,0 +1,65 @@
+"""What MLflow is told of a node beside its results: its parameters, and what it read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from dsl.graph import GraphNode
+from dsl.launch import Launch
+from dsl.op import Ref
+from executor.content import MANIFEST
+from executor.jsonlines import read_json
+from executor.record import Record
+
+SHOWN_ALWAYS = ("kind", "nproc", "sp_degree", "device", "threads")
+
+
+@frozen
+class Dataset:
+    """Something that a node read. context: the edge or field that names it; path: None where several files are one."""
+
+    context: str
+    name: str
+    digest: str
+    path: str | None
+
+
+def params(node: GraphNode) -> dict[str, str]:
+    """The flat config and how the node was launched: of what most nodes leave as it is, only what is otherwise."""
+    found: dict[str, str] = {"op": node.op.name}
+    for name in (*node.op.edges, *node.op.fields):
+        found |= _flat(name, getattr(node.config, name))
+    usual = Launch()
+    for field in attrs.fields(Launch):
+        value = getattr(node.launch, field.name)
+        if field.name in SHOWN_ALWAYS or value != getattr(usual, field.name):
+            found |= _flat(f"launch.{field.name}", value)
+    return found
+
+
+def _flat(name: str, value: Any) -> dict[str, str]:
+    if isinstance(value, dict):
+        return {key: text for part, member in value.items() for key, text in _flat(f"{name}.{part}", member).items()}
+    if isinstance(value, tuple):
+        value = [str(member) if isinstance(member, Ref) else member for member in value]
+    return {name: value if isinstance(value, str) else str(value)}
+
+
+def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dataset]:
+    for edge, producers in node.inputs.items():
+        for producer in producers:
+            digest = record.state.nodes[producer].digest or ""
+            yield Dataset(edge, producer, digest, str(store / "objects" / digest))
+
+
+def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
+    """The files and folders that the config of a node names, as they were when the artifact of that digest was made."""
+    manifest = read_json(store / "objects" / digest / MANIFEST) or {}
+    for field, content in manifest.get("key_parts", {}).get("external", {}).items():
+        path = getattr(node.config, field) if field in node.op.fields else None
+        yield Dataset(field, Path(path).name if path else f"{node.id}.{field}", content, path)
