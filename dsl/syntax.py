@@ -19,6 +19,7 @@ Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SKIPPED = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
+_IMPORTERS = frozenset({"import_module", "__import__"})
 
 
 def encode_tree(tree: ast.AST) -> bytes:
@@ -62,7 +63,8 @@ def is_docstring(statement: ast.stmt) -> bool:
 def used_names(tree: ast.AST) -> tuple[set[Chain], list[ast.Import | ast.ImportFrom]]:
     """Names that a statement takes from outside itself, each with its attributes, and the imports inside it.
 
-    Parameters and local variables of functions, and the variables of comprehensions, are not taken from outside.
+    Parameters and local variables of functions, and the variables of comprehensions, are not taken from outside;
+    names that a function imports are. `import_module("written.out")` is an import too, bound to a name of its own.
     """
     chains: set[Chain] = set()
     imports: list[ast.Import | ast.ImportFrom] = []
@@ -75,6 +77,10 @@ def used_names(tree: ast.AST) -> tuple[set[Chain], list[ast.Import | ast.ImportF
                 chains.add(chain)
             if chain is None:
                 pending += [(child, hidden) for child in _children(node)]
+        elif isinstance(node, ast.Call) and (module := _named_module(node)):
+            imports.append(ast.Import([ast.alias(module, f"import {module}")]))
+            chains.add((f"import {module}",))
+            pending += [(child, hidden) for child in _children(node)]
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             imports.append(node)
         elif isinstance(node, ast.Global):
@@ -93,8 +99,19 @@ def used_names(tree: ast.AST) -> tuple[set[Chain], list[ast.Import | ast.ImportF
 
 
 def bound_names(statements: Iterable[ast.AST]) -> set[str]:
-    """Names that the statements bind in the scope they stand in; those that imports bind are left out."""
+    """Names that the statements bind in the scope they stand in; those that imports alone bind are left out."""
+    return _bindings(statements)[0]
+
+
+def chain_of(node: ast.expr) -> Chain:
+    """The chain of a name that is read, with its attributes; empty for anything else."""
+    return (_chain(node) if isinstance(node, (ast.Name, ast.Attribute)) else None) or ()
+
+
+def _bindings(statements: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
+    """The names that statements bind by anything but imports, and those that they bind by imports."""
     bound: set[str] = set()
+    imported: set[str] = set()
     elsewhere: set[str] = set()
     pending: list[tuple[ast.AST, bool]] = [(statement, False) for statement in statements]
     while pending:
@@ -108,6 +125,9 @@ def bound_names(statements: Iterable[ast.AST]) -> set[str]:
         if isinstance(node, _DOCUMENTED):
             bound.add(node.name)
             continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+            continue
         if isinstance(node, ast.NamedExpr):
             bound.add(node.target.id)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
@@ -118,7 +138,17 @@ def bound_names(statements: Iterable[ast.AST]) -> set[str]:
             elsewhere.update(node.names)
         in_comprehension = in_comprehension or isinstance(node, Comprehension)
         pending += [(child, in_comprehension) for child in _children(node)]
-    return bound - elsewhere
+    return bound - elsewhere, imported
+
+
+def _named_module(call: ast.Call) -> str:
+    """The module that a call imports by a name that is written out; empty for any other call."""
+    if chain_of(call.func)[-1:] not in {(importer,) for importer in _IMPORTERS} or not call.args:
+        return ""
+    name = call.args[0]
+    if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+        return ""
+    return "" if name.value.startswith(".") else name.value
 
 
 def _written_fields(node: ast.AST) -> list[tuple[str, Any]]:
@@ -169,8 +199,9 @@ def _function_parts(node: Function, hidden: frozenset[str]) -> list[tuple[ast.AS
     parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     parameters += [extra for extra in (arguments.vararg, arguments.kwarg) if extra is not None]
     body: Sequence[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else node.body
-    own = {parameter.arg for parameter in parameters} | bound_names(body)
-    inside = hidden | own
+    bound, imported = _bindings(body)
+    own = {parameter.arg for parameter in parameters} | bound
+    inside = (hidden | own) - imported  # `import fast as impl`, and `impl = None` where there is none
     parts: list[tuple[ast.AST, frozenset[str]]] = [(statement, inside) for statement in body]
     parts += [(child, hidden) for child in _children(node) if child not in body]
     return parts

@@ -173,7 +173,8 @@ class _Broken:
             message, hint = _too_much(rest)
         elif message.startswith("Unescaped"):
             hint = "write \\\\ for it, or put the text into single quotes"
-        return Mistake(f"not TOML: {message}", "", Position(self.file, line + 1, max(column, 1)), hint)
+        column = min(max(column, 1), len(self.lines[line]) + 1)
+        return Mistake(f"not TOML: {message}", "", Position(self.file, line + 1, column), hint)
 
     def _given_twice(self, message: str, line: int) -> tuple[str, str]:
         """What is declared, and where it stands already."""

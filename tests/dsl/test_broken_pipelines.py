@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tomli
 from broken_pipelines import ENVIRONMENT, Broken, broken_pipelines, wrong_place
 from hypothesis import HealthCheck, Phase, given, settings
+from test_positions import key_paths
+
+from dsl.positions import key_positions
 
 MOST_CHARACTERS = 2000  # of one mistake, its place and its hint
 THOROUGH = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
@@ -43,3 +47,13 @@ def test_a_broken_pipeline_ends_in_mistakes_with_their_places(broken: Broken, fo
 @given(broken=broken_pipelines())
 def test_twenty_thousand_broken_pipelines_end_in_mistakes_with_their_places(broken: Broken, folder: Path) -> None:
     check(broken, folder)
+
+
+@settings(THOROUGH, max_examples=400)
+@given(broken=broken_pipelines())
+def test_every_key_that_is_left_in_a_changed_file_has_its_place(broken: Broken) -> None:
+    try:
+        values = tomli.loads(broken.text)
+    except (ValueError, RecursionError):
+        return
+    assert set(key_positions(broken.text, "f")) == key_paths(values)
