@@ -23,12 +23,13 @@ MOST_TOLD = 100
 MOST_JOINED = 3  # tables in a list or text of several lines that look like headers
 INTS = range(-(2**63), 2**63)
 
+# Compiled where a file is wrong, not whenever dflow starts.
 _KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _KEYS = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
-_HEADER = re.compile(rf"\s*\[\[?\s*{_KEYS}\s*\]\]?\s*(?:#.*)?")
-_LIKE_HEADER = re.compile(r"\s*\[\[?\s*[A-Za-z]")
-_NEW_STATEMENT = re.compile(rf"\s*(?:$|#|\[|{_KEYS}\s*=)")
-_TWICE = re.compile(r"Cannot declare (\(.*\)) twice")
+_HEADER = rf"\s*\[\[?\s*{_KEYS}\s*\]\]?\s*(?:#.*)?"
+_LIKE_HEADER = r"\s*\[\[?\s*[A-Za-z]"
+_NEW_STATEMENT = rf"\s*(?:$|#|\[|{_KEYS}\s*=)"
+_TWICE = r"Cannot declare (\(.*\)) twice"
 _UNCLOSED = {
     "Unclosed array": "the list has no closing ]",
     "Unclosed inline table": "the table has no closing }",
@@ -36,7 +37,7 @@ _UNCLOSED = {
     'Expected "\'"': "the text has no closing quote",
     "Illegal character '\\n'": "the text has no closing quote",
 }
-_BARE_WORD = re.compile(r"[^\W\d][\w./@:$ -]*")
+_BARE_WORD = r"[^\W\d][\w./@:$ -]*"
 _WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "on": "true", "off": "false"}
 
 
@@ -113,7 +114,7 @@ class _Broken:
 
     @staticmethod
     def _is_header(line: str) -> bool:
-        return _HEADER.fullmatch(line) is not None or (_LIKE_HEADER.match(line) is not None and "," not in line)
+        return re.fullmatch(_HEADER, line) is not None or (re.match(_LIKE_HEADER, line) is not None and "," not in line)
 
     def _fault(self, start: int, end: int) -> _Fault | None:
         """The first one of these lines alone."""
@@ -132,7 +133,7 @@ class _Broken:
         while len(found) < MOST_TOLD and (fault := self._fault(start, end)) is not None:
             first = self._statement(start, fault)
             found.append(self._mistake(start, fault))
-            is_open = first + 1 < end and not _NEW_STATEMENT.match(self.lines[first + 1])
+            is_open = first + 1 < end and not re.match(_NEW_STATEMENT, self.lines[first + 1])
             if first != fault.line or is_open:
                 self._take_out(start, end)
                 return found
@@ -178,7 +179,7 @@ class _Broken:
 
     def _given_twice(self, message: str, line: int) -> tuple[str, str]:
         """What is declared, and where it stands already."""
-        twice = _TWICE.fullmatch(message)
+        twice = re.fullmatch(_TWICE, message)
         if twice is None:
             key = self.lines[line].partition("=")[0].strip()
             return f"{shortened(key)} has a value already", "give it once, and all that belongs to it in one place"
@@ -201,7 +202,7 @@ def _no_value(rest: str, value: str) -> tuple[str, str]:
         hint = f"a bool is written {_WORDS[word.lower()]}"
     elif word.lower() in ("none", "null", "nil"):
         hint = "for none leave the key out"
-    elif _BARE_WORD.fullmatch(word):
+    elif re.fullmatch(_BARE_WORD, word):
         hint = f'a text stands in quotes: "{shortened(word)}"'
     return f"expected a value, got {shortened(word)}", hint
 
