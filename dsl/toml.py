@@ -181,7 +181,7 @@ class _Broken:
         """What is declared, and where it stands already."""
         twice = re.fullmatch(_TWICE, message)
         if twice is None:
-            key = self.lines[line].partition("=")[0].strip()
+            key = re.split("[=#]", self.lines[line], maxsplit=1)[0].strip()
             return f"{shortened(key)} has a value already", "give it once, and all that belongs to it in one place"
         path: KeyPath = ast.literal_eval(twice[1])
         shown = shortened(".".join(map(str, path)))
