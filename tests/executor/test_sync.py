@@ -360,7 +360,7 @@ from executor.record import Record
 
 store, folder = Path(sys.argv[1]), Path(sys.argv[2])
 draw = random.Random(7)
-executor.sender.POINTS_AT_ONCE = 100
+executor.sender.POINTS_AT_ONCE = 50
 kills = 0
 while lacks(Record.load(folder)):
     child = os.fork()
@@ -376,10 +376,11 @@ print(kills)
 """
 
 
-def test_a_sync_that_is_killed_at_any_moment_sends_everything_once(unsent, tmp_path):
+@pytest.mark.parametrize("last", [600, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_sync_that_is_killed_at_any_moment_sends_everything_once(unsent, tmp_path, last):
     """The second part of an undisturbed run is not told from that of one whose sync was killed again and again."""
     store, record = stored_in(unsent, tmp_path)
-    for step in range(30, 1500):
+    for step in range(30, last):
         line = {"time": 1.0 + step, "node": "d", "attempt": 1, "kind": "metric", "step": step}
         append_line(record.events_path, {**line, "metrics": {"steps/loss": 1 / (step + 1)}})
     command = [sys.executable, "-W", "ignore", "-c", KILLED_AT_RANDOM, str(store), str(record.folder)]
