@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     options = parser.parse_args(argv)
     tools, missing = found_tools(options.peers_python)
-    print("\n".join(missing))
+    for line in missing:
+        print(line)
     with tempfile.TemporaryDirectory() as folder:
         costs = _costs(tools, Path(folder), options)
         rows = _rows(tools, Path(folder), options)
