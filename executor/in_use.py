@@ -1,7 +1,8 @@
 """What of a store is in use: the artifacts and the unfinished work of the runs that are kept.
 
-Kept are the newest runs of every pipeline, tagged runs, and runs that are going on. A kept run uses the artifacts of
-its nodes and what its keys stand for; a run that is going on also what its nodes gave before, which it may yet take.
+Kept are the newest runs of every pipeline that are done and all that began after them, tagged runs, and runs that are
+going on. A kept run uses the artifacts of its nodes and what its keys stand for; a run that is going on also what its
+nodes gave before, which it may yet take.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from executor.store import COMMIT, IndexLine, Store
 from executor.tags import tags_of
 
 PULLED = "pulled"  # the acceptance of an index line whose artifact another store computed
+ACCEPTED = "accepted"
 
 
 @frozen
@@ -63,19 +65,25 @@ def all_records(records: Path) -> list[Record]:
 
 
 def kept_runs(records: Sequence[Record], keep: int) -> list[Kept]:
-    """Of all records, newest first: the last `keep` of every pipeline, tagged runs and running ones."""
-    seen: Counter[str] = Counter()
+    """Of all records, newest first: the last `keep` of every pipeline, tagged runs and running ones.
+
+    Only what is done counts, so that no number of failures takes the last good run's place.
+    """
+    done: Counter[str] = Counter()
     found = []
     for record in records:
-        seen[record.state.pipeline] += 1
+        pipeline = record.state.pipeline
         running = record.is_alive()
         tags = tags_of(record.folder)
         if running:
             found.append(Kept(record, "it is running", running))
         elif tags:
             found.append(Kept(record, f"tagged {', '.join(tags)}", running))
-        elif seen[record.state.pipeline] <= keep:
-            found.append(Kept(record, f"one of the last {keep} of {record.state.pipeline}", running))
+        elif done[pipeline] < keep:
+            is_done = record.state.status == "done"
+            why = f"one of the last {keep} of {pipeline}" if is_done else f"newer than the last {keep} of {pipeline}"
+            found.append(Kept(record, why, running))
+        done[pipeline] += record.state.status == "done"
     return found
 
 
@@ -87,20 +95,27 @@ def in_use(
     *,
     pulled: bool = True,
 ) -> InUse:
-    """What the kept runs use. index: all lines by key. pulled: keep also what was pulled and no run has used yet."""
+    """What the kept runs use, and what was accepted and no run has used yet. index: all lines by key.
+
+    pulled: keep also what was pulled and no run has used yet.
+    """
     used: dict[str, str] = {}
     for run in kept:
         reason = f"run {run.record.run}: {run.why}"
         for digest in _digests(run, records, index):
             used.setdefault(digest, reason)
     running = {run.record.run for run in kept if run.running}
-    taken = {node.digest for record in records for node in record.state.nodes.values()}
-    for lines in index.values():
+    nodes = [node for record in records for node in record.state.nodes.values()]
+    digests, keys_used = {node.digest for node in nodes}, {node.key for node in nodes}
+    for key, lines in index.items():
         for line in lines:
             if line.run in running:
                 used.setdefault(line.digest, f"run {line.run}: it is running")
-            elif pulled and line.acceptance == PULLED and line.digest not in taken:
-                used.setdefault(line.digest, "pulled, and no run has used it yet")
+            elif is_pulled(line) and line.digest not in digests:
+                if pulled:
+                    used.setdefault(line.digest, "pulled, and no run has used it yet")
+            elif line.acceptance == ACCEPTED and key not in keys_used:
+                used.setdefault(line.digest, "accepted, and no run has used it yet")
     unfinished = [run.record for run in kept if run.unfinished]
     keys = {node.key for record in unfinished for node in record.state.nodes.values() if node.state != "done"}
     runs = frozenset(record.run for record in unfinished)
@@ -109,6 +124,11 @@ def in_use(
         if folder.parent.name in keys or committed.get("run") in runs:
             used.setdefault(str(committed.get("digest")), f"run {committed.get('run')}: it is being committed")
     return InUse(used, frozenset(filter(None, keys)), runs)
+
+
+def is_pulled(line: IndexLine) -> bool:
+    """Whether another store computed the artifact; what was accepted there stays accepted, and names its source."""
+    return line.acceptance == PULLED or bool(line.source)
 
 
 def read_index(store: Store) -> dict[str, list[IndexLine]]:

@@ -19,7 +19,11 @@ KEEP = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--keep", type=count, default=KEEP, metavar="N", help=f"runs of every pipeline to keep; {KEEP} unless given"
+        "--keep",
+        type=count,
+        default=KEEP,
+        metavar="N",
+        help=f"runs of every pipeline to keep that are done, and all after them; {KEEP} unless given",
     )
     parser.add_argument("--pulled", action="store_true", help="also what was pulled and no run has used yet")
     parser.add_argument("--delete", action="store_true", help="do it; without this it is only shown")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +59,34 @@ def test_the_last_runs_of_every_pipeline_keep_what_they_use(toy):
     assert {path.name for path in (toy.store / "index").iterdir()} == {
         node.key for record in (other, newest) for node in record.state.nodes.values()
     }
+
+
+def test_no_number_of_failures_takes_the_last_good_run_its_place(toy):
+    good = run(toy, contents="good")
+    failed = [run(toy, f"a.text=bad {number}", fail_at="a") for number in range(10)]
+    gc(toy, 3)
+    assert artifacts(toy) == digests(good)
+    assert work_folders(toy) == {record.state.nodes["a"].key for record in failed}
+    for number in range(3):
+        run(toy, f"a.text=fine {number}", contents=f"fine {number}")
+    gc(toy, 3)
+    assert digests(good) & artifacts(toy) == set()
+    assert work_folders(toy) == set()
+
+
+def test_what_was_accepted_stays_until_a_run_used_it(toy):
+    """Its run need not be among those that are kept."""
+    old = run(toy, contents="old")
+    node = old.state.nodes["b"]
+    store = Store.open(toy.store, write=True)
+    store.accept("f" * 64, attrs.evolve(store.newest(node.key), acceptance="accepted", accepted_key=node.key))
+    new = run(toy, "a.text=new", contents="new")
+    gc(toy, 1)
+    assert artifacts(toy) == digests(new) | {node.digest}
+    new.state.nodes["b"].key = "f" * 64
+    new.save_node("b")
+    gc(toy, 1)
+    assert artifacts(toy) == digests(new)
 
 
 def test_a_tagged_run_keeps_what_it_uses(toy):
@@ -135,6 +165,7 @@ def test_what_a_run_was_to_take_as_it_is_stays_though_it_died_before_it_began(to
     first = run(toy, contents="first")
     taken = first.state.nodes["a"].digest
     Record.create(toy.store / "records", first.graph(), pinned={"a": taken})
+    shutil.rmtree(first.folder)
     gc(toy, 1)
     assert artifacts(toy) == {taken}
 
