@@ -1,4 +1,4 @@
-"""Secrets in a config: `${secret:NAME}`, or `${env:NAME}` where the name says that it is one, `HF_TOKEN` say.
+"""Secrets in a config: `${secret:NAME}`, or `${env:NAME}` where the name ends as one does, `HF_TOKEN` or `api_key` say.
 
 Such a text stays as it is in graphs, records, manifests and MLflow. Only the process that computes the node puts the
 environment variable's value in. In a key it is the constant "secret": another token gives the same results. Behind a
@@ -7,8 +7,12 @@ second `$` the text means itself: `$${secret:NAME}` reaches the op as `${secret:
 
 from __future__ import annotations
 
+import base64
+import functools
+import json
 import os
 import re
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -18,10 +22,11 @@ from dsl.errors import ConfigError
 
 T = TypeVar("T")
 
-SECRET_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+SECRET_ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+LONG_ENOUGH = 6  # characters; what shorter ones look like in Base64 is found in many texts
 REDACTED = "***"
 _ENDINGS = "|".join(SECRET_ENDINGS)
-_SECRET = re.compile(rf"(?P<escape>\$?)\$\{{(?:secret:(?P<secret>\w+)|env:(?P<env>\w*(?:{_ENDINGS})))\}}", re.ASCII)
+_SECRET = re.compile(rf"(?P<escape>\$?)\$\{{(?:secret:(?P<secret>\w+)|env:(?P<env>\w*(?i:{_ENDINGS})))\}}", re.ASCII)
 
 
 def resolved(config: T) -> T:
@@ -38,10 +43,35 @@ def secret_values(config: object) -> tuple[str, ...]:
 
 
 def redact(text: str, values: Sequence[str]) -> str:
-    """The text with `***` in place of every value; a value that holds another one has to come before it."""
-    for value in values:
-        text = text.replace(value, REDACTED)
+    """The text with `***` in place of every value, however it is written there."""
+    for form in written_forms(tuple(values)):
+        text = text.replace(form, REDACTED)
     return text
+
+
+@functools.cache
+def written_forms(values: tuple[str, ...]) -> tuple[str, ...]:
+    """The values as they stand in a text, longest first: as they are, in Python, in JSON, in a URL and in Base64."""
+    forms = set(values)
+    for value in values:
+        forms |= {repr(value)[1:-1], ascii(value)[1:-1], repr(value + "'\"")[1:-4]}
+        forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+        raw = value.encode(errors="surrogateescape")
+        forms |= {urllib.parse.quote(raw, safe=""), urllib.parse.quote(raw), urllib.parse.quote_plus(raw)}
+        if len(value) >= LONG_ENOUGH:
+            forms |= _in_base64(raw)
+    return tuple(sorted(forms - {""}, key=lambda form: (-len(form), form)))
+
+
+def _in_base64(raw: bytes) -> set[str]:
+    """Alone, and behind other bytes: then what is the value's alone, whatever stands around it."""
+    forms = set()
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        forms |= {encode(raw).decode(), encode(raw).decode().rstrip("=")}
+        for before in range(3):
+            whole = encode(b"\0" * before + raw).decode()
+            forms.add(whole[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6])
+    return forms
 
 
 def secret_names(value: object) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from dsl.errors import DflowError, PipelineError
 from executor.disk import TOLD, clear_error
-from executor.exits import FAILED, USAGE
-from executor.lines import print_lines
+from executor.exits import FAILED, INTERRUPTED, USAGE
+from executor.lines import prepare_streams, print_lines, unheard
 
 PROJECT = Path(__file__).resolve().parent.parent
 COMMANDS = {
@@ -44,14 +44,22 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point. Exit code 0 where all is well, 1 after a failure, 2 for a mistake in usage or in a pipeline."""
+    """The entry point. Exit code 0 where all is well, 1 after a failure, 2 for a mistake in usage or in a pipeline.
+
+    130 after Ctrl-C.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     own, extra = _for_sglang(given)
+    prepare_streams()
     try:
+        _check_directory()
         _check_not_shadowed()
         options = _parser(own[0] if own else "").parse_args(own)
         options.extra = extra
         code: int = options.main(options)
+    except KeyboardInterrupt:
+        print_lines("dflow: stopped", error=True)
+        return INTERRUPTED
     except PipelineError as error:
         print_lines(str(error), error=True)
         return USAGE
@@ -63,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print_lines(f"dflow: {clear_error(error, Path(error.filename or '.'))}", error=True)
         return FAILED
+    if unheard():
+        print_lines(f"dflow: {unheard()}", error=True)
+        return code or FAILED
     return code
 
 
@@ -70,6 +81,14 @@ def _for_sglang(arguments: list[str]) -> tuple[list[str], list[str]]:
     """dflow's own arguments, and those behind "--" of `dflow serve`, which are SGLang's."""
     end = arguments.index("--") if arguments[:1] == ["serve"] and "--" in arguments else len(arguments)
     return arguments[:end], arguments[end + 1 :]
+
+
+def _check_directory() -> None:
+    """Raises DflowError where the working directory is gone: no path of the user's means anything there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise DflowError("the working directory was removed; change to one that is there (`cd`)") from None
 
 
 def _check_not_shadowed() -> None:

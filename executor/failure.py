@@ -18,6 +18,7 @@ from executor.disk import is_full
 TAKEN_ALONG = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}
 SEEN_WITHIN_S = 1.0
 KILLED, NO_RESULT, DISK_FULL, TIMEOUT, HOST_LOST = signal.SIGKILL.name, "no result", "disk full", "timeout", "host lost"
+DFLOW = "dflow"
 SMALLER = "let it take less: a smaller batch (fields marked neutral change no key)"
 # The first row that has a name of the failure counts; the last one has none and fits all.
 HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -35,6 +36,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         f"this machine's memory was full, or somebody killed the process (`dmesg` tells): {SMALLER}; launch.memory "
         "keeps other nodes from running beside it",
     ),
+    ((DFLOW,), "report it with the traceback that was shown; the other nodes do without this one"),
     ((TIMEOUT,), "raise launch.timeout, or find in the log what it waits for; a resumable op goes on where it was"),
     ((HOST_LOST,), "see to that host and its agent's output, start `dflow agent` there again, and resume"),
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
@@ -81,6 +83,11 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         names = class_names(error)
         return cls(f"{type(error).__name__}: {error}", (DISK_FULL, *names) if is_full(error) else names)
+
+    @classmethod
+    def of_dflow(cls, error: BaseException) -> Failure:
+        """Of an error that dflow never raises on purpose."""
+        return cls(f"a mistake in dflow itself: {type(error).__name__}: {error}", (DFLOW,))
 
     def is_any_of(self, names: Sequence[str]) -> bool:
         return not set(names).isdisjoint(self.names)

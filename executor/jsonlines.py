@@ -43,8 +43,8 @@ def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bo
 
 
 def compact(value: Any) -> bytes:
-    """A value as one line of JSON, its end included."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    """A value as one line of JSON, its end included; half a surrogate pair, which UTF-8 has not, as its escape."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -87,7 +87,11 @@ def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bo
 
     in_one_line: what is large and seldom read by people is written, and read, several times as quickly.
     """
-    text = compact(value) if in_one_line else json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n"
+    text = (
+        compact(value)
+        if in_one_line
+        else json.dumps(value, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    )
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with clear_errors(path):
         try:

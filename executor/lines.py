@@ -2,25 +2,101 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Container, Sequence
-from pathlib import Path
+from typing import IO, AnyStr, TextIO
 
 GAP = "  "
 NARROWEST = 16  # what the last column keeps on a small terminal
+# Who reads no more, as behind `| head` or in a terminal that was closed, need not be told so.
+NOBODY_READS = frozenset({errno.EPIPE, errno.EIO})
+NAMES = {1: "standard output", 2: "standard error"}
+# Which of them could not be written though somebody reads it, with what the operating system said.
+UNHEARD: dict[int, str] = {}
+# What a terminal would obey, and what no encoding has; tabs and ends of lines are meant.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def print_lines(text: str, *, error: bool = False) -> None:
-    """Where nobody reads on, as behind `| head`, the rest is said to nobody."""
+    """Where nobody reads on, the rest is said to nobody."""
     stream = sys.stderr if error else sys.stdout
+    write_on(stream, f"{printable(text)}\n")
+
+
+def printable(text: str) -> str:
+    """The text with control characters as they are written in Python, `\\x1b` say."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def write_on(stream: IO[AnyStr], text: AnyStr) -> None:
+    """Write all of it; from the first time on that this is refused, what the stream is given goes nowhere."""
     try:
-        print(text, file=stream, flush=True)
-    except BrokenPipeError:
-        with Path(os.devnull).open("wb") as nobody:
-            os.dup2(nobody.fileno(), stream.fileno())
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        number = stream.fileno()
+        _lead_nowhere(number)
+        if error.errno not in NOBODY_READS and number in NAMES:
+            UNHEARD[number] = error.strerror or str(error)
+
+
+class Enduring:
+    """A stream for libraries that write by themselves: a terminal that was closed makes none of them fail."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = stream.encoding
+
+    def write(self, text: str) -> int:
+        write_on(self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        write_on(self._stream, "")
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def prepare_streams() -> None:
+    """No text is refused for its encoding. What was closed when Python began leads nowhere: else the next file that is
+    opened would take its number.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            _lead_nowhere(number)
+            if number in NAMES:
+                UNHEARD[number] = "it is closed"
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def unheard() -> str:
+    """Where what was to be said is lost, though somebody reads there; empty where nothing is."""
+    return "; ".join(f"{NAMES[number]} cannot be written: {why}" for number, why in UNHEARD.items())
+
+
+def _lead_nowhere(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    if nowhere != number:
+        os.dup2(nowhere, number)
+        os.close(nowhere)
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Container[str] = ()) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import IO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -14,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from executor.display import Display, failure_text
+from executor.lines import Enduring, printable
 from executor.record import NodeState, RunState
 from executor.results import shown_digest, shown_metrics, shown_seconds
 
@@ -26,7 +29,7 @@ class LiveDisplay(Display):
 
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         super().__init__(state)
-        self._console = console or Console()
+        self._console = console or Console(file=cast(IO[str], Enduring(sys.stdout)))
         self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._draw)
         self._failures: list[str] = []
 
@@ -45,7 +48,7 @@ class LiveDisplay(Display):
         """The table shows it by itself."""
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         self.note(f"warning: {text}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import define, field
 
-from executor.jsonlines import read_lines
+from executor.events import read_events
 from executor.record import Record
 from executor.results import shown_metrics
 
@@ -28,7 +28,7 @@ def live_figures(record: Record) -> dict[str, LiveFigures]:
     """By node, in the order of the graph."""
     nodes = record.state.nodes.items()
     running = {node_id: (node.attempt, LiveFigures()) for node_id, node in nodes if node.state == "running"}
-    for event in read_lines(record.events_path) if running else ():
+    for event in read_events(record.events_path) if running else ():
         attempt, figures = running.get(event["node"], (None, LiveFigures()))
         if event.get("attempt") != attempt:
             continue

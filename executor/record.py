@@ -37,7 +37,8 @@ from attrs import define
 from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
-from executor.jsonlines import LineReader, append_line, append_lines, read_json, read_lines, write_json
+from executor.events import EventReader
+from executor.jsonlines import append_line, append_lines, read_json, read_lines, write_json
 from executor.tags import tagged_folder
 
 STATE = "state.jsonl"
@@ -360,7 +361,7 @@ def find_folder(records: Path, run: str) -> Path:
 
 def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:
     """The last value of every metric of a node, cut events honoured; start: a byte before which it reported nothing."""
-    points = valid_points([event for event in LineReader(events_path, start).read() if event["node"] == node])
+    points = valid_points([event for event in EventReader(events_path, start).read() if event["node"] == node])
     return {name: value for point in points for name, value in point["metrics"].items()}
 
 

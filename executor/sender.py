@@ -18,8 +18,9 @@ from typing import Any
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from executor.content import MANIFEST
+from executor.events import EventReader
 from executor.follow import is_sent, status_of
-from executor.jsonlines import LineReader, read_json, write_json
+from executor.jsonlines import read_json, write_json
 from executor.node_facts import artifacts_read, files_read, params
 from executor.points import NodeEvents
 from executor.record import NodeState, Record
@@ -44,7 +45,7 @@ class Sender:
         self._store = store
         self._folder = folder
         self._is_live = is_live
-        self._reader = LineReader(folder / "events.jsonl")
+        self._reader = EventReader(folder / "events.jsonl")
         self._events: dict[str, NodeEvents] = {}
         self._graph: Graph | None = None
         self._tracker: Tracker | None = None

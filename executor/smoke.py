@@ -20,8 +20,8 @@ from dsl.smoke import Amount, Trial, Work, load_smoke, load_work
 from executor.begin import Session, make_planner, new_run
 from executor.display import make_display
 from executor.estimate import NodeEstimate, Report, full_time, reports, series_of
+from executor.events import read_events
 from executor.exits import FAILED, OK
-from executor.jsonlines import read_lines
 from executor.lines import print_lines
 from executor.record import NodeState, Record
 from executor.resources import free_bytes, graph_resources
@@ -118,7 +118,7 @@ def _measured(session: Session, node_id: str) -> Measured:
     manifest = store.manifest(digest) or {}
     return Measured(
         state,
-        reports(read_lines(record.events_path), name, state.attempt),
+        reports(read_events(record.events_path), name, state.attempt),
         store.object_path(digest),
         sum(entry["size"] for entry in manifest.get("files", {}).values()),
         manifest.get("launch", {}).get("device", "cpu"),

@@ -18,7 +18,7 @@ from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
 from executor.exits import OK
 from executor.graph_text import dot, drawn_graph, levels
-from executor.lines import print_lines
+from executor.lines import print_lines, write_on
 from executor.plan_text import WORDS
 from executor.store import Store, store_path
 
@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
     elif options.dot:
         print_lines(dot(graph, states))
     elif options.picture is None:
-        print_lines(_coloured(drawn_graph(graph, states)))
+        write_on(sys.stdout, f"{_coloured(drawn_graph(graph, states))}\n")
     return OK
 
 

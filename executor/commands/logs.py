@@ -11,6 +11,7 @@ from pathlib import Path
 from dsl.errors import DflowError, did_you_mean
 from executor.commands.arguments import add_store, count
 from executor.exits import OK
+from executor.lines import write_on
 from executor.record import Record, find_record
 from executor.store import Store, store_path
 
@@ -101,5 +102,4 @@ class _Log:
 
 
 def _write(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    write_on(sys.stdout.buffer, data)

@@ -1,0 +1,49 @@
+"""The events of a record as all readers get them: lines that lack what belongs to their kind are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from executor.jsonlines import LineReader
+
+ALL_HAVE = {"time", "node", "kind"}
+HAVE = {
+    "metric": {"step", "metrics"},
+    "cut": {"step"},
+    "progress": {"done", "total"},
+    "figure": {"name", "path"},
+    "state": {"state"},
+    "run": {"state"},
+    "warning": {"message"},
+}
+
+
+class EventReader:
+    """Reads the events that were added since the last call, at first those from a byte on."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._lines = LineReader(path, offset)
+
+    def read(self) -> list[dict[str, Any]]:
+        return whole_events(self._lines.read())
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All of a record; none where the file is not there."""
+    return EventReader(path).read()
+
+
+def whole_events(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Stages can write to the file without dflow's help: what another one made of it harms nobody."""
+    return [line for line in lines if _is_whole(line)]
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    kind = line.get("kind")
+    if not isinstance(kind, str) or not ALL_HAVE | HAVE.get(kind, set()) <= line.keys():
+        return False
+    if not isinstance(line["node"], str) or not isinstance(line["time"], (int, float)):
+        return False
+    return kind != "metric" or isinstance(line["metrics"], dict)
