@@ -31,8 +31,9 @@ from dsl.errors import DflowError, StoreError
 from executor.chat_request import Answer, ask, flush_cache
 from executor.port import require_free_port
 from executor.record import find_record
-from executor.serve import Server, wait_until_ready
+from executor.serve import SGLangServer
 from executor.served import ChatPrompt, ServedRun, find_served
+from executor.server import wait_until_ready
 from executor.store import Store, store_path
 from ops.sglang_engine.serve_command import Address, DraftOption, launch_command, shell_line
 from ops.sglang_engine.version import installed_version, require_sglang
@@ -149,7 +150,7 @@ def run_side(
     found = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        Server([sys.executable, *command[1:]], run.served.environment, Path(folder) / "server.log") as server,
+        SGLangServer([sys.executable, *command[1:]], run.served.environment, Path(folder) / "server.log") as server,
     ):
         wait_until_ready(server, address.url)
         for concurrency in options.concurrency:

@@ -6,37 +6,28 @@ This is what `dflow serve` becomes: python -m executor.serve ASKED, a JSON objec
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
-import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from attrs import frozen
 
 from dsl.errors import ConfigError, DflowError
-from executor.chat_request import Answer, ServerError, ask, is_healthy
+from executor.chat_request import Answer, ServerError, ask
 from executor.exits import FAILED, OK
-from executor.keys import PROJECT
-from executor.launch import LOG_LINES
 from executor.lines import print_lines
 from executor.port import require_free_port
 from executor.record import find_record
 from executor.served import ChatPrompt, ServedRun, find_served
+from executor.server import Server, wait_until_ready
 from executor.store import Store
 from ops.sglang_engine.serve_command import Address, launch_command, shell_line
 from ops.sglang_engine.version import SGLANG_VERSION, require_sglang
 
 MAX_TOKENS = 128
-POLL_S = 0.5
-TELL_EVERY_S = 5.0
 HELLO = ChatPrompt(
     "no held-out sample", [{"role": "user", "content": [{"type": "text", "text": "Hello! Who are you?"}]}]
 )
@@ -65,73 +56,17 @@ class Asked:
     extra: list[str]
 
 
-class Server:
-    """A server's process, its group and its log. Everything ends with `close`, or with this process.
-
-    command: run as it is, with `environment` added to that of this process.
-    """
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.log = log
-        life_line, self._held = os.pipe()
-        path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "executor.guard", str(life_line), *command],
-                env={
-                    **os.environ,
-                    **environment,
-                    "PYTHONPATH": os.pathsep.join(path),
-                    "PYTHONSAFEPATH": "1",  # no `ops` in the working directory can shadow the real one
-                    "PYTHONUNBUFFERED": "1",
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(life_line,),
-                process_group=0,
-            )
-        os.close(life_line)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def wait(self) -> None:
-        """Until it ends. Raises ServerError then: a server does not end by itself."""
-        self._process.wait()
-        raise self.died()
-
-    def close(self) -> None:
-        """Ask everything in the group to stop, and wait for its end; the guard kills what does not stop."""
-        if self._held >= 0:
-            os.close(self._held)
-            self._held = -1
-        self._process.wait()
-        with suppress(ProcessLookupError):  # where the guard itself was killed, or the server left children
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def last_lines(self) -> list[str]:
-        with self.log.open("rb") as file:
-            return [line.decode(errors="replace").rstrip() for line in deque(file, maxlen=LOG_LINES)]
+class SGLangServer(Server):
+    """A server of SGLang's, whose refusals are told as such."""
 
     def died(self) -> ServerError:
-        """What to tell of a server that ended: SGLang's refusal where it is one, else the last lines of its log."""
         refusals = list(REFUSALS.finditer(self.log.read_text("utf-8", errors="replace")))
-        if refusals:
-            said = refusals[-1].group().strip()
-            return ServerError(
-                f"SGLang refuses DFLASH on this machine; run the command on one with a GPU\n    {said}\nlog: {self.log}"
-            )
-        shown = "\n".join(f"    {line}" for line in self.last_lines())
-        return ServerError(f"the server ended with exit code {self._process.wait()}\n{shown}\nlog: {self.log}")
+        if not refusals:
+            return super().died()
+        said = refusals[-1].group().strip()
+        return ServerError(
+            f"SGLang refuses DFLASH on this machine; run the command on one with a GPU\n    {said}\nlog: {self.log}"
+        )
 
 
 def main(asked: str) -> int:
@@ -174,7 +109,7 @@ def serve_run(asked: Asked) -> None:
     require_sglang("the command above, which runs wherever that version is installed,")
     require_free_port(asked.host, asked.port)
     log = record.folder / f"serve-{address.port}.log"
-    with Server(command, run.served.environment, log) as server:
+    with SGLangServer(command, run.served.environment, log) as server:
         wait_until_ready(server, address.url)
         print_lines(f"ready: {address.url}/v1 (log: {log})")
         try_prompt(address.url, run)
@@ -198,20 +133,6 @@ def refuse_own(extra: Sequence[str]) -> None:
             wrong.append(f"  {argument}: {OWN[own]}")
     if wrong:
         raise ConfigError("behind -- stand arguments that dflow serve gives itself:\n" + "\n".join(wrong))
-
-
-def wait_until_ready(server: Server, url: str) -> None:
-    """Tell the last line of the log every few seconds. Raises ServerError where the server ends."""
-    started = told_at = time.monotonic()
-    while not is_healthy(url):
-        if not server.is_alive():
-            raise server.died()
-        now = time.monotonic()
-        if now - told_at >= TELL_EVERY_S:
-            told_at = now
-            last = (server.last_lines() or [""])[-1]
-            print_lines(f"{now - started:4.0f} s  {last[:120]}")
-        time.sleep(POLL_S)
 
 
 def try_prompt(url: str, run: ServedRun) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import os
+import signal
 import sys
-from typing import NoReturn
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store
+from executor.exits import OK
 from executor.lines import print_lines
 from executor.port import require_free_port
+from executor.server import Server, wait_until_ready
 from executor.store import Store, store_path
+
+# MLflow's runner of jobs is for its own evaluations; it takes a dozen processes, and dflow gives it nothing to do.
+ENVIRONMENT = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+}
+GRACE_S = 2  # what open pages get when the server is asked to end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
 
 
-def main(options: argparse.Namespace) -> NoReturn:
-    """Becomes the MLflow UI on this store's database."""
+def main(options: argparse.Namespace) -> int:
+    """Until Ctrl-C; what MLflow says goes to a log in the store."""
     store = Store.open(store_path(options.store, None), write=False).path
     if not (store / "mlflow.db").exists():
         raise StoreError(f"{store} holds no mlflow.db: nothing was tracked there yet")
@@ -28,5 +37,15 @@ def main(options: argparse.Namespace) -> NoReturn:
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store / 'mlflow.db'}"]
     command += ["--artifacts-destination", (store / "mlartifacts").as_uri()]
     command += ["--host", options.host, "--port", str(options.port), "--workers", "1"]
-    print_lines(f"http://{options.host}:{options.port}")
-    os.execve(sys.executable, command, {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"})
+    command += ["--uvicorn-opts", f"--timeout-graceful-shutdown {GRACE_S}"]
+    url = f"http://{options.host}:{options.port}"
+    # A shell starts what runs in the background with this signal ignored, and Python leaves it at that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with Server(command, ENVIRONMENT, store / f"mlflow-ui-{options.port}.log") as server:
+        try:
+            wait_until_ready(server, url, tell=False)
+            print_lines(f"MLflow of {store} at {url}; Ctrl-C ends it")
+            server.wait()
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending: nothing more is to be interrupted
+    return OK
