@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from executor.jsonlines import sync_folder
 
 MANIFEST = "manifest.json"
 MEASUREMENTS = "measurements.json"
+CHUNK = 1 << 20
 
 
 @frozen
@@ -40,10 +42,10 @@ def artifact_digest(files: Mapping[str, FileEntry]) -> str:
     return hashed.hexdigest()
 
 
-def seal_artifact_files(folder: Path) -> dict[str, FileEntry]:
+def seal_artifact_files(folder: Path, go_on: Callable[[], None] = lambda: None) -> dict[str, FileEntry]:
     """Every file under an out_dir by relative name, made read-only; all but the folder itself is brought to disk.
 
-    Raises StageError for links and the like.
+    go_on is called now and then, and may end it by an error. Raises StageError for links and the like.
     """
     files = {}
     for here, _, _ in os.walk(folder, topdown=False):
@@ -53,33 +55,54 @@ def seal_artifact_files(folder: Path) -> dict[str, FileEntry]:
             if entry.is_dir(follow_symlinks=False):
                 continue
             name = Path(entry.path).relative_to(folder).as_posix()
+            if not _is_utf8(name):
+                raise StageError(f"{ascii(name)}: the op gave a file in out_dir a name that is not UTF-8; rename it")
             if not entry.is_file(follow_symlinks=False):
                 raise StageError(
                     f"{name}: the op left something that is not a plain file in out_dir; copy files, do not link"
                 )
-            files[name] = _sealed(Path(entry.path))
+            files[name] = _sealed(Path(entry.path), go_on)
         if Path(here) != folder:
             sync_folder(Path(here))
     return dict(sorted(files.items()))
 
 
-def _sealed(path: Path) -> FileEntry:
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _sealed(path: Path, go_on: Callable[[], None]) -> FileEntry:
+    with path.open("rb", buffering=0) as file:
+        sha256 = _sha256(file, go_on)
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())
         return FileEntry(os.fstat(file.fileno()).st_size, sha256)
 
 
-def altered_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+def altered_files(
+    folder: Path, manifest: Mapping[str, Any], go_on: Callable[[], None] = lambda: None
+) -> list[str]:
     """Names of an artifact's files that are gone, or hold something else than when it was committed; reads them all."""
     altered = []
     for name, entry in manifest["files"].items():
         try:
-            with (folder / name).open("rb") as file:
-                is_same = hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
+            with (folder / name).open("rb", buffering=0) as file:
+                is_same = _sha256(file, go_on) == entry["sha256"]
         except OSError:
             is_same = False
         if not is_same:
             altered.append(name)
     return altered
+
+
+def _sha256(file: RawIOBase, go_on: Callable[[], None]) -> str:
+    hashed = hashlib.sha256()
+    buffer = memoryview(bytearray(CHUNK))
+    while size := file.readinto(buffer):
+        hashed.update(buffer[:size])
+        go_on()
+    return hashed.hexdigest()

@@ -11,12 +11,14 @@ FD is a stream socket to the executor, one JSON value a line:
 
 A stage is a child in a process group of its own, with no descriptor but the null device and its log. It runs `main` of
 the module as a fresh interpreter would: here, at the end of this file. When the executor is gone, all stages are
-killed. When this process is gone, the kernel kills them.
+killed. When this process is gone, the kernel kills them. When a stage has ended, what is left of its group is ended too.
+
+Signals that are sent to all processes, by a service manager or at a job's end, are for the executor, which asks the
+stages to stop, and for the stages. This process ignores them.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -25,16 +27,22 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from attrs import define, frozen
 
 from executor import worker
+from executor.left_over import show_mark
+from executor.parent import end_with_parent
 
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)
 CHUNK = 65536
+GROUP_ENDS_WITHIN_S = 1.0
+POLL_S = 0.02
+FOR_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @frozen
@@ -53,9 +61,11 @@ class _Stage:
     number: int
     pid: int
     descriptor: int  # a pidfd: readable once the process has ended
+    kill_at: float = 0.0  # what it left in its group, monotonic
 
 
 def main() -> int:
+    _reset_signals()
     start = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
     return 0 if start is None else _run(start)
 
@@ -67,6 +77,7 @@ class Server:
         self._executor = executor
         self._unread = b""
         self._stages: dict[int, _Stage] = {}
+        self._ended: list[_Stage] = []  # not reaped yet
         self._selector = selectors.DefaultSelector()
         self._selector.register(executor, selectors.EVENT_READ)
 
@@ -74,9 +85,9 @@ class Server:
         """Returns None when the executor is gone, and in a child what that child is to run."""
         gc.freeze()  # what is there now is shared with the children: no collection, not even their last, has to copy it
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(POLL_S if self._ended else None):
                 if key.data is not None:
-                    self._reap(key.data)
+                    self._note_end(key.data)
                     continue
                 received = self._receive()
                 if received is None:
@@ -86,6 +97,8 @@ class Server:
                     start = self._obey(told)
                     if start is not None:
                         return start
+            for stage in list(self._ended):
+                self._reap(stage)
 
     def _receive(self) -> list[dict[str, Any]] | None:
         """What the executor sent, None where it is gone."""
@@ -119,9 +132,9 @@ class Server:
     def _leave(self, server: int) -> None:
         """What only concerns the server is closed in the child, which is bound to end with it."""
         os.setpgid(0, 0)
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:
-            os._exit(worker.EXECUTOR_GONE)
+        end_with_parent(server)
+        for number in FOR_OTHERS:
+            signal.signal(number, _default(number))
         self._executor.close()
         for stage in self._stages.values():
             os.close(stage.descriptor)
@@ -133,12 +146,21 @@ class Server:
         if stage is not None:
             (os.killpg if whole_group else os.kill)(stage.pid, signal_number)
 
-    def _reap(self, stage: _Stage) -> None:
-        """What the stage left behind in its group is asked to end; until it is reaped, the group is its own."""
+    def _note_end(self, stage: _Stage) -> None:
+        """What the stage left behind in its group is asked to end."""
         os.killpg(stage.pid, signal.SIGTERM)
-        _, status = os.waitpid(stage.pid, 0)
         self._selector.unregister(stage.descriptor)
+        stage.kill_at = time.monotonic() + GROUP_ENDS_WITHIN_S
+        self._ended.append(stage)
+
+    def _reap(self, stage: _Stage) -> None:
+        """Once its group is empty, or after a while, by force. Until it is reaped, the group is its own."""
+        if time.monotonic() < stage.kill_at and _has_others(stage.pid):
+            return
+        os.killpg(stage.pid, signal.SIGKILL)
+        _, status = os.waitpid(stage.pid, 0)
         os.close(stage.descriptor)
+        self._ended.remove(stage)
         del self._stages[stage.number]
         self._tell({"ended": stage.number, "code": os.waitstatus_to_exitcode(status)})
 
@@ -159,13 +181,44 @@ def _run(start: Start) -> int:
     """In the child: what a fresh interpreter would find, then the module's main."""
     os.environ.clear()
     os.environ.update(start.environment)
-    log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    show_mark()
+    try:
+        log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return worker.NO_LOG
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
     sys.argv = [start.module, *start.arguments]
     code: int = importlib.import_module(start.module).main()
     return code
+
+
+def _has_others(group: int) -> bool:
+    """Whether a process group has members but its leader."""
+    return any(_group_of(name) == group for name in os.listdir("/proc") if name.isdecimal() and int(name) != group)
+
+
+def _group_of(pid: str) -> int | None:
+    """None for a process that has ended."""
+    try:
+        state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+    except OSError:
+        return None
+    return None if state in "ZX" else int(group)
+
+
+def _reset_signals() -> None:
+    """As in a fresh interpreter, whatever the executor was started with; but what is for others is ignored."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN if number in FOR_OTHERS else _default(number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _default(number: int) -> Any:
+    if number in IGNORED_BY_PYTHON:
+        return signal.SIG_IGN
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
 
 
 if __name__ == "__main__":

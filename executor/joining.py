@@ -32,6 +32,7 @@ from executor.host_folder import (
 )
 from executor.jsonlines import read_json, read_object, write_json
 from executor.launch import stage_environment
+from executor.left_over import STAGE, stage_mark
 from executor.machine import devices
 from executor.redaction import RedactedLog
 from executor.worker import STOP_ASKED, Job
@@ -132,7 +133,10 @@ class Member:
             child = children.start(
                 "executor.torchrun",
                 torchrun_arguments(offer, self._folder, self._number, job, endpoint),
-                stage_environment(offer.threads, self._gpus()),
+                {
+                    **stage_environment(offer.threads, self._gpus()),
+                    STAGE: stage_mark(Path(self._job.folder), self._job.lease_id),
+                },
                 log if redacted is None else redacted.pipe,
             )
             started(log)

@@ -2,14 +2,15 @@
 
     work/<key>/lease        flock by the executor for the whole stage: {"token", "id", "host", "pid", "run", "released"}
     work/<key>/ranks        flock, shared, by every process of the stage for its life
-    work/<key>/out          what becomes the artifact
+    work/<key>/out-<attempt>    what becomes the artifact; no other attempt writes there
     work/<key>/state        what the op keeps between attempts
-    work/<key>/commit.json  what is being committed, see store.py
+    work/<key>/ended.json, commit.json      what is to be, and what is being committed, see ended.py and store.py
     work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launch.py
     work/<key>/hosts-<attempt>/                                             see host_folder.py
 
-A new holder waits until nobody holds `ranks`, so no late writer of a killed run can be alive beside it. A process that
-comes to `ranks` later still finds another token in `lease`, and ends. Tokens count the holders of one work folder, and
+A new holder ends what stages left running, see left_over.py, and waits until nobody holds `ranks`, so no late writer of
+a killed run can be alive beside it. A process that comes to `ranks` later still finds another token in `lease`, and
+ends. Tokens count the holders of one work folder, and
 start anew with it; the id is of this holder alone, whatever became of the folder. No clock is asked who comes first.
 """
 
@@ -21,6 +22,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,10 +30,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dsl.errors import LeaseLost, StoreError
+from dsl.errors import LeaseLost, StopRequested, StoreError
 from executor.disk import clear_errors
 from executor.fail_points import fail_point
 from executor.jsonlines import read_object
+from executor.left_over import end_left_over
 
 KEPT = ("lease", "ranks")
 LATE_WRITERS_S = 60.0
@@ -48,10 +51,11 @@ class Lease:
         self.last_run: str | None = None
         self._run_id = run_id
         self._descriptor: int | None = None
+        self._given_up = threading.Event()
 
     @property
     def out_dir(self) -> Path:
-        return self.folder / "out"
+        return self.folder / f"out-{self.attempt}"
 
     @property
     def work_dir(self) -> Path:
@@ -90,7 +94,11 @@ class Lease:
         return False
 
     def wait_for_ranks(self) -> None:
-        """Return when no process of a stage on this folder is alive. Raises LeaseLost after a minute."""
+        """Return when no process of a stage on this folder is alive. Raises LeaseLost after a minute.
+
+        Those of this machine are ended; who calls has no stage that runs.
+        """
+        end_left_over(self.folder)
         deadline = time.monotonic() + LATE_WRITERS_S
         descriptor = os.open(self.folder / "ranks", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -100,9 +108,19 @@ class Lease:
                     raise LeaseLost(
                         f"{self.folder}: processes of an earlier attempt still run there (process ids {pids}); end them"
                     )
+                self.go_on()
                 time.sleep(POLL_S)
         finally:
             os.close(descriptor)
+
+    def give_up(self) -> None:
+        """Let what takes long under this lease, in another thread, end by StopRequested."""
+        self._given_up.set()
+
+    def go_on(self) -> None:
+        """Called by what takes long. Raises StopRequested where it was given up."""
+        if self._given_up.is_set():
+            raise StopRequested(f"{self.folder}: the run was stopped; the next one goes on here")
 
     def adopt(self, key_without_code: str) -> str | None:
         """Take the op's state out of the newest work folder that says this in work.json and that nobody holds.

@@ -15,7 +15,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from attrs import frozen
 from dsl.errors import StageError, StoreError
 from executor.content import MANIFEST, altered_files, artifact_digest, seal_artifact_files
 from executor.disk import clear_errors
+from executor.ended import NOTE, Ended
 from executor.fail_points import fail_point
 from executor.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.lease import Lease, remove_leftovers
@@ -159,13 +160,25 @@ class Store:
         time. Raises StageError if the op wrote nothing or left links, LeaseLost if the lease is gone.
         """
         lease.wait_for_ranks()
-        fail_point("commit:waited")
-        with clear_errors(lease.folder):
-            digest = _seal(lease, {**manifest, "key": key, "token": lease.token, "lease": lease.id})
+        full = {**manifest, "key": key, "token": lease.token, "lease": lease.id}
         lease.check()
-        entry = IndexLine.from_json({"digest": digest, "time": time.time(), **line})
-        write_json(lease.folder / COMMIT, attrs.asdict(entry))
-        self.place(lease.out_dir, key, entry)
+        ended = Ended(lease.out_dir, full, line)
+        with clear_errors(lease.folder):
+            ended.write(lease.folder, key)
+        fail_point("commit:waited")
+        return self._commit(lease, key, ended)
+
+    def _commit(self, lease: Lease, key: str, ended: Ended) -> str:
+        try:
+            with clear_errors(lease.folder):
+                digest = _seal(ended.out, ended.manifest, lease.go_on)
+        except StageError:  # the stage's fault: it is to run again
+            (lease.folder / NOTE).unlink()
+            raise
+        lease.check()
+        entry = IndexLine.from_json({"digest": digest, "time": time.time(), **ended.line})
+        write_json(lease.folder / COMMIT, {**attrs.asdict(entry), "out": ended.out.name})
+        self.place(ended.out, key, entry)
         return digest
 
     def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
@@ -178,18 +191,22 @@ class Store:
     def finish_commit(self, lease: Lease, key: str) -> str | None:
         """Complete a commit in the middle of which the holder before died or ran out of space.
 
-        Returns the digest, or None where there was no such commit, or what it had on disk is not whole.
+        Returns the digest, or None where there was no such commit, or what it had on disk is not whole. Raises
+        StopRequested where it was given up.
         """
+        lease.wait_for_ranks()
         begun = read_object(lease.folder / COMMIT)
         if begun is None or not begun.keys() >= _LINE_NEEDS:
-            return None
-        entry = IndexLine.from_json(begun)
-        lease.wait_for_ranks()
-        sealed = _manifest(lease.out_dir)
-        is_whole = sealed is not None and sealed["digest"] == entry.digest and not altered_files(lease.out_dir, sealed)
+            ended = Ended.read(lease.folder, key)
+            return None if ended is None else self._commit(lease, key, ended)
+        entry, out = IndexLine.from_json(begun), lease.folder / begun.get("out", "out")
+        sealed = _manifest(out)
+        is_whole = (
+            sealed is not None and sealed["digest"] == entry.digest and not altered_files(out, sealed, lease.go_on)
+        )
         with artifacts_taken(self.path):
             if is_whole:
-                self._place(lease.out_dir, entry.digest)
+                self._place(out, entry.digest)
             if self.manifest(entry.digest) is None:
                 return None
             if entry not in self.index(key):
@@ -241,10 +258,9 @@ class Store:
             remove_leftovers(self.path / "work")
 
 
-def _seal(lease: Lease, manifest: Mapping[str, Any]) -> str:
+def _seal(out: Path, manifest: Mapping[str, Any], go_on: Callable[[], None]) -> str:
     """Bring out_dir to disk with its manifest, and return its digest."""
-    out = lease.out_dir
-    files = seal_artifact_files(out)
+    files = seal_artifact_files(out, go_on)
     if not files:
         raise StageError("the op wrote nothing to stage.out_dir, so there is no artifact")
     if MANIFEST in files:

@@ -9,17 +9,26 @@ rank has failed, and SIGKILL 30 s later: `executor.worker` ends them earlier.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
+from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from executor.jsonlines import write_json
+from executor.worker import AGENT
+
+_passed_on: list[int] = []
 
 
 def main() -> int:
+    os.environ[AGENT] = str(os.getpid())
+    api._terminate_process_handler = _once
     try:
         torchrun(sys.argv[2:])
     except ChildFailedError as failed:
@@ -32,6 +41,13 @@ def main() -> int:
     except SignalException:  # it passed SIGTERM on to its ranks, and they have ended
         return 1
     return 0
+
+
+def _once(number: int, frame: FrameType | None) -> None:
+    """The handler of torchrun's signals. A second signal would end it before its ranks, which may be saving."""
+    if not _passed_on:
+        _passed_on.append(number)
+        raise SignalException(f"got signal {number}", sigval=signal.Signals(number))
 
 
 if __name__ == "__main__":

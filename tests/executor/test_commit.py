@@ -65,7 +65,7 @@ def test_everything_is_on_disk_before_the_next_step_makes_use_of_it(store, monke
     monkeypatch.setattr(Path, "rename", rename)
     digest = commit(store, lease)
     placed = happened.index(("rename", f"objects/{digest}"))
-    out = "work/k1/out"
+    out = lease.out_dir.relative_to(store.path).as_posix()
     before = [path for kind, path in happened[:placed] if kind == "sync" and path.startswith(out)]
     files = [f"{out}/sub/subsub/text.txt", f"{out}/sub/subsub", f"{out}/sub", f"{out}/other.txt"]
     assert {*files, out} <= set(before)

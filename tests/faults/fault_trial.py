@@ -180,7 +180,7 @@ def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Ra
 def _killed_in_stage(place: Place, drawn: random.Random, node: str | None = None) -> None:
     """Run until a stage has begun to write (its folder of work where it can resume), and kill everything."""
     process = place.start("run", "diamond.toml")
-    begun = f"work/*/{'state/[0-9]*' if node else 'out/*'}"
+    begun = f"work/*/{'state/[0-9]*' if node else 'out-*/*'}"
     wait_for(lambda: any(place.store.glob(begun)) or process.poll() is not None, seconds=COMMAND_S)
     process.kill()
     process.wait()

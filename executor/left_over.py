@@ -1,0 +1,88 @@
+"""Processes that a stage left running: a daemon that it started, a child that ignores SIGTERM.
+
+Every process of a stage has DFLOW_STAGE="<work folder>:<id of the lease>" in the environment that /proc shows, and hands
+it on to what it starts. So all of them are found, whatever group or session they moved to and whatever they closed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+from dsl.errors import LeaseLost
+
+STAGE = "DFLOW_STAGE"
+ROOM = 4352  # the longest path and an id
+END_WITHIN_S = 10.0
+POLL_S = 0.02
+ENV_START, ENV_END = 47, 48  # fields of /proc/<pid>/stat after the name, see proc(5)
+
+
+def stage_mark(folder: Path, lease_id: str) -> str:
+    """The value of DFLOW_STAGE in a stage's environment."""
+    return f"{os.path.realpath(folder)}:{lease_id}"
+
+
+def end_left_over(folder: Path) -> None:
+    """Kill what stages on a work folder left running on this machine; nothing is to write there any more.
+
+    Raises LeaseLost where a process cannot be ended.
+    """
+    sign = f"\0{STAGE}={os.path.realpath(folder)}:".encode()
+    deadline = time.monotonic() + END_WITHIN_S
+    while left := [pid for pid in _pids() if _is_killed(pid, sign)]:
+        if time.monotonic() > deadline:
+            pids = ", ".join(map(str, left))
+            raise LeaseLost(f"{folder}: processes of an earlier attempt cannot be ended (process ids {pids}); end them")
+        time.sleep(POLL_S)
+
+
+def show_mark() -> None:
+    """Let /proc show the mark of this process, which was forked: it has what its parent was started with there.
+
+    The parent was started with DFLOW_STAGE=<ROOM blanks>, and no variable of this process is kept in that memory.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[ENV_START]), int(fields[ENV_END])
+    shown = ctypes.string_at(start, end - start)
+    place = shown.find(f"{STAGE}={' ' * ROOM}\0".encode())
+    if place >= 0:
+        room = len(STAGE) + 1 + ROOM
+        ctypes.memmove(start + place, f"{STAGE}={os.environ.get(STAGE, '')}".encode()[:room].ljust(room, b"\0"), room)
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+
+
+def _is_killed(pid: int, sign: bytes) -> bool:
+    """Whether a process has the sign, and was sent SIGKILL for it; its id cannot go on to another one meanwhile."""
+    if not _has(pid, sign):
+        return False
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not _has(pid, sign):
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it changed its user; who called says so in the end
+        return True
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _has(pid: int, sign: bytes) -> bool:
+    """One that has ended and was not waited for has no environment any more."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return sign in b"\0" + file.read()
+    except OSError:
+        return False
