@@ -1,4 +1,4 @@
-"""The rows of benchmarks/executor.py that say how long a tool takes: rounds in which every tool runs once."""
+"""The rows of benchmarks/execution.py that say how long a tool takes: rounds in which every tool runs once."""
 
 from __future__ import annotations
 

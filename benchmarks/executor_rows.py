@@ -1,4 +1,4 @@
-"""The rows of benchmarks/executor.py that say what a tool does, not how fast. Each gives a cell of the table.
+"""The rows of benchmarks/execution.py that say what a tool does, not how fast. Each gives a cell of the table.
 
 A chain of ten nodes is changed in its middle; a rebuild is killed at its half; two runs start at once; a file has
 mistakes.

@@ -97,7 +97,7 @@ def test_preprocessing_is_measured_against_the_loop_and_gives_the_same_ids_and_p
 
 
 def test_the_executor_is_measured_beside_the_peers_that_are_installed(tmp_path):
-    command = [sys.executable, "benchmarks/executor.py", "--rounds=2", "--first-rounds=1", "--nodes=2", "--long=0"]
+    command = [sys.executable, "benchmarks/execution.py", "--rounds=2", "--first-rounds=1", "--nodes=2", "--long=0"]
     command += ["--longest=20", "--rows", "mistakes", "two-runs", f"--peers-python={tmp_path / 'none'}"]
     done = subprocess.run(
         [*command, f"--json={tmp_path / 'figures.json'}"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The nodes of benchmarks/executor.py as ops of dflow."""
+"""The nodes of benchmarks/execution.py as ops of dflow."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """dflow's executor beside doit and DVC: what runs cost in which little or nothing is to be done, and what comes of
 changes, kills, two runs at once and mistakes.
 
-    python benchmarks/executor.py
-    python benchmarks/executor.py --peers-python PEERS/bin/python --rounds 9 --json figures.json
+    python benchmarks/execution.py
+    python benchmarks/execution.py --peers-python PEERS/bin/python --rounds 9 --json figures.json
 
 What each tool is given, and how it runs a node: benchmarks/sides/tools.py. Times are medians of rounds in which every
 tool runs once, a ratio is the median of the rounds' ratios. A peer that is not installed is left out.
