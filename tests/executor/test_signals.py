@@ -1,0 +1,147 @@
+"""Signals that reach more than the executor, or that its shell had ignored or blocked; and a second Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+from side_ops import side
+from test_kill import forkserver_pids, is_alive, processes, stage_pids, two_ranks
+from toy_ops import TWO_RANKS, UNTRACKED, Toy, wait_for
+
+HOLDS = '''
+@op(version=1, run="toy:hold")
+@frozen(kw_only=True)
+class Hold:
+    """Holds the interpreter, so that no thread of the process can run."""
+    output = Text
+
+
+def hold(config, stage):
+    import ctypes
+    (Path(__file__).parent / f"rank-{stage.rank}.pid").write_text(str(os.getpid()))
+    ctypes.PyDLL(None).sleep(600)
+'''
+SIGNALS = '[node.a]\nop = "signals"\n'
+SIGNALS_OP = '''
+@op(version=1, run="toy:signals")
+@frozen(kw_only=True)
+class Signals:
+    """Writes what it finds of signals, and ends a child."""
+    output = Text
+
+
+def signals(config, stage):
+    rows = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if line[:3] == "Sig")
+    found = {"blocked": int(rows["SigBlk"], 16), "ignored": int(rows["SigIgn"], 16)}
+    found["child"] = os.waitstatus_to_exitcode(os.system("exit 3"))
+    (stage.out_dir / "text.txt").write_text(json.dumps(found))
+'''
+
+
+def slow_steps(folder):
+    toy = Toy(folder)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
+    wait_for(lambda: len(toy.steps()) >= 2)
+    return toy, process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_that_is_sent_to_all_processes_at_once_saves_and_the_run_can_be_resumed(tmp_path, number):
+    toy, process = slow_steps(tmp_path)
+    for pid in (*stage_pids(toy), *forkserver_pids(process), process.pid):
+        os.kill(pid, number if pid in (process.pid, *forkserver_pids(process)) else signal.SIGTERM)
+    out, errors = process.communicate(timeout=60)
+    assert (128 + number, "stopped") == (process.returncode, toy.state()["status"]), out + errors
+    assert ("pending", None) == (toy.state()["nodes"]["d"]["state"], toy.state()["nodes"]["d"]["error"])
+    done = len(toy.steps())
+    assert 0 == toy.dflow("resume", "-s", "d.steps=600", "-s", "d.seconds=0.0").returncode
+    steps = [int(step) for step in (tmp_path / "done.txt").read_text().split()]
+    assert (list(range(done)), 600) == (steps[:done], len(set(steps)))
+
+
+def test_a_stop_that_reaches_the_stage_before_the_executor_is_a_stop(tmp_path):
+    toy, process = slow_steps(tmp_path)
+    [stage] = stage_pids(toy)
+    os.kill(stage, signal.SIGTERM)
+    wait_for(lambda: not is_alive(stage))
+    process.terminate()
+    process.communicate(timeout=60)
+    assert (143, "pending") == (process.returncode, toy.state()["nodes"]["d"]["state"])
+
+
+def test_a_stop_that_is_sent_to_torchrun_and_all_its_ranks_too_lets_them_save(tmp_path):
+    toy = Toy(tmp_path, TWO_RANKS)
+    process, _ = two_ranks(toy)
+    for pid in (*forkserver_pids(process), *stage_pids(toy), process.pid):
+        os.kill(pid, signal.SIGTERM)
+    out, errors = process.communicate(timeout=60)
+    assert 143 == process.returncode, out + errors
+    assert ["rank-0.saved", "rank-1.saved"] == sorted(path.name for path in tmp_path.glob("*.saved"))
+    assert 0 == toy.dflow("resume", "-s", "r.seconds=0.0").returncode
+
+
+def test_a_rank_that_holds_the_interpreter_ends_with_the_executor(tmp_path):
+    toy = Toy(tmp_path, TWO_RANKS.replace('"ranks"', '"hold"').replace("seconds = 60.0\n", ""))
+    (tmp_path / "toy.py").write_text((tmp_path / "toy.py").read_text() + HOLDS)
+    process, ranks = two_ranks(toy)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(is_alive(pid) for pid in ranks))
+
+
+@pytest.mark.parametrize("hangs", ["forkserver", "stage"])
+def test_a_second_stop_ends_a_stage_at_once_even_where_a_process_was_stopped(tmp_path, hangs):
+    toy, process = slow_steps(tmp_path)
+    [stage], [server] = stage_pids(toy), forkserver_pids(process)
+    os.kill(server if hangs == "forkserver" else stage, signal.SIGSTOP)
+    process.terminate()
+    wait_for(lambda: (next(toy.store.glob("work/*/results-*")) / "stop").exists())
+    process.terminate()
+    out, errors = process.communicate(timeout=25)  # less than the grace of a stage that was asked once
+    assert 143 == process.returncode, out + errors
+    wait_for(lambda: not is_alive(stage) and not is_alive(server))
+    assert 0 == toy.dflow("resume", "-s", "d.steps=600", "-s", "d.seconds=0.0").returncode
+
+
+def test_a_stage_finds_signals_as_a_fresh_process_does_whatever_the_shell_had_set(tmp_path):
+    toy = side(tmp_path, SIGNALS)
+    (tmp_path / "toy.py").write_text((tmp_path / "toy.py").read_text() + SIGNALS_OP)
+    program = (
+        "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2, signal.SIGTERM])\n"
+    )
+    process = toy.start("run", str(toy.file), program=program + UNTRACKED)
+    out, errors = process.communicate(timeout=60)
+    assert 0 == process.returncode, out + errors
+    ignored = sum(1 << (number - 1) for number in (signal.SIGPIPE, signal.SIGXFSZ))
+    assert {"blocked": 0, "ignored": ignored, "child": 3} == json.loads(toy.text("a"))
+
+
+def test_a_work_folder_that_somebody_removed_is_one_line(tmp_path):
+    toy, process = slow_steps(tmp_path)
+    [folder] = (toy.store / "work").iterdir()
+    shutil.rmtree(folder, ignore_errors=True)
+    out, errors = process.communicate(timeout=60)
+    assert 1 == process.returncode
+    assert "Traceback (most recent call last):\n  File \"<string>\"" not in errors, errors
+    assert str(folder) in errors + out
+
+
+def test_a_record_that_was_removed_before_the_stage_starts_is_one_line(tmp_path):
+    """The log cannot be opened in the stage's own process."""
+    toy = Toy(tmp_path)
+    late = (
+        "import executor.children, shutil, sys\nstart = executor.children._Server.start\n"
+        "def removed(self, request):\n    from pathlib import Path\n    shutil.rmtree(Path(request['log']).parent)\n"
+        "    return start(self, request)\nexecutor.children._Server.start = removed\n"
+    )
+    process = toy.start("run", str(toy.file), program=late + UNTRACKED)
+    out, errors = process.communicate(timeout=60)
+    assert 1 == process.returncode
+    assert "Traceback" not in errors, errors
+    assert str(toy.store / "records") in errors
+    assert [] == processes(lambda folder: str(tmp_path) in os.readlink(folder / "cwd"))
