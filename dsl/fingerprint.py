@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -11,17 +13,19 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from dsl.effects import may_change
 from dsl.encoding import encode, fingerprint
 from dsl.errors import ConfigError
 from dsl.graph import GraphNode
+from dsl.op import type_mistake
+from dsl.search_path import INSTALLED, is_standard, places_of
 from dsl.secrets import without_secrets
 from dsl.source import MODULE_LEVEL, Binding, SourceModule, read_module
-from dsl.syntax import Chain
+from dsl.syntax import Chain, used_names
 
 __all__ = ["ReadCode", "code_fingerprints", "encode", "fingerprint", "key_config", "kind_of", "read_code"]
 
 FRAMEWORK = frozenset({"dsl", "executor"})  # never part of a node's code
-INSTALLED = frozenset({"site-packages", "dist-packages"})
 OWN_PACKAGES = frozenset({"ops", "pipelines"})  # what is the project's own in a folder of installed packages
 
 
@@ -52,41 +56,53 @@ def key_config(node: GraphNode) -> dict[str, object]:
     """The config as it enters the key: without neutral fields, edges and external paths.
 
     Edges and external paths enter by the digest of their content. An external field that names something built in,
-    or a model id, enters by that name.
+    or a model id, enters by that name. Of a list of paths the places are left.
     """
     config = {}
     for field in node.op.fields.values():
         value = getattr(node.config, field.name)
-        if field.neutral or (field.external and isinstance(value, str) and Path(value).is_absolute()):
+        if field.neutral or (field.external and is_path(value)):
             continue
+        if field.external and isinstance(value, tuple):
+            value = tuple(None if is_path(member) else member for member in value)
         config[field.name] = _widened(without_secrets(value), field.type)
     return config
 
 
 def code_fingerprints(run: str, roots: Sequence[Path]) -> dict[str, str]:
-    """The hashes of `read_code`."""
-    return read_code(run, roots).hashes
+    """The hashes of `read_code` for a run function."""
+    return read_code([run], roots).hashes
 
 
-def read_code(run: str, roots: Sequence[Path]) -> ReadCode:
-    """ "module:symbol" -> hash, for the run function "module:function" and every symbol of the project it reaches.
+def read_code(functions: Sequence[str], roots: Sequence[Path], classes: Sequence[str] = ()) -> ReadCode:
+    """ "module:symbol" -> hash, for functions and classes "module:symbol" and every symbol of the project they reach.
 
-    The project is the source files under the roots, the first root first. Nothing is imported: names and attributes
-    of modules are followed statically, through imports and re-exports; what is found at run time only (getattr with a
-    computed name, importlib) is not seen. "module:<module>" stands for the statements with side effects of a module
-    that is imported on the way. A symbol's hash covers its syntax tree and what the imported names in it mean.
-    Raises ConfigError where the run function is not there.
+    The project is the source files under the roots, the first root first, as Python looks for modules: a root that is
+    the standard library's or holds installed packages hides what has the same name behind it, and is not followed.
+    Nothing is imported: names and attributes of modules are followed statically, through imports and re-exports,
+    `import_module("written.out")` included. "module:<module>" stands for the statements with side effects of a module
+    that is imported on the way; what such a module puts into the project's own tables (by decorators, as told in
+    dsl/effects.py, by `__init_subclass__` or a metaclass) counts, and where code asks for `__subclasses__`, those of
+    all classes that count. A symbol's hash covers its syntax tree and what the imported names in it mean. A class that
+    is not under the roots is left out.
+
+    Not seen is what is found at run time only: names in strings (getattr, globals, eval, exec, import_module of a
+    constant or a computed name), modules found through a sys.path that the code changes, what a plain function does
+    to its arguments in `X = change(TABLE)`, other programs.
+    Raises ConfigError where a function is not there.
     """
     project = _Project(roots)
-    module_name, _, function = run.partition(":")
-    module = project.module(module_name)
-    if module is None:
-        raise ConfigError(f'run = "{run}": there is no module {module_name} under {", ".join(map(str, roots))}')
-    pending, _meanings = project.resolve(module, (function,), {})
-    if not pending:
-        raise ConfigError(f'run = "{run}": the module {module_name} has no function {function}')
-    project.enter((module_name, None), pending)
+    pending = [place for function in functions for place in project.function(function)]
+    pending += [place for symbol in classes for place in project.class_or_module(symbol)]
     hashes: dict[str, str] = {}
+    while pending:
+        _follow(project, pending, hashes)
+        pending = project.subclasses(hashes) if project.asks_for_subclasses else []
+    return ReadCode(dict(sorted(hashes.items())), frozenset(project.read), project.looked_for, project.modules)
+
+
+def _follow(project: _Project, pending: list[tuple[str, str]], hashes: dict[str, str]) -> None:
+    """Add the hashes of the symbols and of all that they reach."""
     while pending:
         module_name, name = pending.pop()
         place = f"{module_name}:{name}"
@@ -102,8 +118,13 @@ def read_code(run: str, roots: Sequence[Path]) -> ReadCode:
             meanings |= names
         for binding in [(module_name, None), *symbol.imported]:
             project.enter(binding, pending)
+        project.asks_for_subclasses |= b"__subclasses__" in symbol.encoded
         hashes[place] = hashlib.sha256(symbol.encoded + encode(sorted(meanings))).hexdigest()
-    return ReadCode(dict(sorted(hashes.items())), frozenset(project.read), project.looked_for, project.modules)
+
+
+def is_path(value: object) -> bool:
+    """Whether the compiled value of an external field names a file or folder, whose content enters the key."""
+    return isinstance(value, str) and Path(value).is_absolute()
 
 
 def kind_of(path: Path) -> Kind:
@@ -119,9 +140,36 @@ class _Project:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
         self.modules: dict[str, SourceModule | None] = {}
+        self.folders: dict[str, list[Path]] = {}  # of each package: where its modules are
         self.entered: set[str] = set()
         self.read: set[Path] = set()
         self.looked_for: dict[Path, Kind] = {}
+        self.asks_for_subclasses = False
+
+    def function(self, run: str) -> list[tuple[str, str]]:
+        """What "module:function" is, and what runs when its module is imported. Raises ConfigError."""
+        module_name, _, name = run.partition(":")
+        module = self.module(module_name)
+        if module is None:
+            places = ", ".join(map(str, self.roots))
+            raise ConfigError(f'run = "{run}": there is no module {module_name} under {places}')
+        found, _meanings = self.resolve(module, (name,), {})
+        if not found:
+            raise ConfigError(f'run = "{run}": the module {module_name} has no function {name}')
+        self.enter((module_name, None), found)
+        return found
+
+    def class_or_module(self, symbol: str) -> list[tuple[str, str]]:
+        """The same of "module:class"; nothing where the module is not the project's, all of it where the class has
+        another name there.
+        """
+        module_name, _, name = symbol.partition(":")
+        module = self.module(module_name)
+        if module is None:
+            return []
+        found = self.resolve(module, (name,), {})[0] or self.resolve(module, (), {})[0]
+        self.enter((module_name, None), found)
+        return found
 
     def module(self, name: str) -> SourceModule | None:
         if name not in self.modules:
@@ -178,12 +226,66 @@ class _Project:
                 self.entered.add(name)
                 if MODULE_LEVEL in module.statements:
                     pending.append((name, MODULE_LEVEL))
-                pending += [(name, owner) for owner in module.decorators if self._is_registered(module, owner)]
+                made = [*module.decorators, *(owner for owner in module.called if owner not in module.decorators)]
+                pending += [(name, owner) for owner in made if self._is_registered(module, owner)]
                 imported += module.imported
 
     def _is_registered(self, module: SourceModule, name: str) -> bool:
-        """Whether the project's own code sees the symbol when it is made: a decorator that may put it into a table."""
-        return any(self.resolve(module, chain, {})[0] for chain in module.decorators[name])
+        """Whether the project's own code sees the symbol when it is made, or its making changes a table of another
+        module: a decorator, a method of a table, a base class or metaclass that is told of its subclasses.
+        """
+        if any(self.resolve(module, chain, {})[0] for chain in module.decorators.get(name, ())):
+            return True
+        called = [place for chain in module.called.get(name, ()) for place in self.resolve(module, chain, {})[0]]
+        return any(may_change(self._statements(place)) for place in called) or self._is_told(module, name)
+
+    def _is_told(self, module: SourceModule, name: str) -> bool:
+        """Whether a class has a metaclass of the project, or an ancestor with `__init_subclass__`."""
+        pending = [(module.name, name)]
+        seen = set()
+        while pending:
+            place = pending.pop()
+            classes = [statement for statement in self._statements(place) if isinstance(statement, ast.ClassDef)]
+            if place in seen:
+                continue
+            seen.add(place)
+            here = self.module(place[0])
+            assert here is not None
+            for statement in classes:
+                if place != (module.name, name) and any(
+                    isinstance(member, ast.FunctionDef) and member.name == "__init_subclass__"
+                    for member in statement.body
+                ):
+                    return True
+                if self._meant(here, [keyword.value for keyword in statement.keywords if keyword.arg == "metaclass"]):
+                    return True
+                pending += self._meant(here, statement.bases)
+        return False
+
+    def subclasses(self, hashes: Mapping[str, str]) -> list[tuple[str, str]]:
+        """The classes of all modules that were entered whose base is in `hashes`, and which are not."""
+        found = []
+        for name in sorted(self.entered):
+            module = self.module(name)
+            assert module is not None
+            for owner in module.decorators:
+                bases = [
+                    base for node in module.statements[owner] if isinstance(node, ast.ClassDef) for base in node.bases
+                ]
+                reached = {f"{source}:{symbol}" for source, symbol in self._meant(module, bases)}
+                if f"{name}:{owner}" not in hashes and not reached.isdisjoint(hashes):
+                    found.append((name, owner))
+        return found
+
+    def _meant(self, module: SourceModule, values: Sequence[ast.expr]) -> list[tuple[str, str]]:
+        """The symbols of the project among these values."""
+        chains = [chain for value in values for chain in used_names(value)[0]]
+        return [place for chain in chains for place in self.resolve(module, chain, {})[0]]
+
+    def _statements(self, place: tuple[str, str]) -> list[ast.stmt]:
+        module = self.module(place[0])
+        assert module is not None
+        return module.statements[place[1]]
 
     @staticmethod
     def _owners(module: SourceModule, name: str) -> list[str]:
@@ -202,39 +304,64 @@ class _Project:
         return [*places, (submodule, parts[1:])] if submodule is not None else places
 
     def _find(self, name: str) -> SourceModule | None:
-        parts = name.split(".")
-        if parts[0] in FRAMEWORK or not name:
+        package, _, last = name.rpartition(".")
+        if not name or name.partition(".")[0] in FRAMEWORK or name in sys.builtin_module_names:
             return None
-        package = self.module(".".join(parts[:-1])) if len(parts) > 1 else None
-        if len(parts) > 1 and (package is None or not package.is_package):
-            return None
-        for root in self.roots:
-            if root.name in INSTALLED and parts[0] not in OWN_PACKAGES:
+        if package:
+            self.module(package)
+        folders = self.folders.get(package, []) if package else self.roots
+        portions = []
+        for place, folder in enumerate(folders):
+            if not package and is_standard(str(folder)) and name in sys.stdlib_module_names:
+                return None
+            if not package and _is_foreign(name, folder):
                 continue
-            folder = root.joinpath(*parts)
-            is_folder = self._kind(folder) == "folder"
-            places = [folder / "__init__.py"] if is_folder else []
-            for path in (*places, folder.with_name(f"{parts[-1]}.py")):
+            inside = folder / last
+            is_folder = self._kind(inside) == "folder"
+            for path in (*([inside / "__init__.py"] if is_folder else []), folder / f"{last}.py"):
                 if self._kind(path) == "file":
+                    if not package and self._is_installed(name, folders[:place]):
+                        return None
                     self.read.add(path)
+                    if path.name == "__init__.py":
+                        self.folders[name] = [inside]
                     return read_module(name, path)
             if is_folder:
-                return read_module(name, None)
-        return None
+                portions.append(inside)
+        if not portions or (not package and self._is_installed(name, folders)):
+            return None
+        self.folders[name] = portions  # a package without __init__ is all folders of its name together
+        return read_module(name, None)
+
+    def _is_installed(self, name: str, folders: Sequence[Path]) -> bool:
+        """Whether an installed module has the name; looked up only where the project has one too."""
+        foreign = [folder for folder in folders if _is_foreign(name, folder)]
+        for folder in foreign:
+            for path in places_of(name, folder):
+                if self._kind(path) == "file":
+                    return True
+        return False
 
     def _kind(self, path: Path) -> Kind:
         self.looked_for[path] = kind_of(path)
         return self.looked_for[path]
 
 
+def _is_foreign(name: str, folder: Path) -> bool:
+    """Whether what a root has of that name is the standard library's or an installed package."""
+    is_installed = not INSTALLED.isdisjoint(folder.parts)
+    return is_standard(str(folder)) or (is_installed and name not in OWN_PACKAGES)
+
+
 def _widened(value: Any, expected: Any) -> Any:
     """An int where the field is a float becomes one, so that `lr = 1` and `lr = 1.0` are the same key."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        written = encode(value)
+        ways = [_widened(value, member) for member in arguments if type_mistake(value, member) is None]
+        return value if not ways or written in map(encode, ways) else ways[0]
     if origin is tuple and isinstance(value, (tuple, list)):
         return tuple(_widened(member, arguments[0]) for member in value)
     if origin is dict and isinstance(value, dict):
         return {key: _widened(member, arguments[1]) for key, member in value.items()}
-    members = arguments if origin in (typing.Union, types.UnionType) else (expected,)
-    if type(value) is int and float in members and int not in members:
-        return float(value)
-    return value
+    return float(value) if type(value) is int and expected is float else value

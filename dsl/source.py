@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeGuard
 
 from attrs import define, frozen
 
+from dsl.effects import (
+    ASSIGNMENTS,
+    Effect,
+    aliases_among,
+    calls_when_imported,
+    changed_in_body,
+    changed_names,
+    globals_of,
+    may_change,
+)
 from dsl.errors import ConfigError
-from dsl.syntax import Chain, bound_names, encode_tree, is_docstring, used_names
+from dsl.syntax import Chain, bound_names, chain_of, encode_tree, is_docstring, used_names
 
+_ANNOTATION = re.compile(rb" (annotation|returns)[ )]")  # as encode_tree names these fields
 MODULE_LEVEL = "<module>"  # the symbol that holds the statements with side effects
 
 Binding = tuple[str, str | None]  # (module, name in it); (module, None) is the module itself
@@ -37,7 +51,8 @@ class SourceModule:
     imports: dict[str, list[Binding]]
     stars: list[str]
     imported: set[Binding]
-    decorators: dict[str, set[Chain]]
+    decorators: dict[str, set[Chain]]  # of every function and class
+    called: dict[str, set[Chain]]  # `table.add` of an imported name, called while the module is imported
     symbols: dict[str, Symbol]
     lines: list[str]
 
@@ -68,6 +83,8 @@ class SourceModule:
                 uses |= chains
                 for local_import in local_imports:
                     _bind(local_import, self.name, self.is_package, imports, [], imported)
+        if ("__future__", "annotations") in self.imports.get("annotations", []):
+            encoded += [b"text" for tree in encoded if _ANNOTATION.search(tree)]  # annotations are no values
         return Symbol(b"".join(encoded), frozenset(uses), imports, frozenset(imported))
 
 
@@ -77,7 +94,7 @@ def read_module(name: str, path: Path | None) -> SourceModule:
     Raises ConfigError for a file that is not Python.
     """
     if path is None:
-        return SourceModule(name, True, {}, set(), {}, [], set(), {}, {}, [])
+        return SourceModule(name, True, {}, set(), {}, [], set(), {}, {}, {}, [])
     return _parse(name, path, path.read_bytes())
 
 
@@ -88,59 +105,66 @@ def _parse(name: str, path: Path, source: bytes) -> SourceModule:
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{path} is not Python: {error}") from error
     lines = source.decode("utf-8", "replace").split("\n")
-    module = SourceModule(name, path.name == "__init__.py", {}, set(), {}, [], set(), {}, {}, lines)
-    changes: list[tuple[str, ast.stmt]] = []
+    module = SourceModule(name, path.name == "__init__.py", {}, set(), {}, [], set(), {}, {}, {}, lines)
+    effects: list[Effect] = []
     for statement in tree.body:
-        _index(statement, module, changes)
-    for global_name, statement in changes:
-        owner = global_name if global_name in module.statements else MODULE_LEVEL
-        module.statements.setdefault(owner, []).append(statement)
-    for statements in module.statements.values():
-        statements.sort(key=lambda statement: (statement.lineno, statement.col_offset))
+        _index(statement, module, effects)
+    _place(effects, module)
     return module
 
 
-def _index(statement: ast.stmt, module: SourceModule, changes: list[tuple[str, ast.stmt]]) -> None:
+def _place(effects: Sequence[Effect], module: SourceModule) -> None:
+    """Put each statement to the globals that it changes beside those that it makes."""
+    aliases = aliases_among(module.statements)
+    tables = {name for name, statements in module.statements.items() if may_change(statements)}
+    for makes, statement, changed, calls in effects:
+        touched = changed | {chain[0] for chain in calls} & tables
+        for table in {alias for name in touched for alias in aliases.get(name, {name})}:
+            placed = module.statements.setdefault(table if table in module.statements else MODULE_LEVEL, [])
+            if statement not in placed:
+                placed.append(statement)
+        elsewhere = {chain for chain in calls if chain[0] in module.imports}
+        for name in makes if elsewhere else ():
+            module.called.setdefault(name, set()).update(elsewhere)
+    for statements in module.statements.values():
+        statements.sort(key=lambda statement: (statement.lineno, statement.col_offset))
+
+
+def _index(statement: ast.stmt, module: SourceModule, effects: list[Effect]) -> None:
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         _bind(statement, module.name, module.is_package, module.imports, module.stars, module.imported)
     elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        module.statements.setdefault(statement.name, []).append(statement)
+        names = {statement.name, *globals_of(statement)}
+        _make(names, statement, module)
         chains = [used_names(decorator)[0] for decorator in statement.decorator_list]
         module.decorators.setdefault(statement.name, set()).update(*chains)
-    elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete)):
+        effects.append((names, statement, changed_in_body(statement) - names, calls_when_imported(statement)))
+    elif isinstance(statement, ASSIGNMENTS):
         names = bound_names([statement])
-        for name in names:
-            module.statements.setdefault(name, []).append(statement)
-        changes += [(name, statement) for name in _changed_names(statement) - names]
+        _make(names, statement, module)
+        effects.append((names, statement, changed_names(statement), calls_when_imported(statement)))
     elif isinstance(statement, ast.If) and _is_name(statement.test, "TYPE_CHECKING"):
-        _bind_all(statement, module)
-    elif not isinstance(statement, ast.Pass) and not is_docstring(statement) and not _is_main_block(statement):
+        _bind_all(statement.body, module)
+        for inner in statement.orelse:
+            _index(inner, module, effects)
+    elif _is_main_block(statement):
+        for inner in statement.orelse:
+            _index(inner, module, effects)
+    elif not isinstance(statement, ast.Pass) and not is_docstring(statement):
         module.statements.setdefault(MODULE_LEVEL, []).append(statement)
         module.names_in_blocks |= bound_names([statement])
-        _bind_all(statement, module)
+        _bind_all([statement], module)
 
 
-def _changed_names(statement: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete) -> set[str]:
-    """Globals whose items or attributes the statement sets: TABLE in `TABLE["x"] = 1`."""
-    targets = statement.targets if isinstance(statement, (ast.Assign, ast.Delete)) else [statement.target]
-    changed = set()
-    pending: list[ast.AST] = list(targets)
-    while pending:
-        target = pending.pop()
-        if isinstance(target, (ast.Tuple, ast.List)):
-            pending += target.elts
-        elif isinstance(target, (ast.Starred, ast.Attribute, ast.Subscript)):
-            pending.append(target.value)
-        elif isinstance(target, ast.Name):
-            changed.add(target.id)
-        else:
-            changed.add(MODULE_LEVEL)
-    return changed
+def _make(names: Iterable[str], statement: ast.stmt, module: SourceModule) -> None:
+    for name in names:
+        module.statements.setdefault(name, []).append(statement)
 
 
-def _bind_all(statement: ast.stmt, module: SourceModule) -> None:
-    for inner in used_names(statement)[1]:
-        _bind(inner, module.name, module.is_package, module.imports, module.stars, module.imported)
+def _bind_all(statements: Iterable[ast.stmt], module: SourceModule) -> None:
+    for statement in statements:
+        for inner in used_names(statement)[1]:
+            _bind(inner, module.name, module.is_package, module.imports, module.stars, module.imported)
 
 
 def _bind(
@@ -173,25 +197,48 @@ def _bind(
 
 
 def _what_counts(statement: ast.stmt, module: SourceModule) -> list[ast.AST]:
-    """The statement; of the config class of an op only its bases and methods.
+    """The statement; of the config class of an op all but its fields and the `@op`.
 
     The fields' values are in the key by themselves, so that a better help text does not train anew.
     """
-    if not isinstance(statement, ast.ClassDef) or ("op",) not in module.decorators.get(statement.name, ()):
+    if not isinstance(statement, ast.ClassDef):
         return [statement]
-    if ("dsl.op", "op") not in module.imports.get("op", []):
+    others = [decorator for decorator in statement.decorator_list if not _is_op(decorator, module)]
+    if len(others) == len(statement.decorator_list):
         return [statement]
-    methods = [member for member in statement.body if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    return [*statement.bases, *methods]
+    body = [member for member in statement.body if not is_docstring(member) and not _is_field(member, module)]
+    return [*others, *statement.bases, *statement.keywords, *body]
+
+
+def _is_op(decorator: ast.expr, module: SourceModule) -> bool:
+    chain = chain_of(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    return "dsl.op.op" in _meanings(chain, module)
+
+
+def _is_field(member: ast.stmt, module: SourceModule) -> bool:
+    """Whether a statement of a class declares a field: it has an annotation, and that is no ClassVar."""
+    if not isinstance(member, ast.AnnAssign):
+        return False
+    annotation: ast.AST = member.annotation
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return "ClassVar" not in annotation.value
+    meanings = {meaning for chain in used_names(annotation)[0] for meaning in _meanings(chain, module)}
+    return not any(meaning.endswith(".ClassVar") for meaning in meanings)
+
+
+def _meanings(chain: Chain, module: SourceModule) -> set[str]:
+    """The full names that a chain may stand for by the module's imports."""
+    bindings = module.imports.get(chain[0], []) if chain else []
+    return {".".join([source, *([symbol] if symbol else []), *chain[1:]]) for source, symbol in bindings}
 
 
 def _is_name(node: ast.expr, name: str) -> bool:
     return (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.Attribute) and node.attr == name)
 
 
-def _is_main_block(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.If)
-        and isinstance(statement.test, ast.Compare)
-        and _is_name(statement.test.left, "__name__")
-    )
+def _is_main_block(statement: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether it is `if __name__ == "__main__":`, whose body no import runs."""
+    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
+        return False
+    sides = {ast.unparse(side) for side in (statement.test.left, *statement.test.comparators)}
+    return isinstance(statement.test.ops[0], ast.Eq) and sides == {"__name__", "'__main__'"}

@@ -2,8 +2,9 @@
 
 Following the code of all built-in ops takes about a second, checking the stamps of their files a few milliseconds.
 
-<store>/code.jsonl    for each run function: the hashes of all code it reaches; the stamps of the files that were read
-                      and of the fingerprinting code itself; and what stood at the places where a module was looked for
+<store>/code.jsonl    for each run function with its classes: the hashes of all code it reaches; the stamps of the files
+                      that were read and of the fingerprinting code itself; and what stood at the places where a module
+                      was looked for
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from executor.memo import Memo
 from executor.stamps import Stamp, is_settled
 
 FINGERPRINTING = tuple(
-    Path(dsl.__file__).with_name(name) for name in ("fingerprint.py", "source.py", "syntax.py", "encoding.py")
+    Path(dsl.__file__).with_name(name)
+    for name in ("fingerprint.py", "search_path.py", "source.py", "effects.py", "syntax.py", "encoding.py")
 )
 SPARE_LINES = 20  # of some 10 kB each
 
@@ -48,32 +50,37 @@ class CodeMemo:
         self._lines: dict[str, dict[str, Any]] | None = None
         self._stamps: dict[str, Stamp | None] = {}
         self._kinds: dict[str, Kind] = {}
-        self._hashes: dict[tuple[tuple[str, ...], tuple[Path, ...]], CodeHashes] = {}
+        self.files: set[str] = set()  # all that was read for what was asked
+        self._hashes: dict[tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]], CodeHashes] = {}
 
-    def of(self, symbols: Sequence[str], roots: Sequence[Path]) -> CodeHashes:
-        """`code_fingerprints` of several "module:function" together. Raises ConfigError as it does."""
-        asked = (tuple(symbols), tuple(roots))
+    def of(self, functions: Sequence[str], roots: Sequence[Path], classes: Sequence[str] = ()) -> CodeHashes:
+        """The hashes of `read_code`. Raises ConfigError as it does."""
+        asked = (tuple(functions), tuple(roots), tuple(classes))
         if asked not in self._hashes:
-            together: dict[str, str] = {}
-            for symbol in symbols:
-                together |= self._remembered(symbol, roots)
-            self._hashes[asked] = CodeHashes(sorted(together.items()))
+            self._hashes[asked] = CodeHashes(self._remembered(functions, roots, classes))
         return self._hashes[asked]
 
-    def _remembered(self, symbol: str, roots: Sequence[Path]) -> dict[str, str]:
-        label = json.dumps([symbol, [str(root) for root in roots], sys.implementation.cache_tag])
+    def _remembered(self, functions: Sequence[str], roots: Sequence[Path], classes: Sequence[str]) -> dict[str, str]:
+        label = json.dumps([*functions, [str(root) for root in roots], *classes, sys.implementation.cache_tag])
         if self._lines is None:
             self._lines = self._memo.newest()
         line = self._lines.get(label)
         if line is not None and self._holds(line):
+            self.files |= line["files"].keys() - {str(path) for path in FINGERPRINTING}
             return dict(line["hashes"])
-        code = read_code(symbol, roots)
+        code = read_code(functions, roots, classes)
+        self.files |= {str(path) for path in code.read}
         stamps = {str(path): self._stamp(str(path)) for path in (*FINGERPRINTING, *sorted(code.read))}
         settled = {path: attrs.astuple(stamp) for path, stamp in stamps.items() if stamp and self._is_settled(stamp)}
         if len(settled) == len(stamps):
             looked_for = {str(path): kind for path, kind in code.looked_for.items() if path not in code.read}
             self._memo.add({"code": label, "files": settled, "looked_for": looked_for, "hashes": code.hashes})
         return code.hashes
+
+    @property
+    def stamps(self) -> dict[str, Stamp | None]:
+        """Of all files that were read for what was asked, as they were then; None is one that is gone."""
+        return {path: self._stamp(path) for path in sorted(self.files)}
 
     def _holds(self, line: Mapping[str, Any]) -> bool:
         if not {str(path) for path in FINGERPRINTING} <= line["files"].keys():

@@ -13,7 +13,7 @@ from dsl.errors import ConfigError
 from dsl.fingerprint import read_code
 from dsl.graph import Graph
 from executor.disk import clear_errors
-from executor.keys import code_roots, run_symbols
+from executor.keys import class_symbols, code_roots, run_symbols
 
 FOLDER = "code"
 
@@ -23,8 +23,8 @@ def keep_texts(store: Path, graph: Graph, node_id: str, code: Mapping[str, str])
     missing = {hash for hash in code.values() if not _path(store, hash).exists()}
     if not missing:
         return
-    for place, (hash, text) in texts_now(graph, node_id).items():
-        if hash in missing and code.get(place) == hash:  # else edited since the key was made
+    for hash, text in texts_now(graph, node_id).values():
+        if hash in missing:  # else edited since the key was made
             path = _path(store, hash)
             with clear_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,14 +43,12 @@ def kept_text(store: Path, hash: str) -> str | None:
 
 def texts_now(graph: Graph, node_id: str) -> dict[str, tuple[str, str]]:
     """ "module:symbol" -> (hash, text) of a node's code as it is now; empty where its run function is gone."""
-    texts: dict[str, tuple[str, str]] = {}
-    for symbol in run_symbols(graph.nodes[node_id]):
-        try:
-            code = read_code(symbol, code_roots(graph))
-        except ConfigError:
-            continue
-        texts |= {place: (hash, code.text(place)) for place, hash in code.hashes.items()}
-    return texts
+    node = graph.nodes[node_id]
+    try:
+        code = read_code(run_symbols(node), code_roots(graph), class_symbols(node))
+    except ConfigError:
+        return {}
+    return {place: (hash, code.text(place)) for place, hash in code.hashes.items()}
 
 
 def _path(store: Path, hash: str) -> Path:

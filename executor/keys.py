@@ -14,15 +14,29 @@ import attrs
 from attrs import frozen
 
 from dsl.encoding import Encoded
-from dsl.fingerprint import fingerprint, key_config
+from dsl.fingerprint import fingerprint, is_path, key_config
 from dsl.graph import Graph, GraphNode
+from dsl.search_path import PROJECT, search_path
 from executor.code_changes import summary
 from executor.code_memo import CodeHashes, CodeMemo
 from executor.external import ExternalDigests
 from executor.libraries import LibraryVersions
 
+__all__ = [
+    "PROJECT",
+    "KeyParts",
+    "Sources",
+    "changes",
+    "class_symbols",
+    "code_roots",
+    "differing",
+    "graph_parts",
+    "node_inputs",
+    "node_parts",
+    "run_symbols",
+]
+
 FORMAT = 1
-PROJECT = Path(__file__).resolve().parent.parent
 NAMES_SHOWN = 3
 
 Inputs = Mapping[str, Any]  # edge -> digest, None, or a list of digests
@@ -32,7 +46,7 @@ Inputs = Mapping[str, Any]  # edge -> digest, None, or a list of digests
 class KeyParts:
     """The parts of a node's key that do not depend on other nodes.
 
-    code maps "module:symbol" to a hash, external a field to the digest of its content,
+    code maps "module:symbol" to a hash, external a field, or its member, to the digest of its content,
     libraries a distribution to its version.
     """
 
@@ -97,16 +111,21 @@ class Sources:
 
 def graph_parts(graph: Graph, sources: Sources, without: Container[str] = ()) -> dict[str, KeyParts]:
     """The key parts of every node not in `without`. Raises DataError where an external file cannot be read."""
-    return {node_id: node_parts(graph, node_id, sources) for node_id in graph.nodes if node_id not in without}
+    roots = code_roots(graph)
+    return {node_id: _parts(graph, node_id, sources, roots) for node_id in graph.nodes if node_id not in without}
 
 
 def node_parts(graph: Graph, node_id: str, sources: Sources) -> KeyParts:
     """The key parts of one node."""
+    return _parts(graph, node_id, sources, code_roots(graph))
+
+
+def _parts(graph: Graph, node_id: str, sources: Sources, roots: Sequence[Path]) -> KeyParts:
     node = graph.nodes[node_id]
     return KeyParts(
         op=node.op.name,
         version=node.op.version,
-        code=sources.code.of(run_symbols(node), code_roots(graph)),
+        code=sources.code.of(run_symbols(node), roots, class_symbols(node)),
         config=key_config(node),
         external=_external(node, sources.externals),
         libraries={name: sources.libraries[name] for name in (*node.op.key_libraries, *_chosen_libraries(node))},
@@ -114,14 +133,21 @@ def node_parts(graph: Graph, node_id: str, sources: Sources) -> KeyParts:
 
 
 def run_symbols(node: GraphNode) -> tuple[str, ...]:
-    """Where a node's code begins: its run function, and what the config chooses."""
+    """Where a node's code begins beside its classes: its run function, and what the config chooses."""
     chosen: tuple[str, ...] = node.config.chosen_code() if hasattr(node.config, "chosen_code") else ()
     return (node.op.run, *chosen)
 
 
+def class_symbols(node: GraphNode) -> tuple[str, ...]:
+    """The classes whose methods a run function may call: those of its config, its inputs and its output."""
+    op = node.op
+    classes = (op.config_class, op.output, *(edge.type for edge in op.edges.values()))
+    return tuple(dict.fromkeys(f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes))
+
+
 def code_roots(graph: Graph) -> list[Path]:
-    """The folders whose code is the project's."""
-    return [PROJECT, *dict.fromkeys(path.parent for path in graph.op_files)]
+    """The folders in which stages look for modules; what is not in those of the interpreter is the project's."""
+    return [Path(folder) for folder in search_path(graph.op_files)]
 
 
 def node_inputs(node: GraphNode, digest_of: Callable[[str], Any]) -> dict[str, Any]:
@@ -162,7 +188,10 @@ def _external(node: GraphNode, externals: ExternalDigests) -> dict[str, str]:
     found = {}
     for name, spec in node.op.fields.items():
         value = getattr(node.config, name)
-        if spec.external and isinstance(value, str) and Path(value).is_absolute():
+        if spec.external and isinstance(value, tuple):
+            paths = {f"{name}[{place}]": member for place, member in enumerate(value) if is_path(member)}
+            found.update({label: externals.of(Path(member)) for label, member in paths.items()})
+        elif spec.external and is_path(value):
             found[name] = externals.of(Path(value))
     if hasattr(node.config, "external_files"):
         found["external_files"] = externals.of_all(node.config.external_files())

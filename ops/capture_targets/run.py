@@ -35,7 +35,9 @@ from ops.tokenize_chat.shards import TokenReader
 from ops.vision.families import Family, family_of
 
 LOOK_EVERY_S = 0.2
-PINNED = "ops.sglang_engine.version"  # imported by name, so that the version is in the key of SGLang's captures alone
+# Imported by constants, which nobody follows, so that both are in the key of SGLang's captures alone (`chosen_code`).
+PINNED = "ops.sglang_engine.version"
+SERVED = "ops.capture_targets.sglang"
 
 
 @frozen
@@ -110,7 +112,7 @@ def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, Tok
     """The backend of the config with its target loaded; SGLang's module is imported by name where it is asked for."""
     if config.backend == "sglang":
         importlib.import_module(PINNED).require_sglang('backend = "sglang" of capture_targets')
-        sglang = importlib.import_module("ops.capture_targets.sglang")
+        sglang = importlib.import_module(SERVED)
         backend: Backend = sglang.SglangBackend.start(config, stage, readers)
         return backend
     return HuggingFaceBackend.load(config, stage.inputs["target"], stage.device)

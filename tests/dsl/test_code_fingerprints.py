@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from source_trees import changed, changed_in_main, symbols, write
 
 from dsl.errors import ConfigError
 from dsl.fingerprint import code_fingerprints, read_code
@@ -11,30 +12,6 @@ from dsl.op_table import all_ops
 from dsl.syntax import encode_tree
 
 ROOT = Path(__file__).parents[2]
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-
-def symbols(root: Path, run: str = "main:run") -> set[str]:
-    return set(code_fingerprints(run, [root]))
-
-
-def changed(root: Path, files: dict[str, str], edited: dict[str, str]) -> set[str]:
-    """Symbols of main:run that an edit changes, adds or takes away."""
-    write(root, files)
-    before = code_fingerprints("main:run", [root])
-    write(root, edited)
-    after = code_fingerprints("main:run", [root])
-    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-
-
-def changed_in_main(root: Path, before: str, after: str) -> set[str]:
-    return changed(root, {"main.py": before}, {"main.py": after})
 
 
 MAIN = '''"""The module."""
@@ -197,52 +174,6 @@ def test_another_meaning_of_an_imported_name_changes_what_uses_it(tmp_path: Path
     assert changed_in_main(tmp_path, torch, numpy) == {"main:run"}
 
 
-def test_side_effects_of_every_module_imported_on_the_way_count(tmp_path: Path) -> None:
-    files = {
-        "main.py": "from pkg.a import f\ndef run(): return f()\n",
-        "pkg/__init__.py": "import setup_things\n",
-        "pkg/a.py": "TABLE = {}\ndef f(): return TABLE\n",
-        "setup_things.py": "import random\n\nrandom.seed(size())\ndef size(): return 1\ndef unused(): return 2\n",
-    }
-    write(tmp_path, files)
-    assert symbols(tmp_path) == {"main:run", "pkg.a:f", "pkg.a:TABLE", "setup_things:<module>", "setup_things:size"}
-    edited = {"setup_things.py": files["setup_things.py"].replace("return 2", "return 3")}
-    assert changed(tmp_path, files, edited) == set()
-    edited = {"setup_things.py": files["setup_things.py"].replace("return 1", "return 3")}
-    assert changed(tmp_path, files, edited) == {"setup_things:size"}
-
-
-def test_what_is_put_into_a_table_counts(tmp_path: Path) -> None:
-    text = (
-        "TABLE = {}\n"
-        "def run(name): return TABLE[name]()\n"
-        "def register(f):\n    TABLE[f.__name__] = f\n    return f\n"
-        "@register\ndef one(): return 1\n"
-        "def two(): return 2\n"
-        "TABLE['two'] = two\n"
-        "def three(): return 3\n"
-        "TABLE.update(three=three)\n"
-        "def four(): return 4\n"
-    )
-    write(tmp_path, {"main.py": text})
-    names = ("run", "TABLE", "register", "one", "two", "three", "<module>")
-    assert symbols(tmp_path) == {f"main:{name}" for name in names}
-
-
-def test_of_the_config_of_an_op_only_the_methods_count(tmp_path: Path) -> None:
-    text = (
-        "from dsl.op import field, op\n"
-        "def limit(): return 3\n"
-        "@op(version=1, run='main:run')\nclass Work:\n"
-        "    steps: int = field(default=1, help='steps')\n"
-        "    def total(self): return self.steps * limit()\n"
-        "def run(config: Work, stage): return config.total()\n"
-    )
-    assert changed_in_main(tmp_path, text, text.replace("'steps'", "'number of steps'")) == set()
-    assert changed_in_main(tmp_path, text, text.replace("self.steps *", "2 *")) == {"main:Work"}
-    assert changed_in_main(tmp_path, text, text.replace("return 3", "return 4")) == {"main:limit"}
-
-
 def test_modules_that_import_each_other_and_long_chains_of_calls_are_no_problem(tmp_path: Path) -> None:
     chain = "".join(f"def f{k}(): return f{k + 1}()\n" for k in range(3000))
     deep = "def f3000(): return " + " + ".join(["1"] * 900) + "\n"
@@ -396,7 +327,7 @@ def test_every_file_of_the_project_may_be_formatted_anew(folder: str) -> None:
 
 def test_the_text_of_a_symbol_is_its_lines_with_decorators_and_all_its_statements(tmp_path: Path) -> None:
     write(tmp_path, {**PROJECT, "main.py": RUN + "\nFACTOR += 1\n"})
-    code = read_code("main:run", [tmp_path])
+    code = read_code(["main:run"], [tmp_path])
     expected = "@twice\ndef run(config, stage):\n    size = 1  # a size\n    return Model().scale(size)\n"
     assert expected == code.text("main:run")
     assert "FACTOR = 2\nFACTOR += 1\n" == code.text("main:FACTOR")

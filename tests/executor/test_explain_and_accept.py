@@ -204,19 +204,48 @@ def test_without_a_terminal_nothing_is_accepted_unasked(toy: Toy) -> None:
     assert "c runs:" in told(toy, "c")
 
 
+def asked_on_a_terminal(toy: Toy) -> tuple[subprocess.Popen[str], int]:
+    """`dflow accept` of c, and the terminal on which it can be answered."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", UNTRACKED, "accept", str(toy.file), "c", "--store", str(toy.store)],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1"},
+    )
+    os.close(theirs)
+    return process, ours
+
+
+def test_code_that_is_edited_while_the_user_is_asked_is_not_accepted(toy: Toy) -> None:
+    edit(toy, GLUE, HARMLESS)
+    process, ours = asked_on_a_terminal(toy)
+    assert process.stdout is not None
+    shown = ""
+    while not shown.endswith("[y/N] "):
+        letter = process.stdout.read(1)
+        assert letter, process.communicate(timeout=60)[1]
+        shown += letter
+    edit(toy, "return joined", "return joined + '!'")
+    os.write(ours, b"y\n")
+    _out, errors = process.communicate(timeout=60)
+    os.close(ours)
+    assert 1 == process.returncode
+    assert 'the code or the data of node "c" changed just now: look at it, and accept again' in errors
+    assert "c runs:" in told(toy, "c")
+    edit(toy, "return joined + '!'", "return joined")
+    assert "c runs:" in told(toy, "c")  # and what was shown neither
+
+
 @pytest.mark.parametrize(("answer", "expected"), [("y\n", 0), ("\n", 1), ("n\n", 1)])
 def test_on_a_terminal_the_user_is_asked_after_the_difference_was_shown(toy: Toy, answer: str, expected: int) -> None:
     edit(toy, GLUE, HARMLESS)
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", UNTRACKED, "accept", str(toy.file), "c", "--store", str(toy.store)]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1"}
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    process, ours = asked_on_a_terminal(toy)
     os.write(ours, answer.encode())
     out, errors = process.communicate(timeout=60)
     os.close(ours)
-    os.close(theirs)
     assert expected == process.returncode, errors
     assert out.index("+    joined") < out.index("Is the artifact still right with this code? [y/N]")
     assert ("c: cached" if expected == 0 else "c runs:") in told(toy, "c")

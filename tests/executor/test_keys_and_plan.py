@@ -172,7 +172,7 @@ def test_neutral_fields_stay_out_and_content_stands_for_a_path(tmp_path):
     assert dict(a.config) == {"lr": 0.5}
     assert list(a.external) == ["file"]
     assert dict(a.libraries) == {"attrs": importlib.metadata.version("attrs")}
-    assert list(a.code) == ["test_keys_and_plan:make"]
+    assert list(a.code) == [f"test_keys_and_plan:{name}" for name in ("Source", "Text", "make")]
     assert graph_parts(diamond(file=str(tmp_path / "b"), batch=9), sources)["a"] == a
     (tmp_path / "b").write_text("other")
     assert graph_parts(diamond(file=str(tmp_path / "b")), sources)["a"] != a
