@@ -54,7 +54,7 @@ class InputChange:
 
 @frozen
 class Made:
-    """Where a cached artifact came from. cause: why the node ran then."""
+    """Where a cached artifact came from. cause: why the node ran then; source: the URL from which it was pulled."""
 
     run: str
     time: float
@@ -64,6 +64,7 @@ class Made:
     accepted_key: str
     mlflow_run_id: str | None
     cause: str
+    source: str = ""
 
 
 @frozen
@@ -122,7 +123,9 @@ def made_by(store: Store, line: IndexLine, key: str) -> Made:
         if maker is not None:
             mlflow = mlflow_ids(store.records, record)["nodes"].get(maker)
             cause = record.state.nodes[maker].reason
-    return Made(line.run, line.time, line.acceptance, line.reason, line.user, line.accepted_key, mlflow, cause)
+    return Made(
+        line.run, line.time, line.acceptance, line.reason, line.user, line.accepted_key, mlflow, cause, line.source
+    )
 
 
 def maker_of(record: Record, line: IndexLine, key: str) -> str | None:

@@ -39,7 +39,7 @@ def module_file(module: str, roots: Sequence[Path]) -> str:
 
 def _lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
     if each.cache == "hit":
-        return [f"{each.node}: cached as {each.digest}", *(_made(each.made) if each.made is not None else [])]
+        return [f"{each.node}: cached as {_short(each.digest)}", *(_made(each.made) if each.made is not None else [])]
     lines = [value_text(each.node, change) for change in each.values]
     code = told(each.code, lambda module: module_file(module, roots))
     lines += [line if line.startswith(" ") else f"code changed: {line}" for line in code]
@@ -92,6 +92,8 @@ def _made(made: Made) -> list[str]:
         lines.append("  it was told to run anew (--from)")
     elif made.cause:
         lines.append(f"  it ran because: {made.cause}")
+    if made.source:
+        lines.append(f"  pulled from {made.source}")
     if made.acceptance == "accepted":
         lines.append(f"  {accepted_text(made.user, made.time, made.reason)}; computed for key {made.accepted_key[:12]}")
     return lines

@@ -22,8 +22,10 @@ import fsspec
 import fsspec.core
 
 from dsl.errors import StoreError
+from dsl.secrets import redact
 from executor.content import MANIFEST
-from executor.store import FORMAT
+from executor.received import NotAsExpected, index_line
+from executor.store import FORMAT, IndexLine
 
 # A put makes an object there as a whole; elsewhere a file comes under another name, and is renamed when it is whole.
 WHOLE_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "memory"})
@@ -34,6 +36,7 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         self.url = _shown(url)
+        self._hidden = [part for part in (urlsplit(url).query, urlsplit(url).fragment) if part and "://" in url]
         with self._clear():
             self._files, root = fsspec.core.url_to_fs(url if "://" in url else str(Path(url).expanduser().absolute()))
         self._root = str(root).rstrip("/")
@@ -57,8 +60,8 @@ class Remote:
         if version is None:
             self.put_text("format", f"{FORMAT}\n")
 
-    def lines(self, key: str) -> list[dict[str, Any]]:
-        """What the index says of a key, oldest first."""
+    def lines(self, key: str) -> list[IndexLine]:
+        """What the index says of a key, oldest first. Raises StoreError where that is no line of an index."""
         with self._clear():
             path = self._path(f"index/{key}")
             if self._files.isfile(path):  # a store keeps the lines of a key in one file
@@ -67,8 +70,15 @@ class Remote:
                 texts = [
                     self._files.cat_file(self._path(f"index/{key}/{name}")) for name in self._names(f"index/{key}")
                 ]
-        lines = [line for text in texts if (line := _object(text)) is not None and "digest" in line]
-        return sorted(lines, key=lambda line: float(line.get("time", 0.0)))
+        found = [line for text in texts if (line := _object(text)) is not None]
+        try:
+            lines = [index_line(line) for line in found]
+        except NotAsExpected as error:
+            raise StoreError(
+                f"{self.url}: what it says of the key {key[:12]} cannot be used: {error}; "
+                f"remove index/{key} there and push again"
+            ) from None
+        return sorted(lines, key=lambda line: line.time)
 
     def manifest(self, digest: str) -> bytes | None:
         """The bytes of an artifact's manifest; None where the artifact was not pushed, or not to its end."""
@@ -144,16 +154,18 @@ class Remote:
         try:
             yield
         except ImportError as error:
-            raise StoreError(f"{self.url}: {error}") from error
+            raise StoreError(f"{self.url}: {redact(str(error), self._hidden)}") from error
         except (OSError, ValueError) as error:
             said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            raise StoreError(f"{self.url}: cannot be reached or used: {said}") from error
+            raise StoreError(f"{self.url}: cannot be reached or used: {redact(said, self._hidden)}") from error
 
 
 def _shown(url: str) -> str:
-    """The URL as it may be printed and recorded: without the name and password of a user."""
-    host = urlsplit(url).netloc if "://" in url else ""
-    return url.replace(host, host.rpartition("@")[2], 1) if "@" in host else url
+    """The URL as it may be printed and recorded: without the name and password of a user, and without tokens."""
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _object(text: bytes) -> dict[str, Any] | None:

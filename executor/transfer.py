@@ -6,13 +6,13 @@ work folder, compares with the manifest, and places the artifact by a rename. Bo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 import attrs
 from attrs import frozen
@@ -21,32 +21,38 @@ from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from executor.content import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
 from executor.disk import clear_errors
 from executor.fail_points import fail_point
-from executor.in_use import PULLED
+from executor.in_use import ACCEPTED, PULLED, read_index
 from executor.jsonlines import sync_folder
 from executor.plan import Planner
+from executor.received import NotAsExpected, manifest_files
 from executor.record import Record
 from executor.remote import Remote
 from executor.store import IndexLine, Store
 from executor.verify import check
 
 FILES_AT_ONCE = 8
-LINE_NEEDS = ("digest", "run", "time")
+PART = ".pulling-"  # how the names of files begin that are not whole yet
 
 Progress = Callable[[int], None]
 
 
 @frozen
 class Wanted:
-    """An artifact to be sent or fetched: what a node gave for its key, and the line of the index that says so."""
+    """An artifact to be sent or fetched: what a node gave for its key, and the line of the index that says so.
+
+    op: the node's; None where the record does not tell it.
+    """
 
     node: str
     key: str
     digest: str
     line: IndexLine
+    op: str | None = None
 
 
 def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
     """What a run's finished nodes gave, one of them where it is named, by the lines of this store's index."""
+    ops = record.op_names()
     wanted = []
     for node_id, state in record.state.nodes.items():
         if state.digest is None or (node is not None and node_id != node):
@@ -57,8 +63,20 @@ def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
             continue
         lines = [line for line in store.index(key) if line.digest == state.digest]
         line = lines[-1] if lines else IndexLine(state.digest, record.run, time.time())
-        wanted.append(Wanted(node_id, key, state.digest, line))
+        wanted.append(Wanted(node_id, key, state.digest, line, ops.get(node_id)))
     return wanted
+
+
+def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
+    """The other keys for which a user declared that one of these artifacts holds."""
+    by_digest = {each.digest: each for each in reversed(wanted)}
+    keys = {each.key for each in wanted}
+    newest_lines = {key: lines[-1] for key, lines in read_index(store).items() if lines and key not in keys}
+    return [
+        attrs.evolve(by_digest[line.digest], key=key, line=line)
+        for key, line in newest_lines.items()
+        if line.acceptance == ACCEPTED and line.digest in by_digest
+    ]
 
 
 def require_node(nodes: Iterable[str], node: str | None) -> None:
@@ -91,10 +109,17 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
     if sent:
         remote.put(folder / MANIFEST, f"objects/{wanted.digest}/{MANIFEST}")
     fail_point("push:manifest")
-    entry = f"index/{wanted.key}/{wanted.digest}"
-    if not remote.has(entry):
-        remote.put_text(entry, json.dumps(wanted.line.to_json(), ensure_ascii=False) + "\n")
+    push_key(remote, wanted)
     return sent
+
+
+def push_key(remote: Remote, wanted: Wanted) -> bool:
+    """Tell there what the key stands for; False where that is told already."""
+    entry = f"index/{wanted.key}/{wanted.digest}"
+    if remote.has(entry):
+        return False
+    remote.put_text(entry, json.dumps(wanted.line.to_json(), ensure_ascii=False) + "\n")
+    return True
 
 
 def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
@@ -113,13 +138,12 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
             yield node_id
             continue
         digests[node_id] = found.digest
-        yield Wanted(node_id, decision.key, found.digest, found)
+        yield Wanted(node_id, decision.key, found.digest, found, planner.graph.nodes[node_id].op.name)
 
 
 def newest(remote: Remote, key: str) -> IndexLine | None:
     """What a key stands for at the remote, where its artifact is there as well."""
-    lines = [line for line in remote.lines(key) if all(name in line for name in LINE_NEEDS)]
-    found = IndexLine.from_json(lines[-1]) if lines else None
+    found = next(reversed(remote.lines(key)), None)
     return found if found is not None and remote.manifest(found.digest) is not None else None
 
 
@@ -134,7 +158,7 @@ def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, tell:
         lease.acquire(lambda holder: tell(f"{wanted.node}: waiting, {holder}"), lambda: False)
         lease.wait_for_ranks()
         store.finish_commit(lease, wanted.key)
-        entry = attrs.evolve(wanted.line, time=time.time(), acceptance=PULLED, source=remote.url)
+        entry = _entry(wanted.line, remote)
         if store.has(wanted.digest):
             newest_here = store.newest(wanted.key)
             if newest_here is None or newest_here.digest != wanted.digest:
@@ -156,24 +180,25 @@ def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, tell:
     return True
 
 
+def _entry(line: IndexLine, remote: Remote) -> IndexLine:
+    """What is entered here: what was accepted there is, as there, by whom, when and why."""
+    if line.acceptance == ACCEPTED:
+        return attrs.evolve(line, source=remote.url)
+    return attrs.evolve(line, time=time.time(), acceptance=PULLED, source=remote.url)
+
+
 def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, dict[str, FileEntry]]:
     """The manifest's bytes and files. Raises StoreError where they are not those of the digest."""
     data = remote.manifest(wanted.digest)
     if data is None:
         raise _damaged(remote, wanted, [f"{MANIFEST} is missing"])
     try:
-        manifest: dict[str, Any] = json.loads(data)
-        files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise _damaged(remote, wanted, [f"{MANIFEST} is no manifest"]) from None
-    if artifact_digest(files) != wanted.digest or not all(_is_inside(name) for name in files):
+        files = manifest_files(data, wanted.op)
+    except NotAsExpected as error:
+        raise _damaged(remote, wanted, [f"{MANIFEST} cannot be used: {error}"]) from None
+    if artifact_digest(files) != wanted.digest or json.loads(data)["digest"] != wanted.digest:
         raise _damaged(remote, wanted, [f"{MANIFEST} is not that of this artifact"])
     return data, files
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and name != MANIFEST
 
 
 def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: Path, progress: Progress) -> None:
@@ -183,13 +208,13 @@ def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: P
         target = fresh / name
         if not target.is_file() or target.stat().st_size != files[name].size:
             target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f"{target.name}.part")
+            part = target.with_name(f"{PART}{hashlib.sha256(name.encode()).hexdigest()[:16]}")
             remote.get(f"objects/{digest}/{name}", part)
             part.replace(target)
             fail_point("pull:file")
         progress(files[name].size)
 
-    for path in sorted(fresh.rglob("*.part")):
+    for path in sorted(fresh.rglob(f"{PART}*")):
         path.unlink()  # of a pull that was killed
     _side_by_side(get, files)
 

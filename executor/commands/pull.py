@@ -30,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where --node is given and its artifact is nowhere."""
+    """Exit code 1 where nothing of a pipeline is there, or --node is given and its artifact is nowhere."""
     file = Path(options.what) if options.what and Path(options.what).suffix in (".toml", ".py") else None
     path = store_path(options.store, file)
     Store.open(path, write=False)
     remote = Remote(options.url)
     remote.check_format(write=False)
     store = Store.open(path, write=True)
-    wanted, absent = _of_file(store, remote, file, options) if file else _of_run(store, options)
+    wanted, absent, nodes = _of_file(store, remote, file, options) if file else _of_run(store, options)
     pulled = 0
     with BytesDone("pull", missing_bytes(remote, wanted)) as done:
         for each in wanted:
@@ -47,12 +47,16 @@ def main(options: argparse.Namespace) -> int:
     for node_id in absent:
         print_lines(f"{node_id}: neither here nor there")
     print_lines(f"{pulled} artifacts pulled from {remote.url}")
-    return FAILED if options.node is not None and absent else OK
+    if absent:
+        are, they = ("is", "it") if len(absent) == 1 else ("are", "they")
+        print_lines(f"{len(absent)} of {nodes} nodes {are} neither here nor there: {they} will run")
+    return FAILED if absent and len(absent) == nodes else OK
 
 
 def _of_file(
     store: Store, remote: Remote, file: Path, options: argparse.Namespace
-) -> tuple[Sequence[Wanted], Sequence[str]]:
+) -> tuple[Sequence[Wanted], Sequence[str], int]:
+    """What is to be fetched, the nodes that are nowhere, and how many nodes were asked for."""
     graph = read_graph(file, options.set)
     require_node(graph.nodes, options.node)
     found = [
@@ -60,10 +64,13 @@ def _of_file(
         for each in offered(make_planner(store, graph), remote)
         if options.node is None or options.node == (each if isinstance(each, str) else each.node)
     ]
-    return [each for each in found if isinstance(each, Wanted)], [each for each in found if isinstance(each, str)]
+    absent = [each for each in found if isinstance(each, str)]
+    asked = len(graph.nodes) if options.node is None else 1
+    return [each for each in found if isinstance(each, Wanted)], absent, asked
 
 
-def _of_run(store: Store, options: argparse.Namespace) -> tuple[Sequence[Wanted], Sequence[str]]:
+def _of_run(store: Store, options: argparse.Namespace) -> tuple[Sequence[Wanted], Sequence[str], int]:
     record = find_record(store.records, options.what)
     require_node(record.state.nodes, options.node)
-    return [each for each in recorded(store, record, options.node) if not store.has(each.digest)], []
+    wanted = [each for each in recorded(store, record, options.node) if not store.has(each.digest)]
+    return wanted, [], len(wanted)

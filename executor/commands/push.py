@@ -12,7 +12,7 @@ from executor.progress import BytesDone
 from executor.record import find_record
 from executor.remote import Remote
 from executor.store import Store, store_path
-from executor.transfer import push, recorded, require_node
+from executor.transfer import accepted, push, push_key, recorded, require_node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,9 @@ def main(options: argparse.Namespace) -> int:
             is_new = push(store, remote, each, done.advance)
             sent += is_new
             print_lines(f"{each.node}: {'sent' if is_new else 'is there already'}")
+    for each in accepted(store, wanted):
+        if push_key(remote, each):
+            print_lines(f"{each.node}: what was accepted is told there too")
     print_lines(
         f"run {record.run}: {sent} of {len(wanted)} artifacts sent to {remote.url}, which holds all of them now"
     )

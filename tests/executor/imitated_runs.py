@@ -8,6 +8,7 @@ from toy_ops import Toy
 
 from dsl.read_toml import read_graph
 from executor.begin import Session, make_planner, new_run, run_from
+from executor.keys import node_inputs
 from executor.plan import Decision
 from executor.record import Record
 from executor.store import Store
@@ -59,7 +60,13 @@ def execute(session: Session, fail_at: str | None = None, contents: str = "") ->
                 (lease.out_dir / "sub" / "text.txt").write_text(f"{node_id} {text}" * 10)
                 line = {"run": record.run, "neutral": {}, "acceptance": "computed"}
                 told = {"op": session.graph.nodes[node_id].op.name, "node": node_id, "run": record.run}
-                manifest = {"format": 1, **told, "key_parts": planner.parts[node_id].to_json()}
+                manifest = {
+                    "format": 1,
+                    **told,
+                    "key_parts": planner.parts[node_id].to_json(),
+                    "inputs": node_inputs(session.graph.nodes[node_id], digests.__getitem__),
+                    "metrics": {},
+                }
                 digests[node_id] = store.commit(lease, decision.key, manifest, line)
                 lease.remove()
         else:

@@ -21,7 +21,7 @@ from executor.cli import main
 from executor.collect import collect
 from executor.record import find_record
 from executor.remote import Remote
-from executor.store import Store
+from executor.store import FORMAT, Store
 from executor.transfer import newest, pull, push, recorded
 
 
@@ -117,6 +117,7 @@ def test_one_node_can_be_pushed_alone(toy, shared, capsys):
         "a: pulled",
         *(f"{node}: neither here nor there" for node in "bcd"),
         f"1 artifacts pulled from {shared}",
+        "3 of 4 nodes are neither here nor there: they will run",
     ]
     assert dflow(other, "pull", str(shared), str(toy.file), "--node", "d") == 1
     assert dflow(other, "pull", str(shared), str(toy.file), "--node", "dd") == 2
@@ -188,7 +189,7 @@ def test_names_that_lead_out_of_the_artifact_are_refused(toy, shared, monkeypatc
     monkeypatch.setattr("executor.transfer.artifact_digest", lambda files: digest)
     store = Store.open(other_store(toy).store, write=True)
     (wanted,) = recorded(Store.open(toy.store, write=False), record, "a")
-    with pytest.raises(StoreError, match=r"manifest\.json is not that of this artifact"):
+    with pytest.raises(StoreError, match=r"the file name '\.\./text\.txt' leads out of the artifact"):
         pull(store, Remote(str(shared)), wanted, no_progress, print)
 
 
@@ -280,7 +281,7 @@ def test_a_remote_that_cannot_be_used_is_one_clear_line(toy, tmp_path, capsys):
         ("pull", str(tmp_path / "nothing")): "nothing was pushed there; check the URL, or begin with `dflow push`",
         ("push", str(tmp_path / "file" / "below")): "cannot be reached or used: Not a directory",
         ("push", str(tmp_path / "full")): "holds other files; push to a directory of its own",
-        ("pull", str(tmp_path / "newer")): "has layout 7, this dflow knows up to 1; use a newer dflow",
+        ("pull", str(tmp_path / "newer")): f"has layout 7, this dflow knows up to {FORMAT}; use a newer dflow",
         ("pull", str(tmp_path / "broken")): "cannot be reached or used",
         ("push", "nosuch://bucket"): "cannot be reached or used: Protocol not known: nosuch",
         ("pull", "http://user:secret@127.0.0.1:1/captures"): "http://127.0.0.1:1/captures: ",
@@ -290,6 +291,93 @@ def test_a_remote_that_cannot_be_used_is_one_clear_line(toy, tmp_path, capsys):
         error = capsys.readouterr().err
         assert expected in error
         assert (len(error.splitlines()), "secret" in error) == (1, False)
+
+
+def test_a_pull_that_finds_nothing_at_all_fails(toy, shared, capsys):
+    run(toy)
+    dflow(toy, "push", str(shared))
+    other = other_store(toy)
+    assert dflow(other, "pull", str(shared), str(toy.file), "-s", "a.text=other") == 1
+    assert "4 of 4 nodes are neither here nor there: they will run" in capsys.readouterr().out
+
+
+def test_tokens_in_a_url_are_neither_shown_nor_kept(toy, shared, capsys):
+    run(toy)
+    assert Remote("memory://user:secret@host/a?token=secret#secret").url == "memory://host/a"
+    assert Remote(f"file://{shared}").url == f"file://{shared}"
+    assert dflow(toy, "pull", "http://127.0.0.1:1/captures?token=secret") == 1
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_what_was_accepted_is_shared_as_that(toy, shared, capsys):
+    run(toy)
+    other = other_store(toy)
+    ops = toy.folder / "toy.py"
+    ops.write_text(ops.read_text().replace(".upper())", ".upper() + '')"))
+    assert dflow(toy, "accept", str(toy.file), "b", "--reason", "harmless", "--yes") == 0
+    assert dflow(toy, "push", str(shared)) == 0
+    assert "b: what was accepted is told there too" in capsys.readouterr().out
+    assert dflow(other, "pull", str(shared), str(toy.file)) == 0
+    capsys.readouterr()
+    assert dflow(other, "explain", str(toy.file), "b") == 0
+    told = capsys.readouterr().out
+    assert f"pulled from {shared}" in told
+    assert re.search(r"accepted by .*: harmless; computed for key", told)
+
+
+WRONG_LINES = [{"time": "abc"}, {"time": None}, {"digest": 5}, {"digest": "../x"}, {"run": "../../x"}, {"neutral": [1]}]
+
+
+@pytest.mark.parametrize("wrong", WRONG_LINES, ids=str)
+def test_an_index_line_that_is_none_is_refused(toy, shared, capsys, wrong):
+    record = run(toy)
+    dflow(toy, "push", str(shared))
+    node = record.state.nodes["a"]
+    path = shared / "index" / node.key / node.digest
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}) + "\n")
+    refused(toy, shared, capsys, f"{next(iter(wrong))} is {json.dumps(next(iter(wrong.values())))}")
+
+
+HASH = "0" * 64
+ENTRY = {"size": 1, "sha256": HASH}
+WRONG_MANIFESTS = [
+    ({"files": {}}, "files is {}"),
+    ({"files": {"": ENTRY}}, "the file name ''"),
+    ({"files": {".": ENTRY}}, "the file name '.'"),
+    ({"files": {"/tmp/x": ENTRY}}, "the file name '/tmp/x'"),
+    ({"files": {"a\0b": ENTRY}}, "the file name 'a"),
+    ({"files": {"\udc80": ENTRY}}, "is no text"),
+    ({"files": {"a": ENTRY, "a/b": ENTRY}}, "a is a file and a folder"),
+    ({"files": {"a": {"size": "1", "sha256": HASH}}}, 'size is "1"'),
+    ({"files": {"a": {"size": 1, "sha256": "0"}}}, 'sha256 is "0"'),
+    ({"files": {"a": 1}}, "a: size and sha256"),
+    ({"metrics": [1]}, "metrics is [1]"),
+    ({"metrics": {"loss": "low"}}, 'metrics is {"loss": "low"}'),
+    ({"op": "other"}, 'it is of the op "other", the node\'s is "make"'),
+    ({"op": {}}, "op is {}"),
+    ({"key": "x"}, 'key is "x"'),
+    ({"key_parts": 5}, "key_parts is 5"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG_MANIFESTS, ids=str)
+def test_a_manifest_that_is_none_is_refused(toy, shared, capsys, wrong, said):
+    record = run(toy)
+    dflow(toy, "push", str(shared))
+    path = shared / "objects" / record.state.nodes["a"].digest / "manifest.json"
+    edit(path, json.dumps({**json.loads(path.read_text()), **wrong}))
+    refused(toy, shared, capsys, said)
+
+
+def refused(toy, shared, capsys, said):
+    """In one line that names the remote, and nothing is placed."""
+    other = other_store(toy)
+    capsys.readouterr()
+    assert dflow(other, "pull", str(shared), str(toy.file)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(shared) in line
+    assert said in line
+    assert list((other.store / "objects").iterdir()) == list((other.store / "index").iterdir()) == []
 
 
 def test_reading_is_enough_to_push_from_a_store(toy, shared):
