@@ -65,7 +65,8 @@ def field(
     """A config field of an op.
 
     neutral: the value changes results by rounding only, so it stays outside the key.
-    external: the string names a file or folder (relative to the pipeline file) whose content enters the key;
+    external: the string, or each of a tuple, names a file or folder (relative to the pipeline file) whose content
+    enters the key;
     "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id;
     pinned_by names the config field that then has to hold a commit, 40 hex digits: the key sees the id and the commit,
     and would not see what a branch holds tomorrow.
@@ -73,7 +74,7 @@ def field(
     called when the key is made, with all paths absolute: name -> file, None for a name without a file. The names and
     the contents of those files enter the key as well. An op with a field that chooses the library which does the work
     may have a method `chosen_libraries(self) -> tuple[str, ...]`: they enter the key beside the op's key_libraries.
-    Where its run function imports the code for it by name, which nobody can follow, a method
+    Where its run function imports the code for it by a constant or a computed name, which nobody can follow, a method
     `chosen_code(self) -> tuple[str, ...]` names it as "module:symbol". An op with a field that has to fit the launch
     may have a static method `launch_mistakes(values, launch) -> Mapping[str, str]`: field -> what is wrong, by the
     values and the keys of launch that are given and right by themselves.
@@ -188,6 +189,7 @@ def op(
                 edges[attribute.name] = edge
                 continue
             fields[attribute.name] = _config_field(attribute, annotation)
+            _check_external(cls, fields[attribute.name])
         output = getattr(cls, "output", None)
         if not (isinstance(output, type) and issubclass(output, Artifact)):
             raise TypeError(f"{cls.__name__}: an op needs `output = <a subclass of Artifact>`")
@@ -303,6 +305,19 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
         pinned_by=attribute.metadata.get("pinned_by", ""),
         validator=attribute.validator,
     )
+
+
+def _check_external(cls: type, field: ConfigField) -> None:
+    """Raises TypeError for an external field of a type in whose values nobody would look for paths."""
+    is_union = typing.get_origin(field.type) in (typing.Union, types.UnionType)
+    members = typing.get_args(field.type) if is_union else (field.type,)
+    listed = [typing.get_args(member) for member in members if typing.get_origin(member) is tuple]
+    others = [member for member in members if typing.get_origin(member) is not tuple]
+    is_right = set(others) <= {str, type(None)} and all(arguments == (str, Ellipsis) for arguments in listed)
+    if field.external and not is_right:
+        raise TypeError(f"{cls.__name__}.{field.name}: an external field is a str or a tuple[str, ...], or None")
+    if field.pinned_by and listed:
+        raise TypeError(f"{cls.__name__}.{field.name}: pinned_by goes with one path, not with a list")
 
 
 def _edge(attribute: Any, annotation: Any) -> Edge | None:

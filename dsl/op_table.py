@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
+from dsl.from_source import import_from_source
 from dsl.op import OpSpec, op_of
 from dsl.paths import is_there
-
-_added_folders: list[str] = []
+from dsl.search_path import path_without_added, put_on_path
 
 
 def load_op(name: str, op_files: Sequence[Path] = ()) -> OpSpec:
@@ -75,13 +75,6 @@ def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
     return found
 
 
-def put_on_path(folder: Path) -> None:
-    """Let modules beside a user's file be imported, after everything that is installed."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-        _added_folders.append(str(folder))
-
-
 def new_module(name: str, file: Path) -> ModuleType:
     """An empty module for a file."""
     module = ModuleType(name)
@@ -113,6 +106,7 @@ def _built_in_table() -> dict[str, str]:
 
 def _load_built_in(place: str) -> OpSpec:
     module, _, name = place.partition(":")
+    import_from_source()
     return op_of(getattr(importlib.import_module(module), name))
 
 
@@ -131,6 +125,7 @@ def _load_op_file(file: Path) -> ModuleType:
     if mistake:
         raise PipelineError([mistake])
     put_on_path(file.parent)
+    import_from_source()
     module = new_module(name, file)
     sys.modules[name] = module
     try:
@@ -149,7 +144,7 @@ def _cannot_be_module(file: Path) -> Mistake | None:
         return Mistake(f"{file}: an op file is a Python module: letters, digits and _ in its name, which ends in .py")
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return Mistake(f"{file} would hide Python's own module {name}: rename it")
-    installed = PathFinder.find_spec(name, [folder for folder in sys.path if folder not in _added_folders])
+    installed = PathFinder.find_spec(name, path_without_added())
     if installed is not None and installed.origin and not file.samefile(installed.origin):
         return Mistake(f"{file} would hide the installed module {name} ({installed.origin}): rename it")
     return None

@@ -11,12 +11,14 @@ import attrs
 from dsl.document import Document, Places, read_document
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean
 from dsl.for_each import expanded
+from dsl.from_source import import_from_source
 from dsl.graph import Graph, compiled
 from dsl.op import OpSpec
-from dsl.op_table import all_ops, load_op, new_module, put_on_path, raised_in, run_source, unknown_op, user_ops
+from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
 from dsl.paths import is_there
 from dsl.pipeline import TABLE_NAMES, Pipeline
+from dsl.search_path import put_on_path
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
 from dsl.told_once import told_once
@@ -213,6 +215,7 @@ def _run_python(file: Path) -> Pipeline:
     """What `pipeline()` of the file returns; an error in it is shown with its line in the file."""
     place = absolute_path(file, Path.cwd())
     put_on_path(place.parent)
+    import_from_source()
     module = new_module(f"pipeline_file_{place.stem}", place)
     try:
         run_source(module, place)

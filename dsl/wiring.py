@@ -59,7 +59,12 @@ def external_path(value: object, root: Path) -> Path | None:
 
 
 def external_value(value: Any, field: ConfigField, root: Path) -> Any:
-    """An external value as compiled: an absolute path, or as it is for a builtin value, a model id or None."""
+    """An external value as compiled: an absolute path, or as it is for a builtin value, a model id or None.
+
+    Of a list each member.
+    """
+    if isinstance(value, (tuple, list)):
+        return tuple(external_value(member, field, root) for member in value)
     path = external_path(value, root)
     if path is None or (_may_be_model_id(value, field, path) and not is_there(path)):
         return value
@@ -94,17 +99,22 @@ def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mi
     for field in op.fields.values():
         if not field.external:
             continue
-        value = node.values.get(field.name)
-        path = external_path(value, node.places.folder(field.name) or root)
-        if path is None:
-            continue
-        if not value:
-            yield node.mistake(field.name, "expected a path, got an empty string")
-        elif not is_there(path) and not _may_be_model_id(str(value), field, path):
-            hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
-            if not hint and not node.is_argument(field.name):
-                hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
-            yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
+        given = node.values.get(field.name)
+        for value in given if isinstance(given, (tuple, list)) else (given,):
+            yield from _path_mistakes(node, field, value, root)
+
+
+def _path_mistakes(node: WrittenNode, field: ConfigField, value: object, root: Path) -> Iterator[Mistake]:
+    path = external_path(value, node.places.folder(field.name) or root)
+    if path is None:
+        return
+    if not value:
+        yield node.mistake(field.name, "expected a path, got an empty string")
+    elif not is_there(path) and not _may_be_model_id(str(value), field, path):
+        hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
+        if not hint and not node.is_argument(field.name):
+            hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
+        yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
 
 
 def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:

@@ -49,6 +49,7 @@ class ExternalDigests:
         self._listings_memo = Memo(memo.with_name("external_listings.jsonl") if memo is not None else None, "path")
         self._files: dict[tuple[str, Stamp], str] | None = None
         self._listings: dict[str, tuple[str, str]] | None = None
+        self.listings: dict[str, str] = {}  # of all that was asked for: a hash over its names and stamps
 
     def of(self, path: Path) -> str:
         """The digest of a file's content, or of a folder's files by relative name. Raises DataError if it is gone."""
@@ -67,6 +68,7 @@ class ExternalDigests:
         """The digest of a tree that was listed after `asked_at`."""
         label = label.encode("utf-8", "backslashreplace").decode()
         listing, settled = _listing(tree, asked_at)
+        self.listings[label] = listing
         known = self._known_listings()
         if label in known and known[label][0] == listing:
             return known[label][1]
@@ -132,20 +134,19 @@ def _tree(path: Path) -> Tree:
 
 
 def _members(folder: str) -> dict[str, Tree]:
-    """Files below a folder by relative name; links are followed, each real folder is entered once."""
+    """Files below a folder by relative name; links are followed, none into a folder that it lies in itself."""
     files: dict[str, Tree] = {}
-    entered: set[tuple[int, int]] = set()
-    pending = [("", folder)]
+    pending: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", folder, frozenset())]
     while pending:
-        prefix, here = pending.pop()
+        prefix, here, above = pending.pop()
         status = Path(here).stat()
-        if (status.st_dev, status.st_ino) in entered:
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
             continue
-        entered.add((status.st_dev, status.st_ino))
         with os.scandir(here) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.is_dir():
-                    pending.append((f"{prefix}{entry.name}/", entry.path))
+                    pending.append((f"{prefix}{entry.name}/", entry.path, above | {identity}))
                     continue
                 status = entry.stat()
                 if not S_ISREG(status.st_mode):

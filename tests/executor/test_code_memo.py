@@ -171,3 +171,23 @@ def test_nodes_of_one_op_share_the_encoded_code_and_their_keys_are_those_of_a_pl
     plain = KeyParts("op", 1, dict(code), {"x": 1}, {}, {})
     assert plain.key({"a": "d"}) == shared.key({"a": "d"})
     assert plain.key_without_code({"a": "d"}) == shared.key_without_code({"a": "d"})
+
+
+def test_folders_in_another_order_are_another_question(tmp_path: Path) -> None:
+    write(tmp_path, {"one/main.py": "def run(): return 1\n", "two/main.py": "def run(): return 2\n"})
+    roots = [tmp_path / "one", tmp_path / "two"]
+    memo = tmp_path / "code.jsonl"
+    first = dict(CodeMemo(memo, later).of(["main:run"], roots))
+    assert first == dict(CodeMemo(memo, later).of(["main:run"], roots))
+    assert first != dict(CodeMemo(memo, later).of(["main:run"], roots[::-1]))
+
+
+def test_an_installed_module_that_comes_later_is_noticed(tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    write(tmp_path, {"own/main.py": "import part\ndef run(): return part.x\n", "own/part.py": "x = 1\n"})
+    roots = [installed, tmp_path / "own"]
+    memo = tmp_path / "code.jsonl"
+    assert "part:x" in CodeMemo(memo, later).of(["main:run"], roots)
+    (installed / "part.py").write_text("x = 2\n")
+    assert "part:x" not in CodeMemo(memo, later).of(["main:run"], roots)

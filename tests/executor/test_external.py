@@ -1,5 +1,6 @@
 """Digests of external inputs: by content, hashed once, never taken from a memo after an edit."""
 
+import hashlib
 import json
 import os
 import random
@@ -50,6 +51,29 @@ def test_a_linked_folder_is_followed_once(tmp_path: Path) -> None:
     (tmp_path / "linked" / "loop").symlink_to(tmp_path / "linked")
     externals = ExternalDigests(None)
     assert externals.of(tmp_path / "linked") == externals.of(tmp_path / "plain")
+
+
+def test_each_link_to_a_folder_counts(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "x").write_text("1")
+    before = ExternalDigests(None).of(tmp_path)
+    for name in ("a", "z"):
+        (tmp_path / name).symlink_to("real")
+    sha256 = hashlib.sha256(b"1").hexdigest()
+    expected = folder_digest({f"{name}/x": sha256 for name in ("a", "real", "z")})
+    assert before != expected
+    assert expected == ExternalDigests(None).of(tmp_path)
+
+
+def test_folders_that_hold_each_other_by_links_end(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(name)
+        (tmp_path / name / "other").symlink_to(tmp_path / other)
+        (tmp_path / name / "up").symlink_to(tmp_path)
+    of = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")}
+    files = {"a/x": of["a"], "a/other/x": of["b"], "b/x": of["b"], "b/other/x": of["a"]}
+    assert folder_digest(files) == ExternalDigests(None).of(tmp_path)
 
 
 def test_an_external_file_that_is_gone_is_named(tmp_path: Path) -> None:

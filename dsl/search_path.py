@@ -1,0 +1,105 @@
+"""Where modules are looked for, in the same order by a stage that imports them and by the key that follows them.
+
+    dflow's own folder, PYTHONPATH       and what an op file put before the standard library itself
+    the standard library, site-packages  of the interpreter that runs the stage
+    all that comes behind them           editable installs, the folders of the op files, in their order
+
+Everything but the middle is the project's: its code is part of keys.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.machinery import all_suffixes
+from pathlib import Path
+from types import ModuleType
+
+PROJECT = Path(__file__).resolve().parent.parent
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+STANDARD = Path(os.__file__).parent
+ARCHIVE = str(STANDARD.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip"))
+
+_at_start = frozenset(sys.path)  # with the folder of the command's script, which no stage has
+_added_folders: list[str] = []
+
+
+def search_path(op_files: Sequence[Path]) -> list[str]:
+    """The absolute folders in which the stages of a pipeline look for modules, the first one first."""
+    here = [_absolute(entry) for entry in sys.path]
+    end = _end_of_front(here)
+    given = {_absolute(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    late = {_absolute(entry) for entry in sys.path if entry not in _at_start}
+    op_folders = [str(file.parent) for file in op_files]
+    added = {*_added_folders} - {*op_folders}
+    own = [entry for entry in here if is_interpreters(entry)]
+    front = [entry for entry in here[:end] if entry in given or entry in late]
+    behind = [entry for entry in (*here[end:], *_editable_folders(), *op_folders) if entry not in added]
+    return _in_order(front, own, behind)
+
+
+def take_search_path(told: Sequence[str]) -> None:
+    """Look for modules where the executor said; the interpreter's own folders are those of this one."""
+    end = _end_of_front(told)
+    sys.path[:] = _in_order(told[:end], [entry for entry in sys.path if is_interpreters(entry)], told[end:])
+
+
+def is_standard(path: str) -> bool:
+    """Whether a folder, or the archive of its place, is the standard library's."""
+    return path == ARCHIVE or is_below(path, [str(STANDARD)])
+
+
+def is_interpreters(path: str) -> bool:
+    """Whether a file or folder belongs to the standard library or to an installed package."""
+    return is_standard(path) or not INSTALLED.isdisjoint(Path(path).parts)
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether a path is one of the folders or lies in one."""
+    return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
+
+
+def places_of(name: str, folder: Path) -> list[Path]:
+    """Where a package with `__init__` or a module of that name would be in a folder, compiled ones included."""
+    return [folder / name / "__init__.py", *(folder / f"{name}{suffix}" for suffix in all_suffixes())]
+
+
+def put_on_path(folder: Path) -> None:
+    """Let modules beside a user's file be imported, after everything that is installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        _added_folders.append(str(folder))
+
+
+def path_without_added() -> list[str]:
+    """sys.path as it would be without `put_on_path`."""
+    return [folder for folder in sys.path if folder not in _added_folders]
+
+
+def _in_order(front: Sequence[str], own: Sequence[str], behind: Sequence[str]) -> list[str]:
+    """own: the interpreter's folders; those of other interpreters in the two others are left out."""
+    first, last = ([entry for entry in entries if not is_interpreters(entry)] for entries in (front, behind))
+    return list(dict.fromkeys([str(PROJECT), *first, *own, *last]))
+
+
+def _end_of_front(path: Sequence[str]) -> int:
+    return next((place for place, entry in enumerate(path) if is_standard(entry)), len(path))
+
+
+def _absolute(entry: str) -> str:
+    return os.path.normpath(Path(entry).absolute())
+
+
+def _editable_folders() -> list[str]:
+    """The folders of packages that are installed by a finder of setuptools, which does not use sys.path."""
+    modules = (sys.modules.get(getattr(finder, "__module__", "")) for finder in sys.meta_path)
+    mappings = (_mapping(module) for module in dict.fromkeys(module for module in modules if module is not None))
+    return [str(Path(place).parent) for mapping in mappings for place in mapping.values()]
+
+
+def _mapping(module: ModuleType) -> dict[str, str]:
+    """The packages of such a finder's module and where they are; none of any other module."""
+    is_editable = module.__name__.startswith("__editable__")
+    mapping: dict[str, str] = getattr(module, "MAPPING", {}) if is_editable else {}
+    return mapping
