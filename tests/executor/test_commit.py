@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from toy_ops import PROJECT
 
-from dsl.errors import DiskFull, LeaseLost, StoreError
+from dsl.errors import DiskFull, LeaseLost, StageError, StopRequested, StoreError
+from executor import ended as ended_module
 from executor import store as store_module
 from executor.fail_points import FAIL_POINTS
 from executor.lease import share_ranks
@@ -124,7 +125,7 @@ def test_a_commit_that_was_cut_off_before_the_rename_is_finished_unless_its_file
         assert (not alter) == bool(store.index(key))
 
 
-def cut_off(self, out, digest):
+def cut_off(*arguments):
     raise StoreError("cut off")
 
 
@@ -214,3 +215,66 @@ def test_a_work_folder_without_permission_is_one_line(store):
     (store.path / "work").chmod(0o555)
     with pytest.raises(StoreError, match=r"work.*this user has no permission"):
         store.lease("k", "r").acquire(print, lambda: False)
+
+
+def cut_off_after_the_end(store, monkeypatch):
+    """A stage that has ended, whose commit came as far as the manifest, and the work folder that is left."""
+    with started(store) as lease, pytest.raises(StoreError, match="cut off"):
+        monkeypatch.setattr(Store, "place", cut_off)
+        commit(store, lease)
+    monkeypatch.undo()
+    (lease.folder / COMMIT).unlink()
+    return lease
+
+
+def finished(store):
+    with store.lease("k1", "r2") as lease:
+        assert lease.acquire(print, lambda: False)
+        return store.finish_commit(lease, "k1")
+
+
+def test_a_stage_that_has_ended_is_committed_by_the_next_holder_with_its_own_manifest(store, monkeypatch):
+    first = cut_off_after_the_end(store, monkeypatch)
+    digest = finished(store)
+    manifest = store.manifest(digest)
+    assert (first.token, first.id, "make") == (manifest["token"], manifest["lease"], manifest["op"])
+    assert {"other.txt", "sub/subsub/text.txt"} == set(manifest["files"])
+    assert ([("r1", digest)], []) == ([(line.run, line.digest) for line in store.index("k1")], store.altered(digest))
+
+
+@pytest.mark.parametrize("how", ["written", "added", "removed", "another boot", "another key", "half a note"])
+def test_what_is_not_as_a_stage_left_it_is_not_committed(store, monkeypatch, tmp_path, how):
+    first = cut_off_after_the_end(store, monkeypatch)
+    note, file = first.folder / ended_module.NOTE, first.out_dir / "other.txt"
+    if how == "written":
+        file.chmod(0o644)
+        file.write_text("OTHER")
+    if how == "added":
+        (first.out_dir / "more.txt").write_text("more")
+    if how == "removed":
+        file.unlink()
+    if how == "another boot":
+        (tmp_path / "boot").write_text("0\n")
+        monkeypatch.setattr(ended_module, "BOOT", tmp_path / "boot")
+    if how == "another key":
+        note.write_text(json.dumps({**json.loads(note.read_text()), "key": "k2"}))
+    if how == "half a note":
+        note.write_text(note.read_text()[:50])
+    assert (None, []) == (finished(store), store.index("k1"))
+
+
+def test_a_stage_whose_output_is_refused_is_not_taken_for_one_that_only_lacks_its_commit(store):
+    with started(store) as lease:
+        (lease.out_dir / "link").symlink_to("other.txt")
+        with pytest.raises(StageError, match="link"):
+            commit(store, lease)
+    assert finished(store) is None
+
+
+def test_a_commit_that_is_given_up_is_finished_by_the_next_holder(store):
+    with started(store) as lease:
+        lease.give_up()
+        with pytest.raises(StopRequested, match="the next one goes on here"):
+            commit(store, lease)
+    digest = finished(store)
+    assert (True, ["r1"]) == (store.has(digest), [line.run for line in store.index("k1")])

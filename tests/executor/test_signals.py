@@ -10,7 +10,7 @@ import signal
 import pytest
 from side_ops import side
 from test_kill import forkserver_pids, is_alive, processes, stage_pids, two_ranks
-from toy_ops import TWO_RANKS, UNTRACKED, Toy, wait_for
+from toy_ops import ONE_NODE, TWO_RANKS, UNTRACKED, Toy, wait_for
 
 HOLDS = '''
 @op(version=1, run="toy:hold")
@@ -40,6 +40,33 @@ def signals(config, stage):
     found["child"] = os.waitstatus_to_exitcode(os.system("exit 3"))
     (stage.out_dir / "text.txt").write_text(json.dumps(found))
 '''
+# Commits that take for ever, from a point on that they tell by a file.
+SLOW_COMMITS = {
+    "hashes": """
+import time
+from pathlib import Path
+import executor.content
+
+def slow(file, go_on):
+    Path("hashing").touch()
+    while True:
+        go_on()
+        time.sleep(0.02)
+
+executor.content._sha256 = slow
+""",
+    "waits for processes": """
+from pathlib import Path
+import executor.attempt, executor.lease
+
+def slow(name):
+    if name == "run:commit-begin":
+        executor.lease._try_lock = lambda descriptor: False
+        Path("hashing").touch()
+
+executor.attempt.fail_point = slow
+""",
+}
 
 
 def slow_steps(folder):
@@ -105,6 +132,20 @@ def test_a_second_stop_ends_a_stage_at_once_even_where_a_process_was_stopped(tmp
     assert 143 == process.returncode, out + errors
     wait_for(lambda: not is_alive(stage) and not is_alive(server))
     assert 0 == toy.dflow("resume", "-s", "d.steps=600", "-s", "d.seconds=0.0").returncode
+
+
+@pytest.mark.parametrize("waits", ["hashes", "waits for processes"])
+def test_a_second_stop_leaves_a_commit_to_the_next_run(tmp_path, waits):
+    toy = Toy(tmp_path, ONE_NODE)
+    process = toy.start("run", str(toy.file), program=SLOW_COMMITS[waits] + UNTRACKED)
+    wait_for((tmp_path / "hashing").exists)
+    process.send_signal(signal.SIGINT)  # two of one kind at once would count as one
+    process.terminate()
+    out, errors = process.communicate(timeout=30)
+    assert (143, "pending") == (process.returncode, toy.state()["nodes"]["a"]["state"]), out + errors
+    assert 0 == toy.dflow("resume").returncode
+    assert "hello" == toy.text("a")
+    assert (1 if waits == "hashes" else 2) == len(toy.calls())
 
 
 def test_a_stage_finds_signals_as_a_fresh_process_does_whatever_the_shell_had_set(tmp_path):

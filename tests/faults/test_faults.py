@@ -51,10 +51,14 @@ def told(folder: Path, kill: Kill, reference: Undisturbed) -> str:
 
 
 @pytest.mark.parametrize(
-    "place", ["commit:placing", "commit:renamed", "commit:placed", "commit:indexed", "run:committed"]
+    "place",
+    [
+        *("commit:waited", "commit:hashed", "commit:manifest", "commit:synced"),
+        *("commit:placing", "commit:renamed", "commit:placed", "commit:indexed", "run:committed"),
+    ],
 )
 def test_a_stage_that_has_ended_is_not_run_again_because_its_commit_was_cut_off(tmp_path, place):
     toy = Toy(tmp_path, ONE_NODE)
     assert -signal.SIGKILL == toy.dflow("run", str(toy.file), **{FAIL_AT: place}).returncode
     assert 0 == toy.dflow("resume").returncode
-    assert (["make"], "hello") == (toy.calls(), toy.text("a"))
+    assert (["make"], "hello", {"make/length": 5.0}) == (toy.calls(), toy.text("a"), toy.state()["nodes"]["a"]["metrics"])
