@@ -8,31 +8,39 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 from attrs import frozen
 
-from dsl.errors import DflowError
+from dsl.errors import DflowError, StopRequested
 from dsl.graph import Graph, GraphNode
 from dsl.graph_json import node_to_json
+from dsl.search_path import search_path
 from dsl.secrets import secret_values
 from executor.children import Children
 from executor.code_texts import keep_texts
 from executor.display import Display
+from executor.events import read_events
 from executor.fail_points import fail_point
 from executor.failure import TIMEOUT, Failure
 from executor.hosts import wait_for_hosts
-from executor.jsonlines import append_lines, read_lines, write_json
-from executor.keys import KeyParts, node_inputs
+from executor.jsonlines import append_lines, write_json
+from executor.keys import KeyParts, changes, node_inputs
 from executor.launch import Outcome, StageProcess
 from executor.lease import Lease
 from executor.machine import Share
+from executor.plan import Decision
 from executor.record import NodeState, Record, final_metrics
+from executor.snapshot import Snapshot
 from executor.store import Store
+from executor.store_lock import artifacts_taken
+from executor.taken import SourceRuns
 
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0
@@ -86,9 +94,14 @@ class Attempt(threading.Thread):
     def run(self) -> None:
         try:
             self.outcome = self._outcome()
+        except StopRequested:
+            self.outcome = Outcome("stopped")
         except (DflowError, OSError) as error:
             self.outcome = Outcome("failed", failure=Failure.of(error))
         finally:
+            mistake = sys.exception()
+            if mistake is not None and self.outcome is None:  # threading shows its traceback
+                self.outcome = Outcome("failed", failure=Failure.of_dflow(mistake))
             self._tell(lambda: self._done(self))
 
     def ask_to_stop(self) -> bool:
@@ -100,8 +113,11 @@ class Attempt(threading.Thread):
         return first
 
     def kill(self) -> None:
-        if self._stage is not None:
-            self._stage.kill()
+        """At once: a commit that goes on is left to the next run."""
+        self.work.lease.give_up()
+        with self._lock:
+            if self._stage is not None:
+                self._stage.kill()
 
     def look_after(self) -> None:
         """Called a few times a second: show what the stage printed for the user, end one that takes too long."""
@@ -123,7 +139,13 @@ class Attempt(threading.Thread):
     def _outcome(self) -> Outcome:
         work, state = self.work, self._state
         fail_point("run:lease-taken")
+        before = self._snapshot()
+        changed = changes(work.node.id, work.parts.to_json(), before.parts.to_json())
+        if changed:
+            return Outcome("outdated", changes=tuple(changed))
         work.lease.wait_for_ranks()
+        if self._is_finished():
+            return Outcome("done")
         wait_for_hosts(work.lease.folder)
         is_anew = self._is_anew()
         if work.adopt and not is_anew:
@@ -146,11 +168,40 @@ class Attempt(threading.Thread):
         state.ended, state.seconds = time.time(), time.monotonic() - self._stage_began
         state.metrics = final_metrics(work.record.events_path, work.node.id, began)
         state.memory, state.gpu_memory = outcome.memory, outcome.gpu_memory
-        if outcome.status == "done":
-            fail_point("run:commit-begin")
-            self._commit(outcome)
-            fail_point("run:committed")
+        return self._committed(outcome, before) if outcome.status == "done" else outcome
+
+    def _committed(self, outcome: Outcome, before: Snapshot) -> Outcome:
+        """Commit what the stage made, unless its code or data did not stay as they were; its work is then of no use."""
+        changed = before.changes(self._snapshot())
+        if changed:
+            self.work.lease.remove()
+            return attrs.evolve(outcome, status="outdated", changes=tuple(changed))
+        for file in before.unseen(outcome.loaded):
+            text = f"not part of the key: {file}, which the op finds at run time only; name it in its chosen_code()"
+            self._tell(partial(self._note, f"{WARNING}{text}"))
+        fail_point("run:commit-begin")
+        self._commit(outcome)
+        fail_point("run:committed")
         return outcome
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot.of(self.work.store, self.work.graph, self.work.node.id)
+
+    def _is_finished(self) -> bool:
+        """Whether the holder before was cut off after its stage had ended, so that only the commit was left to do."""
+        work, node_id = self.work, self.work.node.id
+        if work.store.finish_commit(work.lease, work.key) is None:
+            return False
+        with artifacts_taken(work.store.path):
+            line = work.store.newest(work.key)
+            is_taken = line is not None and (not work.forced or line.run == work.record.run)
+            if line is None or not is_taken or not work.store.has(line.digest):
+                return False
+            work.lease.remove()
+            decision = Decision("hit", "", work.key, line.digest, line.run, line.acceptance)
+            SourceRuns(work.store).take(work.record, node_id, decision)
+            work.record.save_node(node_id)
+        return True
 
     def _run_stage(self) -> Outcome:
         work = self.work
@@ -167,6 +218,7 @@ class Attempt(threading.Thread):
                 secrets=secret_values(work.node.config),
                 node=work.node.id,
                 told=node_to_json(work.graph, work.node.id),
+                path=search_path(work.graph.op_files),
                 artifacts={
                     parent: [str(work.store.object_path(digest)), digest] for parent, digest in work.digests.items()
                 },
@@ -176,21 +228,31 @@ class Attempt(threading.Thread):
             )
         fail_point("stage:started")
         outcome = stage.wait()
+        with self._lock:
+            self._stage = None  # from now on there is nobody to be asked, and soon no folder to ask in
         fail_point("stage:ended")
         self._tell(lambda: self._show(stage))
         if self.is_timed_out and outcome.status != "done":
             seconds = f"{work.node.launch.timeout:g}"
-            failure = Failure(f"TimeoutError: the attempt took longer than launch.timeout = {seconds} s", (TIMEOUT,))
+            text = f"TimeoutError: the attempt took longer than launch.timeout = {seconds} s"
+            failure = Failure(text, (TIMEOUT, TimeoutError.__name__))
             return attrs.evolve(outcome, status="failed", failure=failure, log_tail=stage.tail())
         return outcome
 
     def _show(self, stage: StageProcess) -> None:
         """Only called by the loop's thread."""
-        warnings = self._state.warnings
         for text in stage.notes():
+            self._note(text)
+
+    def _note(self, text: str) -> None:
+        """Only called by the loop's thread."""
+        if not text.startswith(WARNING):
             self._display.note(f"{self.work.node.id}: {text}")
-            if text.startswith(WARNING) and text.removeprefix(WARNING) not in warnings:
-                warnings.append(text.removeprefix(WARNING))
+            return
+        warning, warnings = text.removeprefix(WARNING), self._state.warnings
+        self._display.warn_of(self.work.node.id, warning)
+        if warning not in warnings:
+            warnings.append(warning)
 
     def _is_anew(self) -> bool:
         """Whether the node starts with an empty work folder: it is forced, and neither this run started it yet nor the
@@ -219,7 +281,7 @@ class Attempt(threading.Thread):
             return
         earlier = [
             event
-            for event in read_lines(self.work.store.records / run / "events.jsonl")
+            for event in read_events(self.work.store.records / run / "events.jsonl")
             if event["node"] == self.work.node.id and event["kind"] in ("metric", "cut")
         ]
         if earlier:

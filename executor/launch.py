@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,32 +18,42 @@ from attrs import frozen
 from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
 from executor.children import Child, Children
-from executor.disk import NO_SPACE, clear_errors, full_at
+from executor.disk import NO_SPACE, clear_error, clear_errors, full_at
 from executor.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
 from executor.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
 from executor.hosts import SeveralHosts, endpoint_of
-from executor.jsonlines import read_json, write_json
+from executor.jsonlines import read_json, read_object, write_json
 from executor.keys import PROJECT
 from executor.lease import Lease
+from executor.left_over import STAGE, stage_mark
+from executor.log_tail import Notes, last_lines
 from executor.machine import Share
 from executor.redaction import RedactedLog
-from executor.worker import STOP_ASKED, Job
+from executor.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-LOG_LINES = 20
+# What a rank's result has to tell, by its status.
+TOLD_OF = {"done": {"device", "loaded"}, "stopped": set(), "failed": {"class", "message", "time", "lost_connection"}}
 NOTE = "dflow: "
+ASKED_WITHIN_S = 5.0
 
 
 @frozen
 class Outcome:
-    """How an attempt ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks."""
+    """How an attempt ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks.
 
-    status: Literal["done", "stopped", "failed"]
+    outdated: code or data changed while it ran, so that what it made is of no key; changes say what. loaded: the files
+    of the user's modules that it imported.
+    """
+
+    status: Literal["done", "stopped", "failed", "outdated"]
     device: str = "cpu"
     failure: Failure | None = None
     log_tail: tuple[str, ...] = ()
     memory: int | None = None
     gpu_memory: int | None = None
+    loaded: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 class StageProcess:
@@ -66,11 +77,13 @@ class StageProcess:
             log.touch()
         self._results = folder / f"results-{lease.attempt}"
         self._log = log
-        self._log_start = self._noted = log.stat().st_size
+        self._log_start = log.stat().st_size
+        self._notes = Notes(log, self._log_start)
         self._launch = launch
         if launch.nnodes > 1:
             endpoint_of(launch.rendezvous)  # refuses what is not to be had before anybody waits
         self._asked_at: float | None = None
+        self._asked = threading.Event()
         self._life_line_path = folder / f"alive-{lease.attempt}"
         job_path = folder / f"job-{lease.attempt}.json"
         full_job = Job(
@@ -92,7 +105,7 @@ class StageProcess:
             self._life_line = os.open(self._life_line_path, os.O_RDWR)
             self._redacted = RedactedLog(folder / f"output-{lease.attempt}", log, secrets) if secrets else None
         output = log if self._redacted is None else self._redacted.pipe
-        environment = stage_environment(share.threads, share.gpus)
+        environment = {**stage_environment(share.threads, share.gpus), STAGE: stage_mark(folder, lease.id)}
 
         def start(module: str, arguments: Sequence[str]) -> Child:
             return children.start(module, arguments, environment, output)
@@ -139,33 +152,42 @@ class StageProcess:
             if self._redacted is not None:
                 self._redacted.close()
         ranks = range(self._launch.world_size)
-        results = [read_json(self._results / f"{rank}.json") for rank in ranks]
+        results = [_result(self._results / f"{rank}.json") for rank in ranks]
         outcome = self._outcome(code, results)
+        if self._redacted is not None and self._redacted.error is not None and outcome.status == "failed":
+            lost = clear_error(self._redacted.error, self._log)  # the cause: from then on it could print nothing
+            outcome = attrs.evolve(outcome, failure=Failure.of(lost))
         return attrs.evolve(outcome, memory=_sum(results, "memory"), gpu_memory=_sum(results, "gpu_memory"))
 
     def _outcome(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Outcome:
         if code == 0 and all(result and result["status"] == "done" for result in results):
-            return Outcome("done", results[0]["device"])  # type: ignore[index]
-        if self._asked_at is not None and only_taken_along(results):
+            done = [result for result in results if result]
+            loaded = sorted({file for result in done for file in result["loaded"]})
+            return Outcome("done", done[0]["device"], loaded=tuple(loaded))
+        if only_taken_along(results) and self._was_asked(code, results):
             return Outcome("stopped")
         failure = self._failure(code, results)
         return Outcome("failed", failure=failure, log_tail=self._shown(failure))
 
+    def _was_asked(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> bool:
+        """Whether the run was asked to stop. Who sends a signal to all processes may reach the stage first."""
+        ends_by_signal = code == -signal.SIGTERM or any(result and result["status"] == "stopped" for result in results)
+        return self._asked.wait(ASKED_WITHIN_S if ends_by_signal else 0.0)
+
     def notes(self) -> list[str]:
         """What the stage printed for the user since the last call: lines that begin with "dflow: ", without that."""
-        with clear_errors(self._log), self._log.open("rb") as file:
-            file.seek(self._noted)
-            fresh = file.read()
-        whole = fresh[: max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1]
-        self._noted += len(whole)
-        lines = whole.decode(errors="replace").splitlines()
-        return [line.removeprefix(NOTE) for line in lines if line.startswith(NOTE)]
+        return self._notes.read()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (torchrun passes it on)."""
+        """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (torchrun passes it on).
+
+        Where the stage has ended already, its folder may be gone; on a full disk the signal alone has to do.
+        """
         if self._asked_at is None:
             self._asked_at = time.monotonic()
-            (self._results / STOP_ASKED).touch()
+            self._asked.set()
+            with suppress(OSError):
+                (self._results / STOP_ASKED).touch()
             self._child.signal(signal.SIGTERM)
 
     def asked_for(self) -> float:
@@ -177,7 +199,7 @@ class StageProcess:
 
     def tail(self) -> tuple[str, ...]:
         """The last lines of this attempt's log."""
-        return _last_lines(self._log, self._log_start)
+        return last_lines(self._log, self._log_start)
 
     def _say(self, text: str) -> None:
         """As if the stage had printed it for the user."""
@@ -192,7 +214,7 @@ class StageProcess:
         host = (failure.rank or 0) // self._launch.nproc
         log = host_log(self._log, host)
         shown = failure.trace if self._launch.world_size > 1 else ()
-        shown = shown or (_last_lines(log, 0) if host else self.tail())
+        shown = shown or (last_lines(log, 0) if host else self.tail())
         return (*shown, f"log of that host: {log}") if host else shown
 
     def _failure(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Failure:
@@ -212,6 +234,13 @@ class StageProcess:
             return cause
         if any(result and result["status"] == "stopped" for result in results):
             return Failure("StopRequested: the op raised it though nobody had asked it to stop")
+        if code in (EXECUTOR_GONE, NO_LOG):
+            gone = self._log.parent if code == NO_LOG else self._results.parent
+            return Failure(
+                f"StoreError: {gone}: {'cannot be used' if gone.is_dir() else 'is gone'}; was it removed or changed "
+                "while the run used it?",
+                ("dsl.errors.StoreError",),
+            )
         if code == NO_SPACE:
             return Failure(f"{DiskFull.__name__}: {full_at(self._results)}", (DISK_FULL,))
         return Failure(broken, (NO_RESULT,)) if broken else ended_by(code)
@@ -230,11 +259,11 @@ def _command(launch: Launch, job: Path, results: Path) -> tuple[str, list[str]]:
     return "executor.torchrun", [exits_path(results, 0), *ranks, "-m", "executor.worker", str(job)]
 
 
-def _last_lines(log: Path, start: int) -> tuple[str, ...]:
-    with log.open("rb") as file:
-        file.seek(start)
-        lines = deque(file, maxlen=LOG_LINES)
-    return tuple(line.decode(errors="replace").rstrip() for line in lines)
+def _result(path: Path) -> dict[str, Any] | None:
+    """What a rank said of its end; None where it said nothing, or not all that belongs to it."""
+    result = read_object(path) or {}
+    told = TOLD_OF.get(result.get("status", ""))
+    return result if told is not None and told <= result.keys() else None
 
 
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:

@@ -31,8 +31,10 @@ from typing import Any
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested
+from dsl.from_source import import_from_source
 from dsl.graph import GraphNode
 from dsl.graph_json import node_from_json
+from dsl.search_path import PROJECT, is_below, is_interpreters, take_search_path
 from dsl.secrets import redact, resolved, secret_values
 from executor.disk import NO_SPACE, full_at, is_full
 from executor.fail_points import fail_point
@@ -40,10 +42,13 @@ from executor.failure import Failure
 from executor.jsonlines import append_line, read_json, write_json
 from executor.keys import node_inputs
 from executor.lease import share_ranks
+from executor.parent import GONE, end_with_parent
 
 STOPPED = 75
-EXECUTOR_GONE = 70
+EXECUTOR_GONE = GONE
+NO_LOG = 71  # the exit code of a stage whose log could not be opened
 STOP_ASKED = "stop"
+AGENT = "DFLOW_AGENT"  # the process id of torchrun
 END_WITHIN_S = 10
 WATCH_EVERY_S = 0.5
 PROGRESS_EVERY_S = 0.2
@@ -51,13 +56,15 @@ PROGRESS_EVERY_S = 0.2
 
 @frozen(kw_only=True)
 class Job:
-    """What the executor tells a stage: told is the node in JSON, artifacts maps node ids to [path, digest].
+    """What the executor tells a stage: told is the node in JSON, artifacts maps node ids to [path, digest], path
+    lists the folders in which modules are looked for.
 
     Paths are absolute.
     """
 
     node: str
     told: Mapping[str, Any]
+    path: Sequence[str]
     artifacts: Mapping[str, list[str]]
     folder: str
     token: int
@@ -86,6 +93,7 @@ class WorkerStage:
     device: str
     _job: Job
     _stop: threading.Event
+    _secrets: tuple[str, ...] = ()
     _written: dict[str, float] = field(factory=dict)  # kind of event -> when this attempt wrote one last, monotonic
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -93,7 +101,8 @@ class WorkerStage:
             return
         if self._job.attempt > 1 and "metric" not in self._written:
             self._event("cut", step=int(step))
-        self._event("metric", step=int(step), metrics={name: float(value) for name, value in metrics.items()})
+        shown = {redact(name, self._secrets): float(value) for name, value in metrics.items()}
+        self._event("metric", step=int(step), metrics=shown)
 
     def progress(self, done: int, total: int) -> None:
         last = self._written.get("progress", -math.inf)
@@ -103,6 +112,7 @@ class WorkerStage:
     def figure(self, name: str, fig: Any) -> None:
         if self.rank != 0:
             return
+        name = redact(name, self._secrets)
         path = Path(self._job.figures) / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path)
@@ -119,6 +129,8 @@ class WorkerStage:
 
 
 def main() -> int:
+    if AGENT in os.environ:  # torchrun's ranks, who may hold the interpreter for long
+        end_with_parent(int(os.environ[AGENT]))
     told = read_json(Path(sys.argv[1]))
     if told is None:  # a later attempt cleared the folder
         return EXECUTOR_GONE
@@ -136,20 +148,24 @@ def main() -> int:
     result = Path(job.results) / f"{rank}.json"
     sys.excepthook = partial(_report_error, result, ())
     try:
-        device = _run(job, rank, stop, result)
+        device, loaded = _run(job, rank, stop, result)
     except StopRequested as request:
         print(f"stopped: {request}", flush=True)
         write_json(result, {"status": "stopped", **_used()})
         return STOPPED
     fail_point("worker:op-done")
-    write_json(result, {"status": "done", "device": device, **_used()})
+    write_json(result, {"status": "done", "device": device, "loaded": loaded, **_used()})
     fail_point("worker:reported")
     return 0
 
 
-def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> str:
-    """Call the op; returns the device that it ran on."""
+def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> tuple[str, list[str]]:
+    """Call the op; returns the device that it ran on and the files of `_loaded_files`."""
+    import_from_source()
+    take_search_path(job.path)
     node = node_from_json(job.told)
+    take_search_path(job.path)  # the op files may have changed it, as they did where the key was made
+    declared = frozenset(sys.modules)
     sys.excepthook = partial(_report_error, result, secret_values(node.config))
     run = _import_run(node.op.run)
     device = _device(job.device)
@@ -163,9 +179,26 @@ def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> str:
         device=device,
         job=job,
         stop=stop,
+        secrets=secret_values(node.config),
     )
     run(resolved(node.config), stage)
-    return device
+    return device, _loaded_files(job.path, declared)
+
+
+def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> list[str]:
+    """The files of the user's modules that the op imported, or that are outside the search path.
+
+    The op files of the whole pipeline are loaded, with what they import; a key knows those of its own op alone.
+    """
+    folders = [folder for folder in path if not is_interpreters(folder)]
+    files = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or is_interpreters(file) or is_below(file, [str(PROJECT)]):
+            continue
+        if name not in declared or not is_below(file, folders):
+            files.append(file)
+    return sorted(files)
 
 
 def _used() -> dict[str, Any]:
@@ -265,7 +298,7 @@ def _report_error(
     if is_full(error):
         said.update({"class": DiskFull.__name__, "message": full_at(result.parent)})
     try:
-        print(f"{kind.__name__}: {message}" if expected else text, file=sys.stderr, flush=True)
+        print(f"{kind.__name__}: {message}" if expected else text.rstrip("\n"), file=sys.stderr, flush=True)
         write_json(result, {"status": "failed", "time": now, "lost_connection": _lost_connection(error), **said})
     except (OSError, DiskFull):  # not even room to say so
         os._exit(NO_SPACE)
