@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from dsl.errors import DflowError
+from dsl.errors import DflowError, StageError
 from executor.begin import Session, plan_row, refreshed
 from executor.display import Display
 from executor.fail_points import fail_point
@@ -41,7 +41,8 @@ TICK_S = 0.25
 LEASE_POLL_S = 0.1
 NOT_RUN = "not run: "
 TRANSIENT = "dsl.errors.TransientError"
-STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "failed": "failed"}
+STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "failed": "failed", "outdated": "pending"}
+MOST_OUTDATED = 3
 
 
 def run_session(session: Session, display: Display, *, adopt: bool = False, keep_going: bool = False) -> int:
@@ -93,6 +94,7 @@ class Runner:
         self._stages: Stages | None = None
         self._failed: list[str] = []
         self._retries: Counter[str] = Counter()
+        self._outdated: Counter[str] = Counter()  # attempts at a node while which its code or data changed
         self._events = LineReader(self._record.events_path)
         self._looked_at = 0.0
         self._follower: Follower | None = None
@@ -324,6 +326,9 @@ class Runner:
                 return
             self._fail(node_id, outcome.failure, outcome.log_tail)
             return
+        if outcome.status == "outdated" and not self._is_ending:
+            self._run_newest(node_id, outcome.changes)
+            return
         state = self._state(node_id)
         state.state, state.error = STATE_AFTER[outcome.status], None
         self._record.save_node(node_id)
@@ -334,6 +339,21 @@ class Runner:
             self._schedule.done(node_id)
         self._record.event(node_id, "state", state=state.state, digest=state.digest, seconds=state.seconds)
         self._display.changed(node_id)
+
+    def _run_newest(self, node_id: str, changes: tuple[str, ...]) -> None:
+        """After code or data changed while the node ran: what it made is of neither state, so it runs anew."""
+        self._outdated[node_id] += 1
+        changed = f"its code or data changed while it ran ({'; '.join(changes)})"
+        if self._outdated[node_id] >= MOST_OUTDATED:
+            error = StageError(f"{changed}, {MOST_OUTDATED} times in a row; leave them as they are, and resume")
+            self._fail(node_id, Failure.of(error), ())
+            return
+        state = self._state(node_id)
+        state.state = "pending"
+        self._record.save_node(node_id)
+        self._record.event(node_id, "state", state="outdated", changes=list(changes))
+        self._display.note(f"{node_id}: {changed}; nothing of it is kept, and it runs again with the newest")
+        self._wait(Waiting(self._schedule.place(node_id), node_id))
 
     def _tries_again(self, node_id: str, failure: Failure) -> bool:
         """After an error that may pass, the node waits its time and then takes its work folder up again."""
