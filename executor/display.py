@@ -26,18 +26,25 @@ class Display:
         self._progress: dict[str, tuple[int, int]] = {}
         self._metrics: dict[str, Mapping[str, float]] = {}
         self._said_at = time.monotonic()
-        cached = [node_id for node_id, node in state.nodes.items() if node.state == "done" and node.cache == "hit"]
-        self._told_together = set(cached) if len(cached) > CACHED_SHOWN else set()
+        self.told: set[str] = set()  # warnings of nodes
+        self.last: list[str] = []  # what is to be said when all else was
+        self._done_before = {node_id for node_id, node in state.nodes.items() if node.state == "done"}
+        self._told_together = self._done_before if len(self._done_before) > CACHED_SHOWN else set()
 
     def __enter__(self) -> Display:
         if self._told_together:
-            self.note(f"{len(self._told_together)} of {len(self._state.nodes)} nodes are cached")
+            self.note(f"{len(self._told_together)} of {len(self._state.nodes)} nodes are {self._word()}")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return
+
+    def _word(self) -> str:
+        """What nodes are called that were done before the run began."""
+        is_all_cached = all(self._state.nodes[node_id].cache == "hit" for node_id in self._done_before)
+        return "cached" if is_all_cached else "done before or cached"
 
     def changed(self, node_id: str) -> None:
         """A node's state in the record is another one now."""
@@ -47,9 +54,13 @@ class Display:
             again = f" (attempt {node.attempt})" if node.attempt > 1 else ""
             resumed = ", goes on with earlier work" if node.cache == "resumed" else ""
             self.note(f"{node_id}: started{again}{resumed}: {node.reason}")
-        elif node.state == "done" and node.cache == "hit" and node_id not in self._told_together:
+        elif node_id in self._told_together:
+            return
+        elif node.state == "done" and node.cache == "hit":
             self.note(f"{node_id}: cached {shown_digest(node.digest)}")
-        elif node.state == "done" and node.cache != "hit":
+        elif node.state == "done" and node_id in self._done_before:
+            self.note(f"{node_id}: done before {shown_digest(node.digest)}")
+        elif node.state == "done":
             self.note(f"{node_id}: done in {shown_seconds(node)}{_behind(node.metrics)}")
         elif node.state == "pending":
             self.note(f"{node_id}: stopped after {shown_seconds(node)}")
@@ -57,6 +68,8 @@ class Display:
     def show(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take in what the running stages reported. Of the metrics, those of the newest event are shown."""
         for event in events:
+            if event["node"] not in self._state.nodes:
+                continue
             if event["kind"] == "progress":
                 self._progress[event["node"]] = (event["done"], event["total"])
             elif event["kind"] == "metric":
@@ -68,6 +81,16 @@ class Display:
 
     def warn(self, text: str) -> None:
         print_lines(f"warning: {text}", error=True)
+
+    def warn_of(self, node_id: str, text: str) -> None:
+        """What a stage warns of; the same text once, however many stages say it."""
+        if text not in self.told:
+            self.told.add(text)
+            self.note(f"{node_id}: warning: {text}")
+
+    def say_last(self, text: str) -> None:
+        """When the results were shown."""
+        self.last.append(text)
 
     def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
         """A failed node: its error, the last lines of its log, what to do and where the log is."""

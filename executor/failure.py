@@ -59,12 +59,10 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "a compiled library crashed: the log's last lines tell which; PYTHONFAULTHANDLER=1 makes Python say where",
     ),
     ((NO_RESULT,), "something ended the process from inside, sys.exit say: the log tells what it did last"),
-    (
-        (),
-        "the log has the whole traceback; after a fix of the code, work that a resumable op saved is taken up again by "
-        "`dflow resume --adopt`",
-    ),
+    ((), "mend the code, by the traceback"),
 )
+# To the last hint, where the op is resumable.
+ADOPT = "; then `dflow resume --adopt` takes up the work that it had saved"
 
 
 @frozen
@@ -92,10 +90,10 @@ class Failure:
     def is_any_of(self, names: Sequence[str]) -> bool:
         return not set(names).isdisjoint(self.names)
 
-    @property
-    def hint(self) -> str:
-        """What the user can do about it."""
-        return next(hint for names, hint in HINTS if not names or self.is_any_of(names))
+    def hint(self, *, resumable: bool = False) -> str:
+        """What the user can do about it. resumable: the op is, so that work of before can be taken up."""
+        names, hint = next((names, hint) for names, hint in HINTS if not names or self.is_any_of(names))
+        return f"{hint}{ADOPT}" if resumable and not names else hint
 
 
 def class_names(error: BaseException) -> tuple[str, ...]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from executor.lines import columns, print_lines
 from executor.record import NodeState, RunState
 
 METRICS_SHOWN = 4
 ROWS_SHOWN = 40
+MOST_COLUMNS = 5  # of copies in a table of results
 
 
-def print_results(state: RunState, result_nodes: Sequence[str]) -> None:
-    """The table of the nodes; then the figures of those that are named."""
+def print_results(state: RunState, result_nodes: Sequence[str], told: Container[str] = ()) -> None:
+    """The table of the nodes; then the figures of those that are named, without the warnings that were told before."""
     print_lines(nodes_text(state))
-    print_figures(state, result_nodes)
+    print_figures(state, result_nodes, told)
 
 
 def nodes_text(state: RunState) -> str:
@@ -45,17 +46,53 @@ def first_line(text: str) -> str:
     return f"{first} ..." if more else first
 
 
-def print_figures(state: RunState, result_nodes: Sequence[str]) -> None:
-    """The final metrics and the warnings of nodes that are done."""
-    for node_id in result_nodes:
-        node = state.nodes[node_id]
-        if node.state != "done":
-            continue
+def print_figures(state: RunState, result_nodes: Sequence[str], told: Container[str] = ()) -> None:
+    """The final metrics of nodes that are done, those of copies of a node in one table; then their warnings, each once.
+
+    told: warnings that need not be told again.
+    """
+    done = {node_id: state.nodes[node_id] for node_id in result_nodes if state.nodes[node_id].state == "done"}
+    tables: dict[tuple[str, ...], dict[str, list[tuple[str, str, str]]]] = {}
+    warned: dict[str, list[str]] = {}
+    for node_id, node in done.items():
         if node.metrics:
-            table = columns(("metric", "value", "interval"), result_rows(node.metrics), right=("value",))
-            print_lines(f"results of {node_id}\n{table}")
+            rows = result_rows(node.metrics)
+            alike = (_without_variant(node_id), *(name for name, _, _ in rows))
+            tables.setdefault(alike, {})[node_id] = rows
         for warning in node.warnings:
-            print_lines(f"{node_id}: warning: {warning}")
+            if warning not in told:
+                warned.setdefault(warning, []).append(node_id)
+    for copies in tables.values():
+        print_lines(figures_text(copies))
+    for warning, node_ids in warned.items():
+        print_lines(f"{', '.join(node_ids)}: warning: {warning}")
+
+
+def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
+    """The table of one node, or of several whose metrics have the same names: a column each, where they are many a row.
+
+    copies: by node id, the rows of `result_rows`.
+    """
+    (first, rows), *others = copies.items()
+    if not others:
+        table = columns(("metric", "value", "interval"), rows, right=("value",))
+        return f"results of {first}\n{table}"
+    base = _without_variant(first)
+    cells = {
+        node_id.removeprefix(f"{base}-"): [f"{value} {interval}".rstrip() for _, value, interval in own]
+        for node_id, own in copies.items()
+    }
+    metrics = [name for name, _, _ in rows]
+    if len(cells) > MOST_COLUMNS:
+        table = columns((base, *metrics), [(name, *own) for name, own in cells.items()])
+    else:
+        table = columns(("metric", *cells), list(zip(metrics, *cells.values(), strict=True)))
+    return f"results of {', '.join(copies)}\n{table}"
+
+
+def _without_variant(node_id: str) -> str:
+    """The id of the node that was copied: `train` of `train-small`."""
+    return node_id.partition("-")[0]
 
 
 def result_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:

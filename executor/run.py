@@ -21,10 +21,11 @@ from attrs import define
 from dsl.errors import DflowError, StageError
 from executor.begin import Session, plan_row, refreshed
 from executor.display import Display
+from executor.events import EventReader
 from executor.fail_points import fail_point
 from executor.failure import Failure
-from executor.follow import Follower, lacks
-from executor.jsonlines import LineReader
+from executor.follow import lacks
+from executor.follower import Follower
 from executor.lease import Lease
 from executor.plan import Decision
 from executor.record import NodeState, State, Status, results_run
@@ -95,7 +96,7 @@ class Runner:
         self._failed: list[str] = []
         self._retries: Counter[str] = Counter()
         self._outdated: Counter[str] = Counter()  # attempts at a node while which its code or data changed
-        self._events = LineReader(self._record.events_path)
+        self._events = EventReader(self._record.events_path)
         self._looked_at = 0.0
         self._follower: Follower | None = None
 
@@ -210,7 +211,7 @@ class Runner:
 
     def _begin(self, waiting: Waiting) -> bool:
         """Start the node, or take what another run made of it; False where it still waits."""
-        node_id = waiting.node_id
+        node_id, lease = waiting.node_id, None
         try:
             if waiting.decision is None:
                 waiting.decision = self._refreshed(node_id)
@@ -228,6 +229,8 @@ class Runner:
                 return False
             return self._go_on_with(waiting, key, lease)
         except DflowError as error:
+            if lease is not None:
+                lease.release()
             self._fail(node_id, Failure.of(error), ())
             return True
 
@@ -242,7 +245,6 @@ class Runner:
         """With the lease: take what was made meanwhile, else start an attempt."""
         node_id = waiting.node_id
         with artifacts_taken(self._store.path):
-            self._store.finish_commit(lease, key)
             made_meanwhile = self._made_meanwhile(node_id, key)
             if made_meanwhile is not None:
                 lease.remove()
@@ -319,8 +321,7 @@ class Runner:
     def _ended(self, attempt: Attempt) -> None:
         """Put down how an attempt ended."""
         node_id, outcome = attempt.work.node.id, attempt.outcome
-        if outcome is None:
-            raise RuntimeError(f"{node_id}: a mistake in dflow itself ended the attempt; it is told above")
+        assert outcome is not None
         if outcome.failure is not None:
             if not self._is_ending and self._tries_again(node_id, outcome.failure):
                 return
@@ -378,10 +379,11 @@ class Runner:
         state = self._state(node_id)
         state.state, state.error = "failed", text
         self._failed.append(node_id)
+        hint = failure.hint(resumable=self._graph.nodes[node_id].op.resumable)
         self._record.save_node(node_id)
-        self._record.event(node_id, "state", state="failed", error=text, hint=failure.hint, seconds=state.seconds)
+        self._record.event(node_id, "state", state="failed", error=text, hint=hint, seconds=state.seconds)
         self._display.changed(node_id)
-        self._display.failure(node_id, text, log_tail, self._record.log_path(node_id), failure.hint)
+        self._display.failure(node_id, text, log_tail, self._record.log_path(node_id), hint)
 
     def _cached_event(self, node_id: str) -> dict[str, object]:
         return {"node": node_id, "kind": "state", "state": "done", "cache": "hit", "digest": self._digests[node_id]}

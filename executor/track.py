@@ -44,6 +44,10 @@ DIGEST_LENGTH = 36  # of a dataset
 FOUND_AT_ONCE = 1000
 LOCK_TIMEOUT_S = 60
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
+# How the HTTP library tells which server it did not reach, and what the operating system said.
+AWAY = re.compile(r"host='([^']+)', port=(\d+)")
+REFUSED = re.compile(r"(?:\[Errno -?\d+\] |: )(Read timed out|(?<=\] )[^'\")]+)")
+SHOWN_ERROR = 300  # characters
 UNREACHABLE = (
     mlflow.exceptions.MlflowException,
     sqlalchemy.exc.SQLAlchemyError,
@@ -264,6 +268,13 @@ def _milliseconds(seconds: float) -> int:
 
 
 def shown_error(error: BaseException) -> str:
-    """The first line, never a page of HTML, and no password of an address."""
+    """The first line, never a page of HTML, and no password of an address; of a server that is away, where and why."""
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]
-    return CREDENTIALS.sub("//***@", str(lines[0]))[:300]
+    line = CREDENTIALS.sub("//***@", str(lines[0]))
+    where, why = AWAY.search(line), REFUSED.search(line)
+    if where and why:
+        return f"{where[1]}:{where[2]}: {why[1].strip()}"
+    if len(line) <= SHOWN_ERROR:
+        return line
+    words = line[:SHOWN_ERROR].rpartition(" ")[0] or line[:SHOWN_ERROR]
+    return f"{words} ..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from executor.commands.arguments import add_json, add_store
+from executor.commands.arguments import add_json, add_store, count
 from executor.exits import OK
 from executor.lines import print_lines
 from executor.run_list import run_rows, runs_text
@@ -15,16 +15,18 @@ SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", type=int, default=SHOWN, metavar="N", help="how many, the newest first; 0 for all")
+    parser.add_argument("-n", type=count, default=SHOWN, metavar="N", help="how many, the newest first; 0 for all")
     add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
-    rows = run_rows(store.records, options.n if options.n > 0 else None)
+    rows = run_rows(store.records, options.n or None)
     if options.json:
         print_lines(json.dumps({"runs": rows}, indent=1))
     else:
         print_lines(runs_text(rows) if rows else f"{store.path}: the store holds no run yet")
+        if rows and rows[0]["status"] == "killed":
+            print_lines(f"the newest was killed; go on with: dflow resume {rows[0]['run']}")
     return OK

@@ -17,6 +17,8 @@ from executor.results import print_results
 from executor.run_list import running_runs
 from executor.store import Store, store_path
 
+UNFINISHED = ("killed", "stopped")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
@@ -42,7 +44,8 @@ def main(options: argparse.Namespace) -> int:
         line = store.newest(node.key) if node.acceptance == "accepted" and node.key is not None else None
         if line is not None:
             print_lines(f"{node_id}: {accepted_text(line.user, line.time, line.reason)}")
-    print_lines(f"run {state.run}: {state.status}")
+    next_step = f"; go on with: dflow resume {state.run}" if state.status in UNFINISHED else ""
+    print_lines(f"run {state.run}: {state.status}{next_step}")
     for other in running_runs(store.records) if options.run is None else ():
         if other.run != record.run:
             print_lines(f"run {other.run} of {other.state.pipeline} is running too: dflow status {other.run}")

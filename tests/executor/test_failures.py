@@ -88,13 +88,10 @@ def test_with_keep_going_what_does_not_read_from_a_failed_node_runs(tmp_path):
     assert result.returncode == 1
     states = {name: node.get("state", "pending") for name, node in toy.state()["nodes"].items()}
     assert states == {"a": "failed", "b": "pending", "c": "done", "d": "done", "e": "failed", "f": "pending"}
-    summary = result.stderr.splitlines()[-5:-1]
-    assert summary == [
-        "a failed: DataError: the server is busy",
-        "e failed: DataError: the server is busy",
-        "b: not run: a failed",
-        "f: not run: a failed",
-    ]
+    assert result.stderr.count("DataError: the server is busy") == 4  # of each node the error, and its line in the log
+    rows = {line.split()[0]: line for line in result.stdout.splitlines()[-8:]}
+    assert rows["e"].endswith("  DataError: the server is busy")
+    assert (rows["b"].endswith("  not run: a failed"), rows["f"].endswith("  not run: a failed")) == (True, True)
     assert toy.state()["status"] == "failed"
     source = tmp_path / "toy.py"
     source.write_text(source.read_text().replace("if tries < config.times", "if False"))
@@ -152,11 +149,11 @@ class OutOfMemoryError(RuntimeError):
         (Failure.of(TransientError("busy")), "something outside this machine failed"),
         (Failure.of(ModuleNotFoundError("No module named 'sglang'")), "install the missing module"),
         (Failure("", (TIMEOUT,)), "raise launch.timeout"),
-        (Failure.of(ValueError("a bug")), "the log has the whole traceback"),
+        (Failure.of(ValueError("a bug")), "mend the code, by the traceback"),
     ],
 )
 def test_a_failure_says_what_to_do(failure, expected):
-    assert failure.hint.startswith(expected)
+    assert failure.hint().startswith(expected)
 
 
 def test_the_last_hint_fits_every_failure_and_no_name_stands_twice():

@@ -65,12 +65,15 @@ def test_of_two_runs_at_once_both_are_named(store, capsys):
     ]
 
 
-def test_a_killed_run_is_a_stopped_one(store, capsys):
+def test_a_killed_run_says_so_and_how_to_go_on(store, capsys):
     record = a_running_run(store)
     record.unlock()
     shown = dflow(store, capsys, "status").splitlines()
     assert shown[3].split() == ["b", "pending", "miss"]
-    assert shown[-1] == f"run {record.run}: stopped"
+    assert shown[-1] == f"run {record.run}: killed; go on with: dflow resume {record.run}"
+    shown = dflow(store, capsys, "runs").splitlines()
+    assert shown[1].split()[2] == "killed"
+    assert shown[-1] == f"the newest was killed; go on with: dflow resume {record.run}"
 
 
 def test_of_an_error_of_several_lines_the_first_is_shown_with_a_sign(store, capsys):
