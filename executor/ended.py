@@ -62,9 +62,9 @@ def _files(out: Path) -> dict[str, list[int]]:
     found = {}
     for here, _, names in os.walk(out):
         for name in names:
-            status = os.lstat(os.path.join(here, name))
-            stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
-            found[os.path.relpath(os.path.join(here, name), out)] = stamp
+            path = Path(here, name)
+            status = path.lstat()
+            found[path.relative_to(out).as_posix()] = [status.st_size, status.st_mtime_ns, status.st_ino]
     return found
 
 

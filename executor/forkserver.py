@@ -11,7 +11,7 @@ FD is a stream socket to the executor, one JSON value a line:
 
 A stage is a child in a process group of its own, with no descriptor but the null device and its log. It runs `main` of
 the module as a fresh interpreter would: here, at the end of this file. When the executor is gone, all stages are
-killed. When this process is gone, the kernel kills them. When a stage has ended, what is left of its group is ended too.
+killed. When this process is gone, the kernel kills them. When a stage has ended, what is left of its group is ended.
 
 Signals that are sent to all processes, by a service manager or at a job's end, are for the executor, which asks the
 stages to stop, and for the stages. This process ignores them.
@@ -196,16 +196,19 @@ def _run(start: Start) -> int:
 
 def _has_others(group: int) -> bool:
     """Whether a process group has members but its leader."""
-    return any(_group_of(name) == group for name in os.listdir("/proc") if name.isdecimal() and int(name) != group)
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
+    return any(_is_in(pid, group) for pid in pids if pid != group)
 
 
-def _group_of(pid: str) -> int | None:
-    """None for a process that has ended."""
+def _is_in(pid: int, group: int) -> bool:
+    """Whether a process that has not ended belongs to the group."""
     try:
-        state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+        if os.getpgid(pid) != group:
+            return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
-        return None
-    return None if state in "ZX" else int(group)
+        return False
 
 
 def _reset_signals() -> None:

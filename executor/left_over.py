@@ -1,7 +1,8 @@
 """Processes that a stage left running: a daemon that it started, a child that ignores SIGTERM.
 
-Every process of a stage has DFLOW_STAGE="<work folder>:<id of the lease>" in the environment that /proc shows, and hands
-it on to what it starts. So all of them are found, whatever group or session they moved to and whatever they closed.
+Every process of a stage has DFLOW_STAGE="<work folder>:<id of the lease>" in the environment that /proc shows, and
+hands it on to what it starts. So all of them are found, whatever group or session they moved to and whatever they
+closed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ STAGE = "DFLOW_STAGE"
 ROOM = 4352  # the longest path and an id
 END_WITHIN_S = 10.0
 POLL_S = 0.02
+CHUNK = 1 << 18
 ENV_START, ENV_END = 47, 48  # fields of /proc/<pid>/stat after the name, see proc(5)
 
 
@@ -55,7 +57,8 @@ def show_mark() -> None:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()]
+    with os.scandir("/proc") as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdecimal() and int(entry.name) != os.getpid()]
 
 
 def _is_killed(pid: int, sign: bytes) -> bool:
@@ -82,7 +85,15 @@ def _is_killed(pid: int, sign: bytes) -> bool:
 def _has(pid: int, sign: bytes) -> bool:
     """One that has ended and was not waited for has no environment any more."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return sign in b"\0" + file.read()
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)  # every process of this machine is looked at
     except OSError:
         return False
+    try:
+        shown = b"\0"
+        while part := os.read(descriptor, CHUNK):
+            shown += part
+        return sign in shown
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -182,7 +182,7 @@ class Store:
         return digest
 
     def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
-        """Make a folder whose files and manifest are on disk the artifact of a key: by a rename, then the index line."""
+        """Make a folder whose files and manifest are on disk the artifact of a key: a rename, then the index line."""
         fail_point("commit:placing")
         with artifacts_taken(self.path):
             self._place(sealed, entry.digest)

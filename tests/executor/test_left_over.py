@@ -20,7 +20,11 @@ from dsl.errors import TransientError
 from dsl.op import Artifact, field, op
 
 HERE = Path(__file__).parent
-WRITES = 'trap "" TERM; echo $$ > {here}/writer; while true; do echo late > {out}/text.txt; echo late > {out}/more.txt; sleep 0.02; done'
+WRITES = """
+trap "" TERM
+echo $$ > {here}/writer
+while true; do echo late > {out}/text.txt; echo late > {out}/more.txt; sleep 0.02; done
+"""
 
 
 @frozen
