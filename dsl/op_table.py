@@ -136,6 +136,11 @@ def _load_op_file(file: Path) -> ModuleType:
     return module
 
 
+def _is_copy(file: Path, other: Path) -> bool:
+    """Whether both are one file, or hold the same: a project that was copied may lie on the path twice."""
+    return file.samefile(other) or file.read_bytes() == other.read_bytes()
+
+
 def _cannot_be_module(file: Path) -> Mistake | None:
     name = file.stem
     if not is_there(file, Path.is_file):
@@ -145,6 +150,6 @@ def _cannot_be_module(file: Path) -> Mistake | None:
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return Mistake(f"{file} would hide Python's own module {name}: rename it")
     installed = PathFinder.find_spec(name, path_without_added())
-    if installed is not None and installed.origin and not file.samefile(installed.origin):
+    if installed is not None and installed.origin and not _is_copy(file, Path(installed.origin)):
         return Mistake(f"{file} would hide the installed module {name} ({installed.origin}): rename it")
     return None

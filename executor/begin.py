@@ -112,6 +112,7 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
     """A new record in which `node_id` and all below it run anew and all else is taken from an earlier run as it is.
 
+    What that run did not finish beside them runs as well.
     Raises PipelineError for an unknown node or an override above it, StoreError where an artifact is gone.
     """
     source = find_record(store.records, run)
@@ -129,9 +130,12 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
         raise PipelineError([Mistake(f"-s {override}: not at or below {node_id}", hint=hint) for override in outside])
     pinned = {}
     states = {}
+    above = graph.up_to(list(anew)).nodes
     for other, state in source.state.nodes.items():
         if other in anew:
             continue
+        if state.digest is None and other not in above:
+            continue  # it runs too
         if state.digest is None:
             raise StoreError(
                 f'node "{other}" was not finished in run {source.run}, so nothing can start below it; '

@@ -56,7 +56,7 @@ def all_records(records: Path) -> list[Record]:
     for folder in begun:
         try:
             found.append(Record.load(folder))
-        except (StoreError, TypeError) as error:
+        except StoreError as error:
             raise StoreError(
                 f"{folder}: the record cannot be read, so it is not known what it uses; "
                 f"remove it with `dflow rm {folder.name}`"

@@ -67,7 +67,7 @@ class PreviousNodes:
 
     def _earlier(self, pipeline: str) -> Iterator[Earlier]:
         for record in islice(newest_records(self._store.records, pipeline), RECORDS_SEARCHED):
-            yield Earlier(record.state.nodes, record.plan())
+            yield Earlier(record.state.nodes, plan_of(record.folder))
 
 
 def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None:

@@ -36,16 +36,17 @@ from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
-from dsl.graph_json import graph_from_json, graph_to_json
 from executor.events import EventReader
-from executor.jsonlines import append_line, append_lines, read_json, read_lines, write_json
+from executor.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
+from executor.recorded_graph import damaged, load_graph, recorded_table, save_graph, written_nodes
 from executor.tags import tagged_folder
 
 STATE = "state.jsonl"
+PLAN = "plan.json"
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4,}")
 
 State = Literal["pending", "running", "done", "failed"]
-Status = Literal["running", "done", "failed", "stopped"]
+Status = Literal["running", "done", "failed", "stopped", "killed"]
 
 
 @define(kw_only=True)
@@ -118,7 +119,7 @@ class Record:
     ) -> Record:
         """The same, but nobody sees it before its state is saved."""
         folder = _new_folder(records)
-        write_json(folder / "graph.json", graph_to_json(graph), in_one_line=True, durable=True)
+        save_graph(folder, graph)
         run_state = RunState(
             run=folder.name,
             pipeline=graph.name,
@@ -133,7 +134,14 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Raises StoreError where there is no whole record."""
+        """Raises StoreError where there is no whole record, or it is damaged."""
+        try:
+            return cls._load(folder)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise damaged(folder, STATE) from error
+
+    @classmethod
+    def _load(cls, folder: Path) -> Record:
         run: dict[str, Any] | None = None
         nodes: dict[str, NodeState] = {}
         for line in read_lines(folder / STATE) or _lines_of_format_1(folder):
@@ -157,16 +165,15 @@ class Record:
         return self.folder / "events.jsonl"
 
     def graph(self) -> Graph:
-        return graph_from_json(read_json(self.folder / "graph.json"))
+        return load_graph(self.folder)
 
     def op_names(self) -> dict[str, str]:
         """The op of each node by its name; the ops themselves need not be there any more."""
-        graph = read_json(self.folder / "graph.json") or {"nodes": []}
-        return {node["id"]: node["op"] for node in graph["nodes"]}
+        return {node_id: node.get("op", "") for node_id, node in written_nodes(self.folder).items()}
 
     def plan(self) -> dict[str, Any]:
         """Per node: the decision, the key and the nodes it reads; of what was not cached, the reason and key parts."""
-        return plan_of(self.folder)
+        return recorded_table(self.folder, PLAN)
 
     def save(self) -> None:
         """Put down what the run knows of itself, its nodes left out."""
@@ -192,7 +199,7 @@ class Record:
         return {"node": node, **_changed(self.state.nodes[node])}
 
     def save_plan(self, rows: Mapping[str, Any]) -> None:
-        write_json(self.folder / "plan.json", rows, in_one_line=True)
+        write_json(self.folder / PLAN, rows, in_one_line=True)
 
     def log_path(self, node: str) -> Path:
         return self.folder / f"{node}.log"
@@ -229,9 +236,9 @@ class Record:
             self._lock = None
 
     def status(self) -> Status:
-        """As recorded, but "stopped" where it says running and no process works on it any more."""
+        """As recorded, but "killed" where it says running and no process works on it any more."""
         is_killed = self.state.status == "running" and not self.is_alive()
-        return "stopped" if is_killed else self.state.status
+        return "killed" if is_killed else self.state.status
 
     def is_alive(self) -> bool:
         """Whether a process works on this run now."""
@@ -298,8 +305,8 @@ def _next_id(run: str) -> str:
 
 
 def plan_of(folder: Path) -> dict[str, Any]:
-    """The rows of plan.json in a record's folder; none where it is gone."""
-    return dict(read_json(folder / "plan.json") or {})
+    """The rows of plan.json in a record's folder; none where it is gone or damaged."""
+    return read_object(folder / PLAN) or {}
 
 
 def results_run(state: RunState) -> str | None:
@@ -378,9 +385,9 @@ def valid_points(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def mlflow_ids(records: Path, record: Record) -> dict[str, Any]:
     """{"parent", "nodes"}: ids of MLflow runs by node id; for what was cached, those of the run that made it."""
-    sent = read_json(record.folder / "mlflow.json") or {}
+    sent = read_object(record.folder / "mlflow.json") or {}
     if not sent and record.state.results_run not in (None, record.run):
-        sent = read_json(records / str(record.state.results_run) / "mlflow.json") or {}
+        sent = read_object(records / str(record.state.results_run) / "mlflow.json") or {}
     return {
         "parent": sent.get("parent"),
         "nodes": {name: node["run_id"] for name, node in sent.get("nodes", {}).items()},

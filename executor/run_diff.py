@@ -11,11 +11,11 @@ from attrs import frozen
 from executor.code_changes import CodeChange, code_changes
 from executor.code_texts import kept_text
 from executor.explain import ABSENT, ValueChange, value_changes
-from executor.jsonlines import read_json
 from executor.keys import differing
 from executor.plan import Previous
 from executor.previous import Earlier, previous_in
 from executor.record import NodeState, Record
+from executor.recorded_graph import written_nodes
 from executor.store import Store
 
 Where = Literal["both", "first", "second"]
@@ -83,8 +83,7 @@ class _Side:
     def __init__(self, store: Store, record: Record) -> None:
         self._store = store
         self._earlier = Earlier(record.state.nodes, record.plan())
-        graph = read_json(record.folder / "graph.json") or {"nodes": []}
-        self.written: dict[str, dict[str, Any]] = {node["id"]: node for node in graph["nodes"]}
+        self.written = written_nodes(record.folder)
         self.nodes: Mapping[str, NodeState] = record.state.nodes
 
     def previous(self, node_id: str) -> Previous | None:

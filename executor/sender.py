@@ -20,7 +20,7 @@ from dsl.graph import Graph, GraphNode
 from executor.content import MANIFEST
 from executor.events import EventReader
 from executor.follow import is_sent, status_of
-from executor.jsonlines import read_json, write_json
+from executor.jsonlines import read_object, write_json
 from executor.node_facts import artifacts_read, files_read, params
 from executor.points import NodeEvents
 from executor.record import NodeState, Record
@@ -71,6 +71,11 @@ class Sender:
             return f"MLflow lacks a part of the run: {error}; then send it with `dflow sync {self._folder.name}`"
         except UNREACHABLE as error:
             self._is_sure = False
+            if "file is not a database" in str(error):
+                return (
+                    f"{self._store / 'mlflow.db'} is no database: move it away, then send all again with "
+                    "`dflow sync --all`"
+                )
             what = "cannot be reached" if is_passing(error) else "refused a part of the run"
             kept = f"nothing is lost: send it later with `dflow sync {self._folder.name}`"
             return f"MLflow {what} ({shown_error(error)}); {kept}"
@@ -305,7 +310,7 @@ class Sender:
         """The MLflow runs of another run's nodes, by key."""
         if run not in self._makers:
             folder = self._store / "records" / run
-            children = (read_json(folder / "mlflow.json") or {}).get("nodes", {})
+            children = (read_object(folder / "mlflow.json") or {}).get("nodes", {})
             nodes = Record.load(folder).state.nodes if children else {}
             self._makers[run] = {nodes[name].key: sent["run_id"] for name, sent in children.items() if name in nodes}
         return self._makers[run]
@@ -320,7 +325,7 @@ def _nothing() -> dict[str, Any]:
 
 def _read_sent(folder: Path) -> dict[str, Any]:
     """mlflow.json. An older dflow counted events, in "sent": of its points some are there."""
-    sent: dict[str, Any] = read_json(folder / "mlflow.json") or _nothing()
+    sent: dict[str, Any] = read_object(folder / "mlflow.json") or _nothing()
     for child in sent["nodes"].values():
         child.setdefault("points", 0)
         child.setdefault("begun", 0)

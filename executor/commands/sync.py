@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsl.errors import StoreError
+from dsl.errors import PipelineError, StoreError
 from executor.commands.arguments import add_store
 from executor.exits import FAILED, OK
 from executor.follow import lacks, send_rest
@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
     if options.run is not None:
         record = find_record(store.records, options.run)
         record.lock()
-        return _send(store, record)
+        return _send(store, record) if _is_readable(record) else FAILED
     return _send_all(store, everything=options.all)
 
 
@@ -44,7 +44,8 @@ def _send_all(store: Store, *, everything: bool) -> int:
     away: set[str | None] = set()
     looked_at = 0
     for record in reversed(list(newest_records(store.records))):
-        if not (lacks(record) or (everything and (record.folder / "mlflow.json").exists())):
+        is_asked = everything or _has_lost_its_database(store, record)
+        if not (lacks(record) or (is_asked and (record.folder / "mlflow.json").exists())):
             continue
         looked_at += 1
         if record.state.tracking_uri in away:
@@ -55,13 +56,31 @@ def _send_all(store: Store, *, everything: bool) -> int:
         except StoreError:
             print_lines(f"run {record.run} is still running and sends by itself")
             continue
-        if _send(store, record) != OK:
+        if not _is_readable(record):
+            code = FAILED
+        elif _send(store, record) != OK:
             away.add(record.state.tracking_uri)
             code = FAILED
         record.unlock()
     if not looked_at:
-        print_lines(f"MLflow holds all runs of {store.path}")
+        hint = "" if everything else "; `dflow sync --all` looks for what MLflow has lost since it got it"
+        print_lines(f"nothing of {store.path} waits to be sent to MLflow{hint}")
     return code
+
+
+def _has_lost_its_database(store: Store, record: Record) -> bool:
+    return record.state.tracking_uri is None and not (store.path / "mlflow.db").exists()
+
+
+def _is_readable(record: Record) -> bool:
+    """Whether the graph can be read, with the ops as they are now; where not, that is said and the run left out."""
+    try:
+        record.graph()
+    except (PipelineError, StoreError) as error:
+        reason = "; ".join(str(error).splitlines())
+        print_lines(f"dflow: run {record.run} cannot be read, so it is not sent: {reason}", error=True)
+        return False
+    return True
 
 
 def _send(store: Store, record: Record) -> int:

@@ -1,4 +1,4 @@
-"""The follower beside a run, `dflow sync` after it, and servers that do not do what a server should."""
+"""`dflow sync` after a run, and servers that do not do what a server should."""
 
 import http.server
 import json
@@ -13,11 +13,10 @@ from contextlib import closing
 
 import pytest
 from mlflow.exceptions import MlflowException
-from toy_ops import ONE_NODE, PROJECT, Toy, wait_for
+from toy_ops import ONE_NODE, PROJECT, Toy
 from tracked_toy import fresh_database, tracked_toy
 
 from dsl.errors import StoreError
-from executor import follow
 from executor.commands import sync
 from executor.follow import lacks, send_rest
 from executor.jsonlines import append_line, read_json, read_lines
@@ -25,93 +24,6 @@ from executor.record import Record
 from executor.track import open_client, tracking_uri
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-class Told:
-    """A display that keeps what it is told."""
-
-    def __init__(self):
-        self.notes, self.warnings = [], []
-        self.note, self.warn = self.notes.append, self.warnings.append
-
-
-class FakeSender:
-    """Gives the answers one after the other, and the last one from then on."""
-
-    def __init__(self, *answers):
-        self.answers = answers
-        self.sends = 0
-
-    def send(self):
-        self.sends += 1
-        answer = self.answers[min(self.sends, len(self.answers)) - 1]
-        return answer() if callable(answer) else answer
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(follow, "EVERY_S", 0.01)
-    monkeypatch.setattr(follow, "RETRY_S", 0.01)
-
-    def started(sender, folder):
-        monkeypatch.setattr(follow, "_sender", lambda *a, **k: sender)
-        told = Told()
-        return follow.Follower(folder, folder, told), told
-
-    return started
-
-
-def test_a_follower_warns_once_and_tells_when_the_server_is_there_again(quick, tmp_path):
-    sender = FakeSender("away", "away", "still away", None)
-    follower, told = quick(sender, tmp_path)
-    wait_for(lambda: sender.sends > 5)
-    follower.finish(lambda: False)
-    assert (told.warnings, told.notes) == (["away"], ["MLflow is there again and has all of the run until now"])
-
-
-def test_a_follower_whose_server_stays_away_ends_without_waiting_for_its_next_try(quick, tmp_path, monkeypatch):
-    sender = FakeSender("away")
-    monkeypatch.setattr(follow, "RETRY_S", 3600)
-    follower, told = quick(sender, tmp_path)
-    monkeypatch.setattr(follow, "RETRY_S", 3600)
-    wait_for(lambda: told.warnings)
-    follower.finish(lambda: False)
-    assert told.warnings == ["away"]
-    assert told.notes == [f"MLflow lacks a part of this run; send it with: dflow sync {tmp_path.name}"]
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_a_send_that_never_ends_holds_the_end_of_a_run_for_a_bounded_time_that_is_told(
-    quick, tmp_path, monkeypatch, stopped
-):
-    ever = threading.Event()
-    monkeypatch.setattr(follow, "SILENT_S", 0.0)
-    monkeypatch.setattr(follow, "STOPPED_WITHIN_S" if stopped else "END_WITHIN_S", 0.5)
-    follower, told = quick(FakeSender(ever.wait), tmp_path)
-    follower.finish(lambda: False, stopped=stopped)
-    ever.set()
-    assert told.notes == [
-        "sending the rest to MLflow, for 0 s at most (Ctrl-C: leave it)",
-        f"MLflow lacks a part of this run; send it with: dflow sync {tmp_path.name}",
-    ]
-
-
-def test_whoever_does_not_want_to_wait_for_mlflow_gives_up(quick, tmp_path):
-    ever = threading.Event()
-    follower, told = quick(FakeSender(ever.wait), tmp_path)
-    follower.finish(lambda: True)
-    ever.set()
-    assert told.notes == [f"MLflow lacks a part of this run; send it with: dflow sync {tmp_path.name}"]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_follower_that_breaks_does_not_say_that_all_was_sent(quick, tmp_path):
-    def broken():
-        raise AssertionError("a mistake of dflow's own")
-
-    follower, told = quick(FakeSender(broken), tmp_path)
-    follower.finish(lambda: False)
-    assert told.notes == [f"MLflow lacks a part of this run; send it with: dflow sync {tmp_path.name}"]
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +170,10 @@ def test_sync_sends_every_run_that_lacks_something_and_says_what(unsent, tmp_pat
     said = f"MLflow holds all of it (run {parent})\n"
     assert capsys.readouterr().out == f"run {record.run}: sent 5 runs, 34 points, 14 files; {said}"
     assert synced(arguments) == 0
-    assert capsys.readouterr().out == f"MLflow holds all runs of {store}\n"
+    assert (
+        capsys.readouterr().out
+        == f"nothing of {store} waits to be sent to MLflow; `dflow sync --all` looks for what MLflow has lost since it got it\n"
+    )
     assert synced([record.run, *arguments]) == 0
     assert capsys.readouterr().out == f"run {record.run}: {said}"
 
@@ -271,7 +186,7 @@ def test_sync_all_sends_what_mlflow_has_lost(unsent, tmp_path, capsys):
         for table in ("latest_metrics", "metrics", "params", "tags", "runs"):
             database.execute(f"DELETE FROM {table}")
     assert synced(["--store", str(store)]) == 0
-    assert "MLflow holds all runs" in capsys.readouterr().out
+    assert "waits to be sent to MLflow" in capsys.readouterr().out
     assert synced(["--all", "--store", str(store)]) == 0
     assert "sent 5 runs, 34 points" in capsys.readouterr().out
     assert history(client, record) == points_of(record)
