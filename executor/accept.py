@@ -19,6 +19,7 @@ from executor.jsonlines import append_line
 from executor.keys import KeyParts, Sources, node_inputs, node_parts
 from executor.plan import Planner
 from executor.record import Record, is_begun, newest_records
+from executor.results import shown_digest
 from executor.store import IndexLine, Store
 from executor.verify import check
 
@@ -45,7 +46,7 @@ def acceptable(store: Store, planner: Planner, node_id: str) -> Acceptable:
     decisions = planner.plan()
     decision = decisions[node_id]
     if decision.cache == "hit":
-        raise ConfigError(f'node "{node_id}" is cached as {decision.digest}: there is nothing to accept')
+        raise ConfigError(f'node "{node_id}" is cached as {shown_digest(decision.digest)}: there is nothing to accept')
     node = planner.graph.nodes[node_id]
     waiting = [parent for parent in node.parents if decisions[parent].digest is None]
     if decision.key is None or waiting:

@@ -8,8 +8,9 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from dsl.errors import DflowError, PipelineError
+from dsl.errors import DflowError, Mistake, PipelineError, did_you_mean, on_one_line, shortened
 from executor.disk import TOLD, clear_error
 from executor.exits import FAILED, INTERRUPTED, USAGE
 from executor.lines import prepare_streams, print_lines, unheard
@@ -54,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _check_directory()
         _check_not_shadowed()
-        options = _parser(own[0] if own else "").parse_args(own)
+        options = _options(own)
         options.extra = extra
         code: int = options.main(options)
     except KeyboardInterrupt:
         print_lines("dflow: stopped", error=True)
         return INTERRUPTED
     except PipelineError as error:
-        print_lines(str(error), error=True)
+        print_lines("\n".join(map(_told, error.mistakes)), error=True)
         return USAGE
     except DflowError as error:
         print_lines(f"dflow: {error}", error=True)
@@ -75,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_lines(f"dflow: {unheard()}", error=True)
         return code or FAILED
     return code
+
+
+def _told(mistake: Mistake) -> str:
+    """A mistake in a file or in a value begins with its place, all others with who speaks."""
+    return str(mistake) if mistake.position or mistake.path else f"dflow: {mistake}"
 
 
 def _for_sglang(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -102,19 +108,38 @@ def _check_not_shadowed() -> None:
         )
 
 
-def _parser(called: str) -> argparse.ArgumentParser:
+def _options(given: list[str]) -> argparse.Namespace:
     """Only the command that is called is loaded, and takes arguments."""
-    parser = argparse.ArgumentParser(
-        prog="dflow", description="Pipelines that train DFlash drafts: cached, resumable, tracked."
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    name = given[0] if given else ""
+    if name not in COMMANDS:
+        _tell_commands(given)
+    parser = _Parser(prog=f"dflow {name}", description=COMMANDS[name])
+    module = importlib.import_module(f"executor.commands.{name.replace('-', '_')}")
+    module.add_arguments(parser)
+    parser.set_defaults(main=module.main)
+    return parser.parse_args(given[1:])
+
+
+def _tell_commands(given: list[str]) -> NoReturn:
+    """All that `dflow` itself takes is the request for help."""
+    parser = _Parser(prog="dflow", description="Pipelines that train DFlash drafts: cached, resumable, tracked.")
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, help in COMMANDS.items():
-        added = commands.add_parser(name, help=help, description=help)
-        if name == called:
-            module = importlib.import_module(f"executor.commands.{name.replace('-', '_')}")
-            module.add_arguments(added)
-            added.set_defaults(main=module.main)
-    return parser
+        commands.add_parser(name, help=help)
+    if given and not given[0].startswith("-"):
+        hint = did_you_mean(given[0], list(COMMANDS)) or "`dflow` alone lists them"
+        parser.error(f'there is no command "{on_one_line(shortened(given[0]))}" ({hint})')
+    parser.parse_args(given)
+    parser.print_help()
+    parser.exit(USAGE)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake as dflow tells all others, below the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"dflow: {message}\n")
 
 
 if __name__ == "__main__":

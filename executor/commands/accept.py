@@ -18,6 +18,7 @@ from executor.follow import send_in_foreground
 from executor.keys import code_roots
 from executor.lines import print_lines
 from executor.record import Record
+from executor.results import shown_digest
 from executor.store import Store, store_path
 
 
@@ -33,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set)
     if options.node not in graph.nodes:
-        print_lines(no_such_node(graph, options.node), error=True)
-        return USAGE
+        raise no_such_node(graph, options.node)
     if not options.yes and not sys.stdin.isatty():
         print_lines("dflow: nobody can be asked here: look at `dflow explain`, then give --yes", error=True)
         return USAGE
@@ -42,7 +42,8 @@ def main(options: argparse.Namespace) -> int:
     planner = make_planner(store, graph)
     offer = acceptable(store, planner, options.node)
     roots = code_roots(graph)
-    print_lines(f"{offer.node}: {offer.line.digest} was made by run {offer.line.run}; since then its code changed:")
+    made = f"{shown_digest(offer.line.digest)} was made by run {offer.line.run}"
+    print_lines(f"{offer.node}: {made}; since then its code changed:")
     print_lines("\n".join(f"  {line}" for line in told(offer.changes, lambda module: module_file(module, roots))))
     if not options.yes and not _asked("Is the artifact still right with this code? [y/N] "):
         print_lines("nothing was accepted")

@@ -65,7 +65,6 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def count(text: str) -> int:
     """The type of an argument that counts something: 0 or more."""
-    number = int(text)
-    if number < 0:
-        raise ValueError
-    return number
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f'expected a whole number, 0 or more, got "{text}"')
+    return int(text)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
-from dsl.errors import did_you_mean
+from dsl.errors import Mistake, PipelineError, known_nodes
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
-from executor.exits import OK, USAGE
+from executor.exits import OK
 from executor.explain import explain
 from executor.explain_text import explanation_text
 from executor.keys import code_roots
@@ -31,8 +31,7 @@ def main(options: argparse.Namespace) -> int:
     graph = read_graph(options.file, options.set, options.sweep)
     store = Store.open(store_path(options.store, options.file), write=False)
     if options.node not in graph.nodes:
-        print_lines(no_such_node(graph, options.node), error=True)
-        return USAGE
+        raise no_such_node(graph, options.node)
     explanations = explain(store, make_planner(store, graph), options.node)
     if options.json:
         first, *above = [each.to_json() for each in explanations]
@@ -42,6 +41,5 @@ def main(options: argparse.Namespace) -> int:
     return OK
 
 
-def no_such_node(graph: Graph, node_id: str) -> str:
-    hint = did_you_mean(node_id, list(graph.nodes)) or f"nodes: {', '.join(graph.nodes)}"
-    return f'there is no node "{node_id}" ({hint})'
+def no_such_node(graph: Graph, node_id: str) -> PipelineError:
+    return PipelineError([Mistake(f'there is no node "{node_id}"', hint=known_nodes(node_id, graph.nodes))])

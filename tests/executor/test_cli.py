@@ -106,7 +106,7 @@ def test_explain_says_why_a_node_would_run(toy):
     assert result.stdout == "c runs:\n  config changed: c.weight from 1.0 to 2.0\n"
     assert toy.dflow("explain", str(toy.file), "a").stdout.startswith("a: cached as ")
     result = toy.dflow("explain", str(toy.file), "e")
-    assert (result.returncode, result.stderr) == (2, 'there is no node "e" (nodes: a, b, c, d)\n')
+    assert (result.returncode, result.stderr) == (2, 'dflow: there is no node "e" (nodes: a, b, c, d)\n')
 
 
 def test_mistakes_in_a_pipeline_are_shown_without_a_traceback(tmp_path):
@@ -129,8 +129,31 @@ def test_other_errors_are_shown_without_a_traceback(tmp_path):
     )
 
 
-def test_an_unknown_command_is_a_mistake_in_usage(toy):
-    assert toy.dflow("fly").returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "usage", "told"),
+    [
+        (["rnu"], "dflow [-h]", 'there is no command "rnu" (did you mean "run"?)'),
+        (["fly", "--now"], "dflow [-h]", 'there is no command "fly" (`dflow` alone lists them)'),
+        (["--fly"], "dflow [-h]", "unrecognized arguments: --fly"),
+        (["rm", "x", "--fly"], "dflow rm [-h]", "unrecognized arguments: --fly"),
+        (["run"], "dflow run [-h]", "the following arguments are required: FILE"),
+        (["logs", "a", "-n", "-3"], "dflow logs [-h]", 'argument -n: expected a whole number, 0 or more, got "-3"'),
+    ],
+)
+def test_a_mistake_in_usage_is_told_below_the_usage_of_the_command(capsys, arguments, usage, told):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"usage: {usage}")
+    assert (ended.value.code, shown.splitlines()[-1]) == (2, f"dflow: {told}")
+
+
+def test_without_a_command_the_help_lists_all_of_them(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    shown = capsys.readouterr().out
+    assert (ended.value.code, shown.startswith("usage: dflow [-h] COMMAND ...")) == (2, True)
+    assert [name for name in cli.COMMANDS if f"\n    {name}" not in shown] == []
 
 
 def test_from_an_unknown_node_is_a_mistake(toy):
@@ -142,7 +165,7 @@ def test_from_an_unknown_node_is_a_mistake(toy):
 def test_from_does_not_go_with_adopt(toy):
     result = toy.dflow("resume", "--from", "c", "--adopt")
     assert result.returncode == 2
-    assert result.stderr.startswith("--adopt goes on with unfinished work, --from does not (")
+    assert result.stderr.startswith("dflow: --adopt goes on with unfinished work, --from does not (")
 
 
 def test_ops_lists_all_and_describes_one(capsys):

@@ -79,10 +79,10 @@ def test_a_link_to_no_file_is_no_pipeline_file(tmp_path: Path, kind: str) -> Non
     link = tmp_path / "link.toml"
     link.symlink_to({"loop": "link.toml", "dead": "nowhere.toml", "folder": str(tmp_path)}[kind])
     refused = toy.dflow("plan", "link.toml")
-    assert (2, "there is no pipeline file link.toml\n") == (refused.returncode, refused.stderr)
+    assert (2, "dflow: there is no pipeline file link.toml\n") == (refused.returncode, refused.stderr)
 
 
 def test_a_name_that_no_file_system_takes_is_told(tmp_path: Path) -> None:
     refused = Toy(tmp_path).dflow("plan", "x" * 300 + ".toml")
     assert 2 == refused.returncode
-    assert refused.stderr.startswith("there is no pipeline file xxx")
+    assert refused.stderr.startswith("dflow: there is no pipeline file xxx")

@@ -32,7 +32,7 @@ def test_only_runs_these_nodes_and_says_what_is_not_there(toy: Toy) -> None:
         result = toy.dflow(command, str(toy.file), "--only", "c")
         assert (result.returncode, result.stderr) == (
             2,
-            "--only: not in the store: a (new); b (new) (name them too, or run everything above with --to c)\n",
+            "dflow: --only: not in the store: a (new); b (new) (name them too, or run everything above with --to c)\n",
         )
     assert toy.calls() == []
     assert toy.dflow("run", str(toy.file), "--only", "a", "--only", "b").returncode == 0
@@ -49,9 +49,9 @@ def test_an_unknown_node_and_both_flags_at_once_are_refused(toy: Toy) -> None:
         for arguments in (("--to", "x"), ("--only", "x", "--only", "y"), ("--to", "a", "--only", "b"))
     ]
     assert told == [
-        '--to: there is no node "x" (nodes: a, b, c, d)\n',
-        '--only: there is no node "x" (nodes: a, b, c, d)\n--only: there is no node "y" (nodes: a, b, c, d)\n',
-        "--to runs what is above a node, --only does not (give one of them)\n",
+        'dflow: --to: there is no node "x" (nodes: a, b, c, d)\n',
+        'dflow: --only: there is no node "x" (nodes: a, b, c, d)\ndflow: --only: there is no node "y" (nodes: a, b, c, d)\n',
+        "dflow: --to runs what is above a node, --only does not (give one of them)\n",
     ]
 
 
