@@ -83,9 +83,7 @@ def _sealed(path: Path, go_on: Callable[[], None]) -> FileEntry:
         return FileEntry(os.fstat(file.fileno()).st_size, sha256)
 
 
-def altered_files(
-    folder: Path, manifest: Mapping[str, Any], go_on: Callable[[], None] = lambda: None
-) -> list[str]:
+def altered_files(folder: Path, manifest: Mapping[str, Any], go_on: Callable[[], None] = lambda: None) -> list[str]:
     """Names of an artifact's files that are gone, or hold something else than when it was committed; reads them all."""
     altered = []
     for name, entry in manifest["files"].items():
