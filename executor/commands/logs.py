@@ -11,8 +11,8 @@ from pathlib import Path
 from dsl.errors import DflowError, did_you_mean
 from executor.commands.arguments import add_store, count
 from executor.exits import OK
-from executor.lines import write_on
-from executor.record import Record, find_record
+from executor.lines import print_lines, write_on
+from executor.record import Record, find_record, is_begun
 from executor.store import Store, store_path
 
 POLL_S = 0.2
@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    record = find_record(Store.open(store_path(options.store, None), write=False).records, options.run)
+    store = Store.open(store_path(options.store, None), write=False)
+    record = find_record(store.records, options.run)
     if options.node not in record.state.nodes:
         nodes = ", ".join(record.state.nodes)
         hint = did_you_mean(options.node, list(record.state.nodes))
@@ -40,8 +41,8 @@ def main(options: argparse.Namespace) -> int:
     log.print_last(options.lines)
     if options.follow:
         _follow(record, options.node, log)
-    elif not log.is_there:
-        _say_why_empty(record, options.node)
+    if not log.is_there:
+        _print_source(store, record, options.node, options.lines)
     return OK
 
 
@@ -56,17 +57,25 @@ def _follow(record: Record, node_id: str, log: _Log) -> None:
         log.print_more()
         if not is_over:
             time.sleep(POLL_S)
-    if not log.is_there:
-        _say_why_empty(record, node_id)
 
 
-def _say_why_empty(record: Record, node_id: str) -> None:
+def _print_source(store: Store, record: Record, node_id: str, lines: int | None) -> None:
+    """The log of the run that computed what this one took. Raises DflowError where there is none."""
     node = record.state.nodes[node_id]
-    if node.source_run is not None:
-        where = f"its artifact is that of run {node.source_run}: dflow logs {node.source_run} {node_id}"
-    else:
-        where = f"it did not run, its state is {node.state}"
-    raise DflowError(f"{node_id} printed nothing in run {record.run}: {where}")
+    if node.source_run is None:
+        raise DflowError(f"{node_id} printed nothing in run {record.run}: it did not run, its state is {node.state}")
+    folder = store.records / node.source_run
+    if not is_begun(folder):
+        raise DflowError(f"{node_id} was computed by run {node.source_run}, whose record and log are gone")
+    source = Record.load(folder)
+    makers = [
+        name for name, made in source.state.nodes.items() if node.digest is not None and made.digest == node.digest
+    ]
+    log = _Log(source.log_path(node_id if node_id in makers or not makers else makers[0]))
+    if not log.is_there:
+        raise DflowError(f"{node_id} was computed by run {source.run}, whose log of it is gone")
+    print_lines(f"{node_id} was computed by run {source.run}; this is its log:", error=True)
+    log.print_last(lines)
 
 
 class _Log:

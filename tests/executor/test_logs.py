@@ -1,5 +1,7 @@
 """`dflow logs`: what a node printed, and what it prints."""
 
+import shutil
+
 import pytest
 from side_ops import side
 from toy_ops import Toy, wait_for
@@ -41,12 +43,20 @@ def test_an_unknown_node_is_told_with_those_that_there_are(tmp_path):
     assert toy.dflow("logs", "d").stdout == "about to fail\nDataError: line 3 of the data is broken\n"
 
 
-def test_a_cached_node_says_where_its_log_is(tmp_path):
-    toy = Toy(tmp_path)
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_of_a_cached_node_the_log_of_the_run_that_computed_it_is_printed_and_that_run_is_named(tmp_path, follow):
+    toy = side(tmp_path, PRINTS)
     toy.dflow("run", str(toy.file))
     first = toy.state()["run"]
+    toy.file.write_text(toy.file.read_text().replace("[node.a]", "[node.b]"))  # another name in the run that takes it
     toy.dflow("run", str(toy.file))
-    assert f"its artifact is that of run {first}: dflow logs {first} a" in toy.dflow("logs", "a").stderr
+    result = toy.dflow("logs", "b", "-n", "1", *follow)
+    assert (result.returncode, result.stdout) == (0, "try 2\n")
+    assert result.stderr == f"b was computed by run {first}; this is its log:\n"
+    shutil.rmtree(toy.store / "records" / first)
+    result = toy.dflow("logs", "b", *follow)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"dflow: b was computed by run {first}, whose record and log are gone\n"
 
 
 def test_a_log_is_followed_while_the_node_runs_and_across_its_attempts(tmp_path):
