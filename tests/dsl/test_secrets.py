@@ -1,6 +1,9 @@
 """Secrets: a reference everywhere, the value only in the stage."""
 
+import base64
 import json
+import urllib.parse
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,9 @@ class AskServer:
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_abc")
     monkeypatch.setenv("PLAIN", "hf_abc-longer")
+    monkeypatch.setenv("PLAINPASSWORD", "pass")
+    monkeypatch.setenv("TOKEN", "token")
+    monkeypatch.setenv("api_key", "key")
     monkeypatch.setenv("EMPTY_KEY", "")
     monkeypatch.delenv("UNSET_KEY", raising=False)
 
@@ -45,6 +51,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("${env:HF_TOKEN}", ("HF_TOKEN",), "hf_abc"),
         ("Bearer ${env:HF_TOKEN}!", ("HF_TOKEN",), "Bearer hf_abc!"),
         ("${secret:PLAIN}${secret:HF_TOKEN}", ("PLAIN", "HF_TOKEN"), "hf_abc-longerhf_abc"),
+        ("${env:PLAINPASSWORD}", ("PLAINPASSWORD",), "pass"),
+        ("${env:TOKEN}${env:api_key}", ("TOKEN", "api_key"), "tokenkey"),
         ("$${secret:PLAIN}", (), "${secret:PLAIN}"),
         ("${env:PLAIN}", (), "${env:PLAIN}"),
         ("${other:PLAIN}", (), "${other:PLAIN}"),
@@ -67,6 +75,23 @@ def test_secrets_in_lists_and_tables_are_put_in_and_nothing_else_changes() -> No
     assert secret_values(config) == ("hf_abc-longer", "hf_abc")
     plain = AskServer(token="${x}")
     assert resolved(plain) is plain
+
+
+VALUES = st.text(min_size=6).filter(lambda value: "***" not in value)
+
+
+@given(VALUES, st.binary(max_size=5), st.binary(max_size=5))
+def test_a_secret_is_hidden_however_it_is_written(value: str, before: bytes, behind: bytes) -> None:
+    for write in (repr, ascii, json.dumps, partial(json.dumps, ensure_ascii=False)):
+        assert redact(f"x {write(value)[1:-1]} x", (value,)) == f"x {REDACTED} x"
+    for quote in (partial(urllib.parse.quote, safe=""), urllib.parse.quote_plus):
+        assert redact(f"u={quote(value)}&", (value,)) == f"u={REDACTED}&"
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        assert REDACTED in redact(encode(before + value.encode() + behind).decode(), (value,))
+
+
+def test_of_a_short_secret_only_what_cannot_be_something_else_is_hidden() -> None:
+    assert redact(f"a pin 1234, {base64.b64encode(b'1234').decode()}", ("1234",)) == "a pin ***, MTIzNA=="
 
 
 def test_an_empty_secret_hides_nothing() -> None:
