@@ -179,7 +179,19 @@ def folder(tmp_path):
     lease.empty(keep_state=False)
     meeting = HostFolder(lease.folder / f"hosts-{lease.attempt}")
     meeting.path.mkdir()
-    names = ("node", "told", "artifacts", "out_dir", "work_dir", "life_line", "results", "events", "figures", "attempt")
+    names = (
+        "node",
+        "told",
+        "path",
+        "artifacts",
+        "out_dir",
+        "work_dir",
+        "life_line",
+        "results",
+        "events",
+        "figures",
+        "attempt",
+    )
     job = {**dict.fromkeys((*names, "device", "sp_degree"), ""), "token": lease.token, "lease_id": lease.id}
     write_json(tmp_path / "job.json", {**job, "folder": str(lease.folder)})
     yield meeting
