@@ -69,7 +69,10 @@ class Made:
 
 @frozen
 class Explanation:
-    """All that is to be said of one node. said: the plan's own words, for what no change accounts for."""
+    """All that is to be said of one node. said: the plan's own words, for what no change accounts for.
+
+    against: the run with which the node was compared, where that is not the latest.
+    """
 
     node: str
     op: str
@@ -81,6 +84,7 @@ class Explanation:
     code: tuple[CodeChange, ...] = ()
     inputs: tuple[InputChange, ...] = ()
     made: Made | None = None
+    against: str = ""
 
     def to_json(self) -> dict[str, Any]:
         made = None if self.made is None else attrs.asdict(self.made)
@@ -94,6 +98,7 @@ class Explanation:
             "changes": [change.to_json() for change in self.values],
             "code": [change.to_json() for change in self.code],
             "inputs": [attrs.asdict(change) for change in self.inputs],
+            "against": self.against,
             "made": made,
         }
 
@@ -164,13 +169,15 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
         line = store.newest(decision.key) if decision.key is not None else None
         made = made_by(store, line, decision.key) if line is not None and decision.key is not None else None
         return attrs.evolve(whole, made=made)
-    previous = planner.previous.get(node.id)
+    digests = {parent: digest for parent in node.parents if (digest := decisions[parent].digest) is not None}
+    previous = planner.compared_with(node, digests)
     if previous is None:
         return attrs.evolve(whole, inputs=tuple(_waits(node, decisions)))
     parts = planner.parts[node.id].to_json()
     code = changed_code(store, planner.graph, node.id, previous.parts["code"])
     return attrs.evolve(
         whole,
+        against=previous.run if previous != planner.previous.get(node.id) else "",
         values=tuple(_with_path(change, node) for change in value_changes(previous.parts, parts)),
         code=code if parts["code"] != previous.parts["code"] else (),
         inputs=tuple(_inputs(store, node, decisions, previous)),

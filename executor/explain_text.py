@@ -48,7 +48,8 @@ def _lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
         lines = each.said.split("; ") if not each.inputs else lines
     if each.said.startswith(("artifact gone", "new", "forced")):
         lines.insert(0, each.said)
-    return [f"{each.node} {HEADS[each.cache]}:", *(f"  {line}" for line in dict.fromkeys(lines))]
+    against = f", compared with run {each.against}" if each.against else ""
+    return [f"{each.node} {HEADS[each.cache]}{against}:", *(f"  {line}" for line in dict.fromkeys(lines))]
 
 
 def value_text(node: str, change: ValueChange) -> str:

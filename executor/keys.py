@@ -29,6 +29,7 @@ __all__ = [
     "changes",
     "class_symbols",
     "code_roots",
+    "difference_count",
     "differing",
     "graph_parts",
     "node_inputs",
@@ -182,6 +183,12 @@ def changes(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         shown = [f"{name} {_from_to(old['libraries'], new['libraries'], name)}" for name in libraries]
         lines.append(f"library changed: {_some(shown)}")
     return lines
+
+
+def difference_count(old: Mapping[str, Any], new: Mapping[str, Any]) -> int:
+    """How many values differ between two nodes' parts in JSON form; all of the code counts as one."""
+    values = sum(len(differing(old[part], new[part])) for part in ("config", "external", "libraries"))
+    return values + sum(bool(old[part] != new[part]) for part in ("op", "version", "code"))
 
 
 def _external(node: GraphNode, externals: ExternalDigests) -> dict[str, str]:

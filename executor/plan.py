@@ -6,14 +6,14 @@ inputs' previous digests would make it a hit, the re-run may give the same bytes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
-from executor.keys import KeyParts, changes, node_inputs
+from executor.keys import KeyParts, changes, difference_count, node_inputs
 from executor.store import IndexLine
 
 Cache = Literal["hit", "miss", "maybe"]
@@ -30,15 +30,17 @@ class PreviousView(Protocol):
     """What planning asks of earlier records: only where it has to say why a node is not cached."""
 
     def get(self, node_id: str, /) -> Previous | None: ...
+    def nearest(self, node_id: str, differences: Callable[[Previous], int], /) -> Previous | None: ...
 
 
 @frozen
 class Previous:
-    """A node in an earlier record: parts in JSON form, inputs by producer, what came out."""
+    """A node in an earlier record: parts in JSON form, inputs by producer, what came out, and the run's id."""
 
     parts: Mapping[str, Any]
     input_digests: Mapping[str, str]
     digest: str | None
+    run: str = ""
 
 
 @frozen
@@ -119,21 +121,31 @@ class Planner:
             line = self.store.newest(self.key(node, likely))
             if line is not None and self.store.has(line.digest):
                 return Decision("maybe", f"input may change: {', '.join(unknown)}")
-        return Decision("miss", self._why_below(node, unknown))
+        return Decision("miss", self._why_below(node, digests, unknown))
 
     def _before(self, node_id: str) -> str | None:
         previous = self.previous.get(node_id)
         return previous.digest if previous is not None else None
 
-    def _why_below(self, node: GraphNode, unknown: list[str]) -> str:
-        previous = self.previous.get(node.id)
+    def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
+        """What the reasons for a node are told against: of what it was before, that which differs least."""
+        now = self.parts[node.id].to_json()
+
+        def differences(previous: Previous) -> int:
+            changed = [p for p in node.parents if p in digests and previous.input_digests.get(p) != digests[p]]
+            return difference_count(previous.parts, now) + bool(changed)
+
+        return self.previous.nearest(node.id, differences)
+
+    def _why_below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> str:
+        previous = self.compared_with(node, digests)
         if previous is None:
             return "new"
         own = changes(node.id, previous.parts, self.parts[node.id].to_json())
         return "; ".join(own) or f"input changes: {', '.join(unknown)}"
 
     def _why(self, node: GraphNode, digests: Mapping[str, str]) -> str:
-        previous = self.previous.get(node.id)
+        previous = self.compared_with(node, digests)
         if previous is None:
             return "new"
         lines = changes(node.id, previous.parts, self.parts[node.id].to_json())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ from executor.store import Store
 from executor.taken import SourceRuns
 
 RECORDS_SEARCHED = 50
+COMPARED = 10
 
 
 @frozen
@@ -22,6 +23,7 @@ class Earlier:
 
     nodes: Mapping[str, NodeState]
     rows: Mapping[str, Any]
+    run: str = ""
 
 
 class PreviousNodes:
@@ -38,6 +40,23 @@ class PreviousNodes:
         if node_id not in self._known:
             self._known[node_id] = self._found(node_id)
         return self._known[node_id]
+
+    def nearest(self, node_id: str, differences: Callable[[Previous], int]) -> Previous | None:
+        """Of the latest records that finished the node, the one with the fewest differences; the newest of several.
+
+        After an experiment that was taken back, that is the record before it.
+        """
+        best = self.get(node_id)
+        if best is None or best.digest is None:
+            return best
+        fewest = differences(best)
+        for earlier in islice(self._records(), COMPARED):
+            if fewest <= 1:  # less there is not where a node has to run
+                break
+            previous = previous_in(self._store, earlier, node_id)
+            if previous is not None and previous.digest is not None and differences(previous) < fewest:
+                best, fewest = previous, differences(previous)
+        return best
 
     def seconds(self, node_id: str) -> float | None:
         """How long the node took when it was computed for the last time; None where that is not known."""
@@ -67,7 +86,7 @@ class PreviousNodes:
 
     def _earlier(self, pipeline: str) -> Iterator[Earlier]:
         for record in islice(newest_records(self._store.records, pipeline), RECORDS_SEARCHED):
-            yield Earlier(record.state.nodes, plan_of(record.folder))
+            yield Earlier(record.state.nodes, plan_of(record.folder), record.run)
 
 
 def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None:
@@ -80,7 +99,7 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
         return None
     parents = [parent for parent in row["parents"] if parent in earlier.nodes]
     inputs = {parent: digest for parent in parents if (digest := earlier.nodes[parent].digest) is not None}
-    return Previous(parts, inputs, state.digest)
+    return Previous(parts, inputs, state.digest, earlier.run)
 
 
 def _parts(store: Store, state: NodeState) -> Mapping[str, Any] | None:

@@ -103,7 +103,12 @@ def ran_before(graph, code=None):
         )
         for node in graph.nodes.values()
     }
-    return FakeStore(index, set(digests.values())), previous
+    return FakeStore(index, set(digests.values())), FakePrevious(previous)
+
+
+class FakePrevious(dict):
+    def nearest(self, node_id, differences):
+        return self.get(node_id)
 
 
 def plan(graph, store, previous, code=None, **more):
@@ -192,7 +197,7 @@ def test_changes_name_what_differs():
 
 
 def test_in_an_empty_store_everything_is_new_and_has_no_key_yet_below_the_first():
-    decisions = plan(diamond(), FakeStore({}, set()), {})
+    decisions = plan(diamond(), FakeStore({}, set()), FakePrevious())
     assert seen(decisions) == dict.fromkeys("abcd", ("miss", "new"))
     assert [node for node, decision in decisions.items() if decision.key is not None] == ["a"]
 
