@@ -54,6 +54,7 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
         groups += _written_groups(document, mistakes)
         table = document.table("sweep")
         swept |= {".".join(path): (values, ("sweep", *path)) for path, values in _leaves(table)}
+    given: set[str] = set()
     for sweep in sweeps:
         path, equals, text = (part.strip() for part in sweep.text.partition("="))
         try:
@@ -64,6 +65,10 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
         if not equals or path.count(".") < 1 or not all(path.split(".")):
             mistakes.append(Mistake("expected node.field=[value, value]", position=sweep.position))
             continue
+        if path in given:
+            mistakes.append(Mistake(f"{path} is swept twice", position=sweep.position, hint="give all values at once"))
+            continue
+        given.add(path)
         swept[path] = (values, sweep.position)
     for path, (values, place) in swept.items():
         groups += _swept_group(path, values, place, document, mistakes)

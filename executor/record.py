@@ -39,7 +39,7 @@ from dsl.graph import Graph
 from executor.events import EventReader
 from executor.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
 from executor.recorded_graph import damaged, load_graph, recorded_table, save_graph, written_nodes
-from executor.tags import tagged_folder
+from executor.tags import tagged_folder, tags_of
 
 STATE = "state.jsonl"
 PLAN = "plan.json"
@@ -360,10 +360,16 @@ def find_folder(records: Path, run: str) -> Path:
     ends = [folder for folder in folders if folder.name.startswith(run) or folder.name.endswith(run)]
     named = ends or [folder for folder in folders if run in folder.name]
     if len(named) != 1:
-        found = ", ".join(folder.name for folder in (named or folders)[-5:]) or "none"
+        found = ", ".join(_with_tags(folder) for folder in (named or folders)[-5:]) or "none"
+        if Path(run).suffix in (".toml", ".py"):
+            found += f"; to run a pipeline: dflow run {run}"
         problem = "fits several runs" if named else "is no run of this store"
         raise StoreError(f'"{run}" {problem}; runs: {found}')
     return named[0]
+
+
+def _with_tags(folder: Path) -> str:
+    return " ".join([folder.name, *(f"({tag})" for tag in tags_of(folder))])
 
 
 def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:

@@ -24,15 +24,20 @@ def remove_run(store: Store, folder: Path) -> None:
     with nothing_taken(store.path), clear_errors(folder):
         if not folder.is_dir():
             raise StoreError(f"run {folder.name} is gone already")
-        tags = tags_of(folder)
-        if tags:
-            raise StoreError(
-                f"run {folder.name} is tagged {', '.join(tags)}; to remove it, take that away first: "
-                f"dflow tag {folder.name} {tags[0]} --remove"
-            )
+        require_untagged(folder)
         record.lock()
         gone = store.path / "work" / f".{folder.name}"
         folder.rename(gone)
     fail_point("rm:renamed")
     shutil.rmtree(gone, ignore_errors=True)
     record.unlock()
+
+
+def require_untagged(folder: Path) -> None:
+    """Raises StoreError where the run has a tag."""
+    tags = tags_of(folder)
+    if tags:
+        raise StoreError(
+            f"run {folder.name} is tagged {', '.join(tags)}; to remove it, take that away first: "
+            f"dflow tag {folder.name} {tags[0]} --remove"
+        )

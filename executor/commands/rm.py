@@ -9,7 +9,7 @@ from executor.commands.arguments import add_store
 from executor.exits import FAILED, OK
 from executor.lines import print_lines
 from executor.record import find_folder
-from executor.remove_run import remove_run
+from executor.remove_run import remove_run, require_untagged
 from executor.store import Store, store_path
 
 
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     folder = find_folder(Store.open(store_path(options.store, None), write=False).records, options.run)
+    require_untagged(folder)
     if not options.yes and not _agreed(folder.name):
         return FAILED
     store = Store.open(store_path(options.store, None), write=True)

@@ -12,6 +12,7 @@ from executor.begin import run_from
 from executor.cli import main
 from executor.record import Record
 from executor.store import Store
+from executor.tags import add_tag
 
 
 @pytest.fixture
@@ -102,3 +103,24 @@ def test_what_was_not_finished_beside_what_runs_anew_runs_too(toy):
         "a": "hit", "b": "hit", "c": "hit", "d": "miss", "x": "miss"
     }  # fmt: skip
     ended(session.record, "stopped")
+
+
+def test_a_tagged_run_is_refused_before_anybody_is_asked(toy, capsys):
+    record = run(toy)
+    add_tag(record.folder, "best")
+    assert dflow(toy, "rm", "best") == 1
+    assert f"run {record.run} is tagged best" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_told_with_the_runs_and_tags_that_are(toy, capsys):
+    record = run(toy)
+    add_tag(record.folder, "best")
+    assert dflow(toy, "resume", "bset") == 1
+    assert f"runs: {record.run} (best)" in capsys.readouterr().err
+    assert dflow(toy, "resume", "pipeline.toml") == 1
+    assert "to run a pipeline: dflow run pipeline.toml" in capsys.readouterr().err
+
+
+def test_a_field_that_is_swept_twice_is_a_mistake(toy, capsys):
+    assert dflow(toy, "plan", str(toy.file), "--sweep", "c.weight=[1.0]", "--sweep", "c.weight=[2.0]") == 2
+    assert "c.weight is swept twice" in capsys.readouterr().err
