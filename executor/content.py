@@ -56,7 +56,7 @@ def seal_artifact_files(folder: Path, go_on: Callable[[], None] = lambda: None) 
                 continue
             name = Path(entry.path).relative_to(folder).as_posix()
             if not _is_utf8(name):
-                raise StageError(f"{ascii(name)}: the op gave a file in out_dir a name that is not UTF-8; rename it")
+                raise StageError(f"{name!a}: the op gave a file in out_dir a name that is not UTF-8; rename it")
             if not entry.is_file(follow_symlinks=False):
                 raise StageError(
                     f"{name}: the op left something that is not a plain file in out_dir; copy files, do not link"
