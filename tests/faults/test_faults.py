@@ -61,4 +61,8 @@ def test_a_stage_that_has_ended_is_not_run_again_because_its_commit_was_cut_off(
     toy = Toy(tmp_path, ONE_NODE)
     assert -signal.SIGKILL == toy.dflow("run", str(toy.file), **{FAIL_AT: place}).returncode
     assert 0 == toy.dflow("resume").returncode
-    assert (["make"], "hello", {"make/length": 5.0}) == (toy.calls(), toy.text("a"), toy.state()["nodes"]["a"]["metrics"])
+    assert (["make"], "hello", {"make/length": 5.0}) == (
+        toy.calls(),
+        toy.text("a"),
+        toy.state()["nodes"]["a"]["metrics"],
+    )
