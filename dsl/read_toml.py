@@ -220,11 +220,13 @@ def _run_python(file: Path) -> Pipeline:
     try:
         run_source(module, place)
         make = getattr(module, "pipeline", None)
-        pipeline = make() if callable(make) else None
+        returned = make() if callable(make) else None
     except Exception as error:
         told = raised_in(place, error, str(file))  # of a config, every mistake on a line
         raise PipelineError([attrs.evolve(told, message=line) for line in told.message.split("\n")]) from error
-    if not isinstance(pipeline, Pipeline):
+    if not isinstance(returned, Pipeline):
         message = "a pipeline file in Python has a function pipeline() that returns a Pipeline"
+        if callable(make):
+            message += f", not {shown_value(returned)}" if returned is not None else "; this one returns nothing"
         raise PipelineError([Mistake(message, position=Position(str(file)))])
-    return pipeline
+    return returned

@@ -21,6 +21,8 @@ def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> Non
         (row["id"], row["op"], WORDS[row["cache"]], shown_digest(row["digest"]), row["reason"] or "") for row in rows
     ]
     print_lines(columns(("node", "op", "plan", "digest", "why"), shown))
+    if any(row["cache"] == "maybe" for row in rows):
+        print_lines(f"\n{WORDS['maybe']}: runs unless its inputs come out the same")
     if missing:
         print_lines("\n".join(["", "not there, so that `dflow run` would refuse:", *missing]))
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import fsspec
 import fsspec.core
+from fsspec.registry import known_implementations
 
 from dsl.errors import StoreError
 from dsl.secrets import redact
@@ -154,10 +155,17 @@ class Remote:
         try:
             yield
         except ImportError as error:
-            raise StoreError(f"{self.url}: {redact(str(error), self._hidden)}") from error
+            raise StoreError(f"{self.url}: {redact(str(error), self._hidden)}{_to_install(self.url)}") from error
         except (OSError, ValueError) as error:
             said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise StoreError(f"{self.url}: cannot be reached or used: {redact(said, self._hidden)}") from error
+
+
+def _to_install(url: str) -> str:
+    """The command that brings what fsspec lacks for a URL."""
+    implementation = known_implementations.get(urlsplit(url).scheme, {}).get("class", "")
+    package = implementation.partition(".")[0]
+    return f": pip install {package}" if package not in ("", "fsspec") else ""
 
 
 def _shown(url: str) -> str:

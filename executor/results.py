@@ -20,7 +20,7 @@ def print_results(state: RunState, result_nodes: Sequence[str], told: Container[
 
 
 def nodes_text(state: RunState) -> str:
-    """One row per node: state, where its artifact came from, seconds, digest, and its error or else why it ran.
+    """One row per node: state, where its artifact came from, seconds, digest, and its error, why it ran or whose it is.
 
     Of a long pipeline, what was cached is counted only.
     """
@@ -37,6 +37,8 @@ def nodes_text(state: RunState) -> str:
 
 def _row(node_id: str, node: NodeState) -> tuple[str, ...]:
     why = first_line(node.error) if node.error else node.reason
+    if not why and node.cache == "hit" and node.source_run:
+        why = f"from run {node.source_run}"
     return (node_id, node.state, node.cache or "", shown_seconds(node), shown_digest(node.digest), why)
 
 

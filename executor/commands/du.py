@@ -47,4 +47,6 @@ def _text(use: dict[str, Any]) -> str:
             )
             largest = sorted(run["nodes"], key=lambda node: -int(node["bytes"]))[:3]
             lines += [f"    {node['node']}: {shown_size(node['bytes'])}" for node in largest]
+            if len(run["nodes"]) > len(largest):
+                lines.append(f"    and {len(run['nodes']) - len(largest)} smaller")
     return "\n".join(lines)

@@ -23,6 +23,7 @@ import torch
 from attrs import frozen
 
 from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.sizes import shown_bytes
 from dsl.stage import Stage
 from ops.capture_targets.backend import Backend, Halving, default_batch_tokens
 from ops.capture_targets.huggingface import HuggingFaceBackend
@@ -240,7 +241,7 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
     if stage.rank == 0:
         print(
             f"dflow: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
-            f"{tokens * bytes_per_token / 1e9:.2f} GB in all, {free / 1e9:.1f} GB free",
+            f"together {shown_bytes(tokens * bytes_per_token)}; {shown_bytes(free)} are free",
             flush=True,
         )
     if missing * bytes_per_token > free:

@@ -120,11 +120,18 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
         model.compile_layers()
     attention, _ = choose_attention(place.device, inputs.draft, place.dtype)
     tell(
-        f"{place.dp_size} x {place.sp_degree} ranks (dp x sp) on {place.device.type}, {config.dtype}, "
-        f"{attention} attention, head by {choose_head(place.device)[0]}, "
-        f"layers {'compiled' if compiled else 'not compiled'}"
+        f"{_ranks(place)} on {place.device.type} in {config.dtype}; attention: {attention}; "
+        f"logits: {choose_head(place.device)[0]}; layers are {'compiled' if compiled else 'not compiled'}"
     )
     return model
+
+
+def _ranks(place: Place) -> str:
+    """How the processes share the work."""
+    if place.dp_size * place.sp_degree == 1:
+        return "one process"
+    groups = f"{place.dp_size} group{'s' * (place.dp_size != 1)}"
+    return f"{groups} of {place.sp_degree} process{'es' * (place.sp_degree != 1)} that share each sequence"
 
 
 def _exchange(config: TrainDflash, inputs: Inputs, train: Stream, mesh: DeviceMesh | None) -> Exchange:

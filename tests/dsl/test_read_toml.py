@@ -451,7 +451,7 @@ def test_mistakes_of_a_python_pipeline_and_of_its_overrides_come_together(tmp_pa
         ("x = 1\n", "p.py: a pipeline file in Python has a function pipeline() that returns a Pipeline"),
         (
             "def pipeline(): return 1\n",
-            "p.py: a pipeline file in Python has a function pipeline() that returns a Pipeline",
+            "p.py: a pipeline file in Python has a function pipeline() that returns a Pipeline, not 1 (int)",
         ),
     ],
 )
