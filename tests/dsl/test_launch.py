@@ -12,7 +12,7 @@ from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.overrides import override_graph
 from dsl.pipeline import Launch, Machine, Pipeline
 from dsl.read_toml import read_graph
-from dsl.sizes import POWERS_OF_TWO, parsed_bytes
+from dsl.sizes import POWERS_OF_TWO, parsed_bytes, shown_bytes
 from ops.ingest.op import Ingest
 
 NODE = '[node.n]\nop = "measure"\n'
@@ -200,3 +200,7 @@ def pipeline() -> Pipeline:
     assert (graph.tags, graph.notes, graph.machine) == ({"team": "a"}, "n", Machine(memory="1 TB"))
     assert graph.nodes["n"].launch.cpus == 2
     assert graph.nodes["n"].config == Ingest(source="builtin", seed=0)
+
+
+def test_few_bytes_are_shown_as_such():
+    assert [shown_bytes(size) for size in (1, 999, 1000, 2.7e6)] == ["1 bytes", "999 bytes", "0.001 MB", "2.7 MB"]
