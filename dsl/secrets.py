@@ -22,11 +22,11 @@ from dsl.errors import ConfigError
 
 T = TypeVar("T")
 
-SECRET_ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 LONG_ENOUGH = 6  # characters; what shorter ones look like in Base64 is found in many texts
 REDACTED = "***"
-_ENDINGS = "|".join(SECRET_ENDINGS)
-_SECRET = re.compile(rf"(?P<escape>\$?)\$\{{(?:secret:(?P<secret>\w+)|env:(?P<env>\w*(?i:{_ENDINGS})))\}}", re.ASCII)
+# A value that is no secret must not stay out of the key: MONKEY is none.
+_SECRET_NAME = r"\w*(?i:_KEY|APIKEY|TOKEN|SECRET|PASSWORD)|(?i:KEY)"
+_SECRET = re.compile(rf"(?P<escape>\$?)\$\{{(?:secret:(?P<secret>\w+)|env:(?P<env>{_SECRET_NAME}))\}}", re.ASCII)
 
 
 def resolved(config: T) -> T:

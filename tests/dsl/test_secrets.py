@@ -55,6 +55,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("${env:TOKEN}${env:api_key}", ("TOKEN", "api_key"), "tokenkey"),
         ("$${secret:PLAIN}", (), "${secret:PLAIN}"),
         ("${env:PLAIN}", (), "${env:PLAIN}"),
+        ("${env:MONKEY}", (), "${env:MONKEY}"),
         ("${other:PLAIN}", (), "${other:PLAIN}"),
         ("{secret:PLAIN} $x ${", (), "{secret:PLAIN} $x ${"),
     ],
