@@ -19,16 +19,18 @@ def save_graph(folder: Path, graph: Graph) -> None:
     data = graph_to_json(graph)
     store = _store(folder)
     paths = {"root": _relative(data["root"], store), "op_files": [_relative(file, store) for file in data["op_files"]]}
-    write_json(folder / GRAPH, {**data, **paths}, in_one_line=True, durable=True)
+    write_json(folder / GRAPH, {**data, **paths, "store": str(store)}, in_one_line=True, durable=True)
 
 
 def load_graph(folder: Path) -> Graph:
     """Raises StoreError where it is damaged, PipelineError where it does not fit the ops as they are now."""
     data = recorded_table(folder, GRAPH)
-    store = _store(folder)
+    here = _store(folder)
     try:
-        paths = {"root": _absolute(data["root"], store), "op_files": [_absolute(f, store) for f in data["op_files"]]}
-        return graph_from_json({**data, **paths})
+        before = Path(data.pop("store", here))
+        root = _absolute(data["root"], here, before)
+        op_files = [_absolute(file, here, before) for file in data["op_files"]]
+        return graph_from_json({**data, "root": root, "op_files": op_files})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(folder, GRAPH) from error
 
@@ -67,5 +69,7 @@ def _relative(path: str, store: Path) -> str:
     return os.path.relpath(path, store) if Path(path).is_relative_to(store.parent) else path
 
 
-def _absolute(path: str, store: Path) -> str:
-    return os.path.normpath(store / path)
+def _absolute(path: str, here: Path, before: Path) -> str:
+    """From where the store lies now; from where it lay, if it was moved without its project."""
+    found = os.path.normpath(here / path)
+    return found if Path(found).exists() else os.path.normpath(before / path)
