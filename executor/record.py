@@ -4,7 +4,8 @@
                              plan.json      per node: decision, reason and key parts
                              state.jsonl    {"run": ...} and {"node": id, ...}, append-only: the newest of each counts
                              events.jsonl   what ops and the executor reported, append-only
-                             mlflow.json    what was sent to MLflow, see track.py
+                             mlflow.json    what was sent to MLflow, see sender.py
+                             mlflow.lock    flock by the process that sends it
                              <node>.log     stdout and stderr of the node's stages
                              figures/<node>/<name>.png
                              tags.json      names that the user gave to the run, see tags.py

@@ -1,17 +1,19 @@
 """The process that sends a run to MLflow beside it: what it says, what comes of its end, and when it ends."""
 
+import fcntl
 import os
 import signal
 import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toy_ops import ONE_NODE, Toy, wait_for
 from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
-from executor import follow_process, follower
+from executor import follow, follow_process, follower
 from executor.follow import lacks
 from executor.follower import Follower
 from executor.jsonlines import read_json, read_lines
@@ -198,12 +200,15 @@ def test_half_a_line_of_a_process_that_was_killed_is_no_answer(started):
 
 def test_the_process_has_nothing_of_the_executor_but_its_errors(started, tmp_path):
     """No lock, and no pipe whose end somebody waits for."""
-    program = "say([name for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')], True)"
+    program = """
+names = [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+say(" ".join(sorted(names)), True)
+"""
     with (tmp_path / "mine").open("w") as mine:
         os.set_inheritable(mine.fileno(), True)
         running, told, _ = started(program)
         running.finish(lambda: False)
-    assert [sorted(names) for names in told.warnings] == [["0", "1", "2"]]
+    assert told.warnings == ["0 1 2"]
 
 
 def following(executor):
@@ -269,10 +274,11 @@ def test_when_the_next_one_is_killed_too_sync_sends_the_rest_once(tmp_path):
     wait_for(lambda: following(process) not in ([], first), seconds=60)
     os.kill(following(process)[0], signal.SIGKILL)
     (toy.folder / "end").touch()
-    _, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=120)
     assert (process.returncode, lacks(Record.load(newest_record(toy)))) == (0, True)
     what, run = "the process that sends to MLflow was killed (signal 9)", newest_record(toy).name
-    assert errors == f"warning: {KILLED}\n{what}; {LACKS}\n".replace(RUN, run)
+    assert errors == f"warning: {KILLED}\n".replace(RUN, run)
+    assert out.endswith(f"\n{what}; {LACKS}\n".replace(RUN, run))
     assert toy.dflow("sync").returncode == 0
     is_whole(toy)
 
@@ -287,6 +293,27 @@ def test_no_such_process_outlives_an_executor_that_was_killed_alone(tmp_path):
     (toy.folder / "end").touch()
     assert toy.dflow("resume").returncode == 0
     is_whole(toy)
+
+
+def test_whoever_sends_a_run_is_the_only_one(tmp_path, monkeypatch):
+    """By a lock of the sender's own: that of an executor that was killed is free before its follower is dead."""
+
+    def is_free():
+        with (newest_record(toy) / "mlflow.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    toy = tracked_toy(tmp_path)
+    process = begun(toy)
+    assert not is_free()
+    process.kill()
+    process.communicate()
+    wait_for(is_free)
+    monkeypatch.setattr(follow, "new_sender", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={}))
+    assert follow.send_rest(toy.store, newest_record(toy)) == ("False", {})
 
 
 def test_signals_to_all_processes_leave_it_to_send_how_the_run_ended(tmp_path):
