@@ -129,7 +129,8 @@ def test_a_place_that_is_none_and_one_where_nobody_listens_are_warnings(unsent, 
 def test_databases_and_folders_are_places_too_and_relative_ones_lie_beside_the_pipeline(
     unsent, tmp_path, form, monkeypatch
 ):
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     uris = {"file": (tmp_path / "a folder é").as_uri(), "folder": "mlruns"}
     uri = uris.get(form, "sqlite:///" + form.format(folder=tmp_path))
     store, record = stored_in(unsent, tmp_path, uri)
@@ -140,13 +141,13 @@ def test_databases_and_folders_are_places_too_and_relative_ones_lie_beside_the_p
         sent["events"] = None
         (record.folder / "mlflow.json").write_text(json.dumps(sent))
     assert send_rest(store, record.folder)[0] is None
-    place = tracking_uri(store, uri, unsent.folder)
+    place = tracking_uri(store, uri, tmp_path)
     assert points_of(record) == sorted(history(open_client(store, place), record))
-    made = {"{folder}/mine.db": tmp_path / "mine.db", "beside.db": unsent.folder / "beside.db"}
-    made |= {"file": tmp_path / "a folder é", "folder": unsent.folder / "mlruns"}
+    made = {"{folder}/mine.db": tmp_path / "mine.db", "beside.db": tmp_path / "beside.db"}
+    made |= {"file": tmp_path / "a folder é", "folder": tmp_path / "mlruns"}
     assert made[form].exists()
     assert (store / "mlartifacts").exists() == (form not in ("file", "folder"))
-    assert not (tmp_path / "mlruns").exists()  # where MLflow puts files by itself: the working directory
+    assert list(Path.cwd().iterdir()) == []  # where MLflow puts files by itself: the working directory
 
 
 def test_a_place_that_was_away_gets_all_once_it_is_there(unsent, tmp_path, capsys):
