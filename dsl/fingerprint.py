@@ -36,12 +36,12 @@ Kind = Literal["file", "folder", ""]  # of what a path leads to; "" where there 
 class ReadCode:
     """The code that a run function reaches: a hash by "module:symbol", and all that the hashes depend on.
 
-    read: the source files. looked_for: what stood at each other path where a module might have been. `text` gives
-    the source of a symbol.
+    read: the SHA-256 of each source file. looked_for: what stood at each other path where a module might have been.
+    `text` gives the source of a symbol.
     """
 
     hashes: dict[str, str]
-    read: frozenset[Path]
+    read: dict[Path, str]
     looked_for: dict[Path, Kind]
     modules: Mapping[str, SourceModule | None]
 
@@ -98,7 +98,7 @@ def read_code(functions: Sequence[str], roots: Sequence[Path], classes: Sequence
     while pending:
         _follow(project, pending, hashes)
         pending = project.subclasses(hashes) if project.asks_for_subclasses else []
-    return ReadCode(dict(sorted(hashes.items())), frozenset(project.read), project.looked_for, project.modules)
+    return ReadCode(dict(sorted(hashes.items())), project.read, project.looked_for, project.modules)
 
 
 def _follow(project: _Project, pending: list[tuple[str, str]], hashes: dict[str, str]) -> None:
@@ -142,7 +142,7 @@ class _Project:
         self.modules: dict[str, SourceModule | None] = {}
         self.folders: dict[str, list[Path]] = {}  # of each package: where its modules are
         self.entered: set[str] = set()
-        self.read: set[Path] = set()
+        self.read: dict[Path, str] = {}
         self.looked_for: dict[Path, Kind] = {}
         self.asks_for_subclasses = False
 
@@ -322,10 +322,11 @@ class _Project:
                 if self._kind(path) == "file":
                     if not package and self._is_installed(name, folders[:place]):
                         return None
-                    self.read.add(path)
                     if path.name == "__init__.py":
                         self.folders[name] = [inside]
-                    return read_module(name, path)
+                    module = read_module(name, path)
+                    self.read[path] = module.sha256
+                    return module
             if is_folder:
                 portions.append(inside)
         if not portions or (not package and self._is_installed(name, folders)):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
-from dsl.from_source import import_from_source
+from dsl.from_source import import_from_source, source_of
 from dsl.op import OpSpec, op_of
 from dsl.paths import is_there
 from dsl.search_path import path_without_added, put_on_path
@@ -84,7 +84,7 @@ def new_module(name: str, file: Path) -> ModuleType:
 
 def run_source(module: ModuleType, file: Path) -> None:
     """Run a file in a module, from its source: cached bytecode goes by seconds and can be older than a quick edit."""
-    exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), vars(module))
+    exec(compile(source_of(file), file, "exec", dont_inherit=True), vars(module))
 
 
 def raised_in(file: Path, error: BaseException, shown_as: str) -> Mistake:

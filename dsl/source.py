@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -55,6 +56,7 @@ class SourceModule:
     called: dict[str, set[Chain]]  # `table.add` of an imported name, called while the module is imported
     symbols: dict[str, Symbol]
     lines: list[str]
+    sha256: str = ""  # of the file's bytes
 
     def text_of(self, name: str) -> str:
         """The source lines of all statements that make or change a global."""
@@ -106,6 +108,7 @@ def _parse(name: str, path: Path, source: bytes) -> SourceModule:
         raise ConfigError(f"{path} is not Python: {error}") from error
     lines = source.decode("utf-8", "replace").split("\n")
     module = SourceModule(name, path.name == "__init__.py", {}, set(), {}, [], set(), {}, {}, {}, lines)
+    module.sha256 = hashlib.sha256(source).hexdigest()
     effects: list[Effect] = []
     for statement in tree.body:
         _index(statement, module, effects)

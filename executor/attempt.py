@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -139,8 +140,8 @@ class Attempt(threading.Thread):
     def _outcome(self) -> Outcome:
         work, state = self.work, self._state
         fail_point("run:lease-taken")
-        before = self._snapshot()
-        changed = changes(work.node.id, work.parts.to_json(), before.parts.to_json())
+        before = Snapshot.of(work.store, work.graph, work.node.id)
+        changed = changes(work.node.id, work.parts.to_json(), before.parts.to_json()) or _written(before.torn)
         if changed:
             return Outcome("outdated", changes=tuple(changed))
         work.lease.wait_for_ranks()
@@ -157,6 +158,7 @@ class Attempt(threading.Thread):
             began = 0
             self._inherit_events()
         write_json(work.lease.folder / "work.json", {"key_without_code": self._without_code(), "node": work.node.id})
+        before.write_sources(self._sources)
         keep_texts(work.store.path, work.graph, work.node.id, work.parts.code)
         state.state, state.cache, state.attempt = "running", "resumed" if resumed else "miss", state.attempt + 1
         state.started, state.ended, state.error, state.warnings = time.time(), None, None, []
@@ -171,11 +173,22 @@ class Attempt(threading.Thread):
         return self._committed(outcome, before) if outcome.status == "done" else outcome
 
     def _committed(self, outcome: Outcome, before: Snapshot) -> Outcome:
-        """Commit what the stage made, unless its code or data did not stay as they were; its work is then of no use."""
-        changed = before.changes(self._snapshot())
+        """Commit what the stage made, unless it may have read other data than its key says.
+
+        A file that was written and holds the same now may have held something else in between. That is unlikely: it
+        counts where running again costs little, for an op that cannot resume.
+        """
+        work, meanwhile = self.work, before.since(self.work.store)
+        resumable = work.node.op.resumable
+        changed = list(meanwhile.changes) or ([] if resumable else _written(meanwhile.written))
         if changed:
-            self.work.lease.remove()
-            return attrs.evolve(outcome, status="outdated", changes=tuple(changed))
+            kept = str(work.lease.set_aside()) if resumable else ""
+            if not resumable:
+                work.lease.remove()
+            return attrs.evolve(outcome, status="outdated", changes=tuple(changed), kept=kept)
+        for file in meanwhile.written:
+            text = f"{file} was written while the stage ran; its content is the same now"
+            self._tell(partial(self._note, f"{WARNING}{text}"))
         for file in before.unseen(outcome.loaded):
             text = f"not part of the key: {file}, which the op finds at run time only; name it in its chosen_code()"
             self._tell(partial(self._note, f"{WARNING}{text}"))
@@ -184,8 +197,9 @@ class Attempt(threading.Thread):
         fail_point("run:committed")
         return outcome
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot.of(self.work.store, self.work.graph, self.work.node.id)
+    @property
+    def _sources(self) -> Path:
+        return self.work.lease.folder / f"code-{self.work.lease.attempt}.json"
 
     def _is_finished(self) -> bool:
         """Whether the holder before was cut off after its stage had ended, so that only the commit was left to do."""
@@ -219,6 +233,7 @@ class Attempt(threading.Thread):
                 node=work.node.id,
                 told=node_to_json(work.graph, work.node.id),
                 path=search_path(work.graph.op_files),
+                code=str(self._sources),
                 artifacts={
                     parent: [str(work.store.object_path(digest)), digest] for parent, digest in work.digests.items()
                 },
@@ -327,6 +342,10 @@ class Attempt(threading.Thread):
         message = f"{self.work.node.id}: the same key gave {before[:12]} before and {now[:12]} now: {cause}"
         self.work.record.event(self.work.node.id, "warning", message=message)
         self._tell(lambda: self._display.warn(message))
+
+
+def _written(files: Sequence[str]) -> list[str]:
+    return [f"written meanwhile: {', '.join(files)}"] if files else []
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:

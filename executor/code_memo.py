@@ -2,9 +2,9 @@
 
 Following the code of all built-in ops takes about a second, checking the stamps of their files a few milliseconds.
 
-<store>/code.jsonl    for each run function with its classes: the hashes of all code it reaches; the stamps of the files
-                      that were read and of the fingerprinting code itself; and what stood at the places where a module
-                      was looked for
+<store>/code.jsonl    for each run function with its classes: the hashes of all code it reaches; the SHA-256 of the
+                      files that were read, their stamps and those of the fingerprinting code itself; and what stood
+                      at the places where a module was looked for
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CodeMemo:
         self._lines: dict[str, dict[str, Any]] | None = None
         self._stamps: dict[str, Stamp | None] = {}
         self._kinds: dict[str, Kind] = {}
-        self.files: set[str] = set()  # all that was read for what was asked
+        self.contents: dict[str, str] = {}  # the SHA-256 of each file that was read for what was asked
         self._hashes: dict[tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]], CodeHashes] = {}
 
     def of(self, functions: Sequence[str], roots: Sequence[Path], classes: Sequence[str] = ()) -> CodeHashes:
@@ -66,25 +66,22 @@ class CodeMemo:
             self._lines = self._memo.newest()
         line = self._lines.get(label)
         if line is not None and self._holds(line):
-            self.files |= line["files"].keys() - {str(path) for path in FINGERPRINTING}
+            self.contents.update(line["contents"])
             return dict(line["hashes"])
         code = read_code(functions, roots, classes)
-        self.files |= {str(path) for path in code.read}
+        contents = {str(path): sha256 for path, sha256 in code.read.items()}
+        self.contents.update(contents)
         stamps = {str(path): self._stamp(str(path)) for path in (*FINGERPRINTING, *sorted(code.read))}
         settled = {path: attrs.astuple(stamp) for path, stamp in stamps.items() if stamp and self._is_settled(stamp)}
         if len(settled) == len(stamps):
             looked_for = {str(path): kind for path, kind in code.looked_for.items() if path not in code.read}
-            self._memo.add({"code": label, "files": settled, "looked_for": looked_for, "hashes": code.hashes})
+            line = {"code": label, "files": settled, "contents": contents, "looked_for": looked_for}
+            self._memo.add({**line, "hashes": code.hashes})
         return code.hashes
 
-    @property
-    def stamps(self) -> dict[str, Stamp | None]:
-        """Of all files that were read for what was asked, as they were then; None is one that is gone."""
-        return {path: self._stamp(path) for path in sorted(self.files)}
-
     def _holds(self, line: Mapping[str, Any]) -> bool:
-        if not {str(path) for path in FINGERPRINTING} <= line["files"].keys():
-            return False
+        if "contents" not in line or not {str(path) for path in FINGERPRINTING} <= line["files"].keys():
+            return False  # of another dflow
         for path, stamp in line["files"].items():
             now = self._stamp(path)
             if now is None or attrs.astuple(now) != tuple(stamp):

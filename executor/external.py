@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from stat import S_ISREG
 
@@ -40,35 +40,68 @@ class File:
 Tree = File | None | Mapping[str, "Tree"]  # a folder is its files by relative name; None is a name without a file
 
 
+@frozen
+class Look:
+    """How a path lies there: a hash over names, sizes, times of change and inodes, and the file touched last.
+
+    Other rights or another link to a file are no change of it: ctime does not count.
+    """
+
+    listing: str
+    newest: str
+
+
+class ListedOnce:
+    """Paths at one moment: within the life of an object every folder is listed once."""
+
+    def __init__(self) -> None:
+        self._trees: dict[Path, Tree] = {}
+
+    def tree_of(self, path: Path) -> Tree:
+        """Raises DataError."""
+        if path not in self._trees:
+            self._trees[path] = tree_of(path)
+        return self._trees[path]
+
+    def look(self, path: Path) -> Look:
+        """Raises DataError."""
+        return _look(self.tree_of(path))
+
+    def look_at_all(self, named: Mapping[str, Path | None]) -> Look:
+        """The same of many files or folders by name, as `ExternalDigests.of_all`."""
+        return _look({name: None if path is None else self.tree_of(path) for name, path in named.items()})
+
+
 class ExternalDigests:
     """Digests by content; without a memo (a store that is not there yet) everything is hashed anew."""
 
-    def __init__(self, memo: Path | None, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, memo: Path | None, now: Callable[[], float] = time.time, list_path: Callable[[Path], Tree] | None = None
+    ) -> None:
         self._now = now
+        self._list = list_path or tree_of
         self._files_memo = Memo(memo, "path")
         self._listings_memo = Memo(memo.with_name("external_listings.jsonl") if memo is not None else None, "path")
         self._files: dict[tuple[str, Stamp], str] | None = None
         self._listings: dict[str, tuple[str, str]] | None = None
-        self.listings: dict[str, str] = {}  # of all that was asked for: a hash over its names and stamps
 
     def of(self, path: Path) -> str:
         """The digest of a file's content, or of a folder's files by relative name. Raises DataError if it is gone."""
         asked_at = self._now()
-        return self._remembered(str(path), _tree(path), asked_at)
+        return self._remembered(str(path), self._list(path), asked_at)
 
     def of_all(self, named: Mapping[str, Path | None]) -> str:
         """One digest of many files or folders by name; None is a name without a file. Raises DataError as `of` does."""
         asked_at = self._now()
         paths = json.dumps(sorted((name, str(path)) for name, path in named.items()))
         label = f"{len(named)} files {hashlib.sha256(paths.encode()).hexdigest()}"
-        tree = {name: None if path is None else _tree(path) for name, path in named.items()}
+        tree = {name: None if path is None else self._list(path) for name, path in named.items()}
         return self._remembered(label, tree, asked_at)
 
     def _remembered(self, label: str, tree: Tree, asked_at: float) -> str:
         """The digest of a tree that was listed after `asked_at`."""
         label = label.encode("utf-8", "backslashreplace").decode()
         listing, settled = _listing(tree, asked_at)
-        self.listings[label] = listing
         known = self._known_listings()
         if label in known and known[label][0] == listing:
             return known[label][1]
@@ -122,7 +155,7 @@ def folder_digest(files: Mapping[str, str]) -> str:
     return hashed.hexdigest()
 
 
-def _tree(path: Path) -> Tree:
+def tree_of(path: Path) -> Tree:
     """A file with its stamp, or a folder's. Raises DataError for what is gone or is neither."""
     try:
         status = path.stat()
@@ -159,20 +192,47 @@ def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
     """A hash over all names and stamps, and whether all stamps can be relied on."""
     lines: list[str] = []
     settled = True
-    pending: list[tuple[str, Tree]] = [("", tree)]
-    while pending:
-        name, member = pending.pop()
+    for name, member in _flat(tree):
         if isinstance(member, File):
             stamp = member.stamp
             lines.append(f"{name}\0{stamp.size} {stamp.mtime_ns} {stamp.ctime_ns} {stamp.inode}")
             settled = settled and is_settled(stamp, asked_at)
-        elif member is None:
-            lines.append(f"{name}\0{MISSING}")
         else:
-            lines.append(f"{name}\0{len(member)} members")
+            lines.append(f"{name}\0{member}")
+    return _hash_of(lines), settled
+
+
+def _look(tree: Tree) -> Look:
+    lines: list[str] = []
+    newest, touched = "", -1
+    for name, member in _flat(tree):
+        if isinstance(member, File):
+            stamp = member.stamp
+            lines.append(f"{name}\0{stamp.size} {stamp.mtime_ns} {stamp.inode}")
+            if stamp.ctime_ns > touched:
+                newest, touched = member.path, stamp.ctime_ns
+        else:
+            lines.append(f"{name}\0{member}")
+    return Look(_hash_of(lines), newest)
+
+
+def _flat(tree: Tree) -> Iterator[tuple[str, File | str]]:
+    """Every file with its names from above; for a folder, or a name without a file, what is to be said of it."""
+    pending: list[tuple[str, Tree]] = [("", tree)]
+    while pending:
+        name, member = pending.pop()
+        if isinstance(member, File):
+            yield name, member
+        elif member is None:
+            yield name, MISSING
+        else:
+            yield name, f"{len(member)} members"
             pending += [(f"{name}\0{inner}", each) for inner, each in member.items()]
+
+
+def _hash_of(lines: Iterable[str]) -> str:
     text = "\0\0".join(sorted(lines))
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest(), settled
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _unreadable(path: str, error: OSError) -> DataError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from attrs import frozen
@@ -32,13 +32,16 @@ __all__ = [
     "difference_count",
     "differing",
     "graph_parts",
+    "library_versions",
     "node_inputs",
     "node_parts",
+    "of_externals",
     "run_symbols",
 ]
 
 FORMAT = 1
 NAMES_SHOWN = 3
+T = TypeVar("T")
 
 Inputs = Mapping[str, Any]  # edge -> digest, None, or a list of digests
 
@@ -106,8 +109,13 @@ class Sources:
     @classmethod
     def now(cls, external_memo: Path | None) -> Sources:
         """With the memos of a store, of which that of external inputs is named; None without a store."""
+        return cls.with_externals(ExternalDigests(external_memo), external_memo)
+
+    @classmethod
+    def with_externals(cls, externals: ExternalDigests, external_memo: Path | None) -> Sources:
+        """The same, with digests of external inputs that are at hand."""
         code_memo = external_memo.with_name("code.jsonl") if external_memo is not None else None
-        return cls(ExternalDigests(external_memo), CodeMemo(code_memo))
+        return cls(externals, CodeMemo(code_memo))
 
 
 def graph_parts(graph: Graph, sources: Sources, without: Container[str] = ()) -> dict[str, KeyParts]:
@@ -128,8 +136,8 @@ def _parts(graph: Graph, node_id: str, sources: Sources, roots: Sequence[Path]) 
         version=node.op.version,
         code=sources.code.of(run_symbols(node), roots, class_symbols(node)),
         config=key_config(node),
-        external=_external(node, sources.externals),
-        libraries={name: sources.libraries[name] for name in (*node.op.key_libraries, *_chosen_libraries(node))},
+        external=of_externals(node, sources.externals.of, sources.externals.of_all),
+        libraries=library_versions(node, sources.libraries),
     )
 
 
@@ -191,23 +199,27 @@ def difference_count(old: Mapping[str, Any], new: Mapping[str, Any]) -> int:
     return values + sum(bool(old[part] != new[part]) for part in ("op", "version", "code"))
 
 
-def _external(node: GraphNode, externals: ExternalDigests) -> dict[str, str]:
-    found = {}
+def of_externals(
+    node: GraphNode, of: Callable[[Path], T], of_all: Callable[[Mapping[str, Path | None]], T]
+) -> dict[str, T]:
+    """What `of` says of each path that the config names, by field or its member, and `of_all` of its external files."""
+    found: dict[str, T] = {}
     for name, spec in node.op.fields.items():
         value = getattr(node.config, name)
         if spec.external and isinstance(value, tuple):
             paths = {f"{name}[{place}]": member for place, member in enumerate(value) if is_path(member)}
-            found.update({label: externals.of(Path(member)) for label, member in paths.items()})
+            found.update({label: of(Path(member)) for label, member in paths.items()})
         elif spec.external and is_path(value):
-            found[name] = externals.of(Path(value))
+            found[name] = of(Path(value))
     if hasattr(node.config, "external_files"):
-        found["external_files"] = externals.of_all(node.config.external_files())
+        found["external_files"] = of_all(node.config.external_files())
     return found
 
 
-def _chosen_libraries(node: GraphNode) -> tuple[str, ...]:
+def library_versions(node: GraphNode, versions: LibraryVersions) -> dict[str, str]:
+    """The versions that enter the node's key, by distribution."""
     chosen: tuple[str, ...] = node.config.chosen_libraries() if hasattr(node.config, "chosen_libraries") else ()
-    return chosen
+    return {name: versions[name] for name in (*node.op.key_libraries, *chosen)}
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -42,8 +42,8 @@ ASKED_WITHIN_S = 5.0
 class Outcome:
     """How an attempt ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks.
 
-    outdated: code or data changed while it ran, so that what it made is of no key; changes say what. loaded: the files
-    of the user's modules that it imported.
+    outdated: data changed while it ran, or code before, so that what it made is of no key; changes say what, kept where
+    it is. loaded: the files of the user's modules that it imported.
     """
 
     status: Literal["done", "stopped", "failed", "outdated"]
@@ -54,6 +54,7 @@ class Outcome:
     gpu_memory: int | None = None
     loaded: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    kept: str = ""
 
 
 class StageProcess:

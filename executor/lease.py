@@ -6,7 +6,9 @@
     work/<key>/state        what the op keeps between attempts
     work/<key>/ended.json, commit.json      what is to be, and what is being committed, see ended.py and store.py
     work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launch.py
+    work/<key>/code-<attempt>.json          the project's source files that the stage runs, see snapshot.py
     work/<key>/hosts-<attempt>/                                             see host_folder.py
+    work/<key>.<id>/            work that data changed under, see attempt.py
 
 A new holder ends what stages left running, see left_over.py, and waits until nobody holds `ranks`, so no late writer of
 a killed run can be alive beside it. A process that comes to `ranks` later still finds another token in `lease`, and
@@ -127,7 +129,7 @@ class Lease:
 
         Returns the run that left it there, None where there is none. This folder's own state must be empty.
         """
-        others = [path for path in self.folder.parent.iterdir() if path != self.folder and path.name[0] != "."]
+        others = [path for path in self.folder.parent.iterdir() if path != self.folder and "." not in path.name]
         for folder in sorted(others, key=_started, reverse=True):
             if (read_object(folder / "work.json") or {}).get("key_without_code") != key_without_code:
                 continue
@@ -175,6 +177,14 @@ class Lease:
         self._drop()
         fail_point("lease:released")
         shutil.rmtree(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
+
+    def set_aside(self) -> Path:
+        """Give the lease back, and keep the work folder under another name, where no key and no `adopt` finds it."""
+        kept = self.folder.with_name(f"{self.folder.name}.{self.id[:8]}")
+        with clear_errors(self.folder):
+            self.folder.rename(kept)
+        self.release()
+        return kept
 
     def release(self) -> None:
         """Give the lease back. On this machine that is the lock; for other hosts the file says so, where it can."""

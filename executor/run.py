@@ -328,7 +328,7 @@ class Runner:
             self._fail(node_id, outcome.failure, outcome.log_tail)
             return
         if outcome.status == "outdated" and not self._is_ending:
-            self._run_newest(node_id, outcome.changes)
+            self._run_newest(node_id, outcome.changes, outcome.kept)
             return
         state = self._state(node_id)
         state.state, state.error = STATE_AFTER[outcome.status], None
@@ -341,19 +341,22 @@ class Runner:
         self._record.event(node_id, "state", state=state.state, digest=state.digest, seconds=state.seconds)
         self._display.changed(node_id)
 
-    def _run_newest(self, node_id: str, changes: tuple[str, ...]) -> None:
-        """After code or data changed while the node ran: what it made is of neither state, so it runs anew."""
+    def _run_newest(self, node_id: str, changes: tuple[str, ...], kept: str) -> None:
+        """After data changed while the node ran: what it made is of neither state, so it runs anew."""
         self._outdated[node_id] += 1
         changed = f"its code or data changed while it ran ({'; '.join(changes)})"
         if self._outdated[node_id] >= MOST_OUTDATED:
-            error = StageError(f"{changed}, {MOST_OUTDATED} times in a row; leave them as they are, and resume")
+            where = f"; what it made is kept in {kept}" if kept else ""
+            text = f"{changed}, {MOST_OUTDATED} times in a row; leave them as they are, and resume{where}"
+            error = StageError(text)
             self._fail(node_id, Failure.of(error), ())
             return
         state = self._state(node_id)
         state.state = "pending"
         self._record.save_node(node_id)
         self._record.event(node_id, "state", state="outdated", changes=list(changes))
-        self._display.note(f"{node_id}: {changed}; nothing of it is kept, and it runs again with the newest")
+        made = f"what it made is kept in {kept}, and " if kept else ""
+        self._display.note(f"{node_id}: {changed}; {made}it runs again with the newest")
         self._wait(Waiting(self._schedule.place(node_id), node_id))
 
     def _tries_again(self, node_id: str, failure: Failure) -> bool:

@@ -1,48 +1,83 @@
-"""What a node's stage was started with: its key parts, and the stamps of all code and data that they were made from.
+"""What a node's stage is started with: its key parts, the very sources that they were made of, and how its data lay.
 
-A stage imports and reads at any time while it runs. Only where nothing changed from its start to its end, not even to
-and fro, is it certain that it ran what its key says.
+The stage runs these sources, so an edit while it runs is one for the next run. Data it reads at any time: it is looked
+at again before the commit.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import attrs
 from attrs import frozen
 
-from dsl.graph import Graph
-from executor.keys import KeyParts, Sources, changes, node_parts
-from executor.stamps import Stamp
+from dsl.graph import Graph, GraphNode
+from executor.external import ExternalDigests, ListedOnce, Look
+from executor.jsonlines import write_json
+from executor.keys import KeyParts, Sources, changes, library_versions, node_parts, of_externals
+from executor.libraries import LibraryVersions
 from executor.store import Store
 
 
 @frozen
-class Snapshot:
-    """files: the stamps of source files by path; external: a hash of names and stamps for each file or folder."""
+class Meanwhile:
+    """What is not as it was: of the key, a line for each kind of change, and files that were written."""
 
-    node: str
+    changes: tuple[str, ...]
+    written: tuple[str, ...]
+
+
+@frozen
+class Snapshot:
+    """sources: by the path of each file that the key's code was read from; torn: those that changed since that."""
+
+    node: GraphNode
     parts: KeyParts
-    files: Mapping[str, Stamp | None]
-    external: Mapping[str, str]
+    sources: Mapping[str, bytes]
+    torn: tuple[str, ...]
+    looks: Mapping[str, Look]
 
     @classmethod
     def of(cls, store: Store, graph: Graph, node_id: str) -> Snapshot:
         """Code and data as they are now. Raises DataError or ConfigError where they cannot be read."""
-        sources = Sources.now(store.external_memo)
-        parts = node_parts(graph, node_id, sources)
-        return cls(node_id, parts, sources.code.stamps, sources.externals.listings)
+        node, listed = graph.nodes[node_id], ListedOnce()
+        externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
+        keys_sources = Sources.with_externals(externals, store.external_memo)
+        parts = node_parts(graph, node_id, keys_sources)
+        contents = keys_sources.code.contents
+        read = ((file, _content(file)) for file in sorted(contents))
+        sources = {file: source for file, source in read if hashlib.sha256(source).hexdigest() == contents[file]}
+        torn = tuple(sorted(contents.keys() - sources.keys()))
+        return cls(node, parts, sources, torn, of_externals(node, listed.look, listed.look_at_all))
 
-    def changes(self, now: Snapshot) -> list[str]:
-        """What is not as it was, a line for each kind of change; also what was changed and put back."""
-        different = changes(self.node, self.parts.to_json(), now.parts.to_json())
-        if different:
-            return different
-        before, after = {**self.files, **self.external}, {**now.files, **now.external}
-        written = [name for name in before if before[name] != after.get(name)]
-        return [f"written meanwhile: {', '.join(written)}"] if written else []
+    def write_sources(self, path: Path) -> None:
+        """For the ranks of the stage: JSON, a character for each byte."""
+        write_json(path, {file: source.decode("latin-1") for file, source in self.sources.items()}, in_one_line=True)
+
+    def since(self, store: Store) -> Meanwhile:
+        """What was written of the data since then; contents are read only of what was. Raises DataError."""
+        listed = ListedOnce()
+        looks = of_externals(self.node, listed.look, listed.look_at_all)
+        written = [look.newest for name, look in looks.items() if look.listing != self.looks[name].listing]
+        external = self.parts.external
+        if written:
+            externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
+            external = of_externals(self.node, externals.of, externals.of_all)
+        now = attrs.evolve(self.parts, external=external, libraries=library_versions(self.node, LibraryVersions()))
+        lines = changes(self.node.id, self.parts.to_json(), now.to_json())
+        return Meanwhile(tuple(lines), tuple(dict.fromkeys(written)))
 
     def unseen(self, loaded: Sequence[str]) -> list[str]:
         """Of the files that a stage loaded those that are no part of the key."""
-        seen = {Path(file).resolve() for file in self.files}
+        seen = {Path(file).resolve() for file in self.sources}
         return [file for file in loaded if Path(file).resolve() not in seen]
+
+
+def _content(file: str) -> bytes:
+    """Nothing where the file is gone."""
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""

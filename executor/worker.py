@@ -57,7 +57,7 @@ PROGRESS_EVERY_S = 0.2
 @frozen(kw_only=True)
 class Job:
     """What the executor tells a stage: told is the node in JSON, artifacts maps node ids to [path, digest], path
-    lists the folders in which modules are looked for.
+    lists the folders in which modules are looked for, code is a file with the sources that the key was made of.
 
     Paths are absolute.
     """
@@ -65,6 +65,7 @@ class Job:
     node: str
     told: Mapping[str, Any]
     path: Sequence[str]
+    code: str
     artifacts: Mapping[str, list[str]]
     folder: str
     token: int
@@ -161,7 +162,7 @@ def main() -> int:
 
 def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> tuple[str, list[str]]:
     """Call the op; returns the device that it ran on and the files of `_loaded_files`."""
-    import_from_source()
+    import_from_source({file: text.encode("latin-1") for file, text in (read_json(Path(job.code)) or {}).items()})
     take_search_path(job.path)
     node = node_from_json(job.told)
     take_search_path(job.path)  # the op files may have changed it, as they did where the key was made

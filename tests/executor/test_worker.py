@@ -17,7 +17,8 @@ from executor.worker import Job, WorkerStage
 def make_stage(tmp_path):
     def make(rank=0, attempt=1):
         job = Job(
-            told={}, path=[], node="n", artifacts={}, folder="", token=1, lease_id="", out_dir="", work_dir="", life_line="", results="",
+            told={}, path=[], code="", node="n", artifacts={}, folder="", token=1, lease_id="", out_dir="", work_dir="",
+            life_line="", results="",
             events=str(tmp_path / "events.jsonl"), figures=str(tmp_path / "figures"), attempt=attempt, device="auto",
             sp_degree=2,
         )  # fmt: skip
