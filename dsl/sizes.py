@@ -28,7 +28,7 @@ def parsed_bytes(text: str) -> int:
 
 
 def shown_bytes(size: float) -> str:
-    """`36.4 GB`, `2.7 MB`, `12 bytes`, `1,204.0 TB`: powers of ten, as disks are sold and as the rest of dflow counts."""
+    """`36.4 GB`, `2.7 MB`, `12 bytes`, `1,204.0 TB`: powers of ten, as disks are sold and the rest of dflow counts."""
     for unit, name in ((1e12, "TB"), (1e9, "GB")):
         if size >= unit:
             return f"{size / unit:,.1f} {name}"

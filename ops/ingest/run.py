@@ -120,9 +120,7 @@ def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, i
         heapq.heappush(smallest[group], -_hash(config.seed or 0, sample.id))
         if len(smallest[group]) > max_samples:
             heapq.heappop(smallest[group])
-    held = {
-        name: {split: counts[name, split] for split in SPLITS if counts[name, split]} for name in ("image", "text")
-    }
+    held = {name: {split: counts[name, split] for split in SPLITS if counts[name, split]} for name in ("image", "text")}
     last: dict[Group, int] = {}
     for name, of_category in held.items():
         for split, quota in quotas(of_category, max_samples).items():

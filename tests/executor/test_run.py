@@ -65,8 +65,13 @@ def test_the_manifest_says_what_the_artifact_was_made_of(done):
     assert manifest["inputs"] == {"texts": [nodes["a"]["digest"], nodes["b"]["digest"]], "extra": None}
     assert manifest["config"] == {"between": "-", "weight": 1.0}
     assert manifest["launch"] == {
-        "kind": "process", "nproc": 1, "nnodes": 1, "sp_degree": 1, "threads": len(os.sched_getaffinity(0)), "device": "cpu"
-    }  # fmt: skip
+        "kind": "process",
+        "nproc": 1,
+        "nnodes": 1,
+        "sp_degree": 1,
+        "threads": len(os.sched_getaffinity(0)),
+        "device": "cpu",
+    }
     assert manifest["metrics"] == {"join/length": 11.0, "join/weight": 1.0}
     assert sorted(manifest["key_parts"]) == ["code", "config", "external", "libraries", "op", "version"]
 

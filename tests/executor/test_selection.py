@@ -50,7 +50,8 @@ def test_an_unknown_node_and_both_flags_at_once_are_refused(toy: Toy) -> None:
     ]
     assert told == [
         'dflow: --to: there is no node "x" (nodes: a, b, c, d)\n',
-        'dflow: --only: there is no node "x" (nodes: a, b, c, d)\ndflow: --only: there is no node "y" (nodes: a, b, c, d)\n',
+        'dflow: --only: there is no node "x" (nodes: a, b, c, d)\n'
+        'dflow: --only: there is no node "y" (nodes: a, b, c, d)\n',
         "dflow: --to runs what is above a node, --only does not (give one of them)\n",
     ]
 

@@ -1,4 +1,4 @@
-"""Where what dflow says goes when nobody can take it: closed terminals, closed and full streams, Ctrl-C while planning."""
+"""Where what dflow says goes when nobody can take it: closed terminals and streams, full ones, Ctrl-C in the plan."""
 
 import os
 import pty

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from mlflow.exceptions import MlflowException
@@ -174,8 +175,8 @@ def test_sync_sends_every_run_that_lacks_something_and_says_what(unsent, tmp_pat
     assert capsys.readouterr().out == f"run {record.run}: sent 5 runs, 34 points, 14 files; {said}"
     assert synced(arguments) == 0
     assert (
-        capsys.readouterr().out
-        == f"nothing of {store} waits to be sent to MLflow; `dflow sync --all` looks for what MLflow has lost since it got it\n"
+        capsys.readouterr().out == f"nothing of {store} waits to be sent to MLflow; "
+        "`dflow sync --all` looks for what MLflow has lost since it got it\n"
     )
     assert synced([record.run, *arguments]) == 0
     assert capsys.readouterr().out == f"run {record.run}: {said}"
