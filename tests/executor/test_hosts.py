@@ -183,6 +183,7 @@ def folder(tmp_path):
         "node",
         "told",
         "path",
+        "code",
         "artifacts",
         "out_dir",
         "work_dir",

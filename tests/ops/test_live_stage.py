@@ -270,7 +270,8 @@ def test_below_float32_tau_decides(case, draft, prompts):
     worse = [Decoded(prompt.tokens, (0,) * (len(prompt.tokens) - 1)) for prompt in prompts]
     assert () == judge(half, draft, prompts, [as_evaluated(prompt) for prompt in prompts], left, seen).mistakes
     (mistake,) = judge(half, draft, prompts, worse, left, seen).mistakes
-    assert mistake.what.startswith("tau is 1.00 in SGLang, and 2.38 in evaluate on the same 5 prompts")
+    tau = sum(len(prompt.tokens) - 1 for prompt in prompts) / sum(len(prompt.accepted) for prompt in prompts)
+    assert mistake.what.startswith(f"tau is 1.00 in SGLang, and {tau:.2f} in evaluate on the same 5 prompts")
     assert "SGLang serves in bfloat16 and evaluate decoded in float32" in mistake.sglang
 
 

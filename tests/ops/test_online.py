@@ -175,7 +175,7 @@ def test_an_online_training_that_was_asked_to_stop_resumes_to_the_same_bytes(tmp
     with pytest.raises(StopRequested, match="after step 4 of 9"):
         train(tmp_path, online, stop_after=4, max_steps=9)
     stage = train(tmp_path, online, max_steps=9)
-    assert 5 == stage.progressed[0][0]
+    assert 4 == stage.progressed[0][0]
     assert folder_digest(stage.out_dir) == uninterrupted
 
 
@@ -200,7 +200,7 @@ def test_an_online_training_killed_by_kill_9_loses_nothing_but_its_buffer(tmp_pa
     killed.join(120)
     assert -signal.SIGKILL == killed.exitcode
     stage = train(tmp_path, online, max_steps=9, checkpoint_every=2)
-    assert stage.progressed[0][0] in (3, 5)
+    assert stage.progressed[0][0] in (2, 4)
     assert folder_digest(stage.out_dir) == uninterrupted
 
 

@@ -173,7 +173,7 @@ def test_a_training_of_two_times_two_ranks_resumes_on_one_process(folder, seen, 
     assert stopped[0].startswith(f"train_dflash stopped after step {STOP_AFTER} of")
     stage = FakeStage(folder / "four then one", read_inputs(folder, "whole"))
     train_dflash(train_config(**WHOLE), stage)
-    assert STOP_AFTER + 1 == stage.progressed[0][0]
+    assert STOP_AFTER == stage.progressed[0][0]
     assert_same_curve(seen["training | uninterrupted | 1 x 1"], seen["training | four then one | 2 x 2"], stage.logged)
     assert_same_draft(folder, "four then one")
 
