@@ -36,7 +36,8 @@ class Signals:
 
 def signals(config, stage):
     rows = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if line[:3] == "Sig")
-    found = {"blocked": int(rows["SigBlk"], 16), "ignored": int(rows["SigIgn"], 16) & (1 << 31) - 1}  # glibc has those behind 31 for itself
+    ignored = int(rows["SigIgn"], 16) & (1 << 31) - 1  # glibc has those behind 31 for itself
+    found = {"blocked": int(rows["SigBlk"], 16), "ignored": ignored}
     found["child"] = os.waitstatus_to_exitcode(os.system("exit 3"))
     (stage.out_dir / "text.txt").write_text(json.dumps(found))
 '''
