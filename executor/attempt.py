@@ -27,7 +27,7 @@ from dsl.secrets import secret_values
 from executor.children import Children
 from executor.code_texts import keep_texts
 from executor.display import Display
-from executor.events import read_events
+from executor.events import final_metrics, read_events
 from executor.fail_points import fail_point
 from executor.failure import TIMEOUT, Failure
 from executor.hosts import wait_for_hosts
@@ -36,12 +36,11 @@ from executor.keys import KeyParts, changes, node_inputs
 from executor.launch import Outcome, StageProcess
 from executor.lease import Lease
 from executor.machine import Share
-from executor.plan import Decision
-from executor.record import NodeState, Record, final_metrics
+from executor.record import NodeState, Record
 from executor.snapshot import Snapshot
 from executor.store import Store
 from executor.store_lock import artifacts_taken
-from executor.taken import SourceRuns
+from executor.taken import SourceRuns, made_meanwhile
 
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0
@@ -207,12 +206,10 @@ class Attempt(threading.Thread):
         if work.store.finish_commit(work.lease, work.key) is None:
             return False
         with artifacts_taken(work.store.path):
-            line = work.store.newest(work.key)
-            is_taken = line is not None and (not work.forced or line.run == work.record.run)
-            if line is None or not is_taken or not work.store.has(line.digest):
+            decision = made_meanwhile(work.store, work.key, work.record.run, forced=work.forced)
+            if decision is None:
                 return False
             work.lease.remove()
-            decision = Decision("hit", "", work.key, line.digest, line.run, line.acceptance)
             SourceRuns(work.store).take(work.record, node_id, decision)
             work.record.save_node(node_id)
         return True

@@ -40,6 +40,23 @@ def whole_events(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for line in lines if _is_whole(line)]
 
 
+def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:
+    """The last value of every metric of a node, cut events honoured; start: a byte before which it reported nothing."""
+    points = valid_points([event for event in EventReader(events_path, start).read() if event["node"] == node])
+    return {name: value for point in points for name, value in point["metrics"].items()}
+
+
+def valid_points(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The metric events of one node that count, in order: what a resumed attempt did again is taken once."""
+    points: list[dict[str, Any]] = []
+    for event in events:
+        if event["kind"] == "cut":
+            points = [point for point in points if point["step"] < event["step"]]
+        elif event["kind"] == "metric":
+            points.append(event)
+    return points
+
+
 def _is_whole(line: Mapping[str, Any]) -> bool:
     kind = line.get("kind")
     if not isinstance(kind, str) or not ALL_HAVE | HAVE.get(kind, set()) <= line.keys():

@@ -37,7 +37,6 @@ from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
-from executor.events import EventReader
 from executor.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
 from executor.recorded_graph import damaged, load_graph, recorded_table, save_graph, written_nodes
 from executor.tags import tagged_folder, tags_of
@@ -371,23 +370,6 @@ def find_folder(records: Path, run: str) -> Path:
 
 def _with_tags(folder: Path) -> str:
     return " ".join([folder.name, *(f"({tag})" for tag in tags_of(folder))])
-
-
-def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:
-    """The last value of every metric of a node, cut events honoured; start: a byte before which it reported nothing."""
-    points = valid_points([event for event in EventReader(events_path, start).read() if event["node"] == node])
-    return {name: value for point in points for name, value in point["metrics"].items()}
-
-
-def valid_points(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The metric events of one node that count, in order: what a resumed attempt did again is taken once."""
-    points: list[dict[str, Any]] = []
-    for event in events:
-        if event["kind"] == "cut":
-            points = [point for point in points if point["step"] < event["step"]]
-        elif event["kind"] == "metric":
-            points.append(event)
-    return points
 
 
 def mlflow_ids(records: Path, record: Record) -> dict[str, Any]:

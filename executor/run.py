@@ -32,7 +32,7 @@ from executor.record import NodeState, State, Status, results_run
 from executor.schedule import Schedule
 from executor.stop import StopSignal
 from executor.store_lock import artifacts_taken
-from executor.taken import SourceRuns
+from executor.taken import SourceRuns, made_meanwhile
 
 if TYPE_CHECKING:
     from executor.attempt import Attempt
@@ -245,10 +245,11 @@ class Runner:
         """With the lease: take what was made meanwhile, else start an attempt."""
         node_id = waiting.node_id
         with artifacts_taken(self._store.path):
-            made_meanwhile = self._made_meanwhile(node_id, key)
-            if made_meanwhile is not None:
+            is_forced = node_id in self._planner.forced
+            made = made_meanwhile(self._store, key, self._record.run, forced=is_forced)
+            if made is not None:
                 lease.remove()
-                self._take(node_id, made_meanwhile)
+                self._take(node_id, made)
                 self._record.save_node(node_id)
                 self._record.events([self._cached_event(node_id)])
                 return True
@@ -287,14 +288,6 @@ class Runner:
             self._record.save_plan({**self._record.plan(), node_id: plan_row(planner, node_id, decision)})
             self._display.note(f"{node_id}: its code or data changed since the run began; the newest is taken")
         return decision
-
-    def _made_meanwhile(self, node_id: str, key: str) -> Decision | None:
-        """What another run committed while this one waited, or this one just before it was killed."""
-        line = self._store.newest(key)
-        if line is None or not self._store.has(line.digest):
-            return None
-        counts = node_id not in self._planner.forced or line.run == self._record.run
-        return Decision("hit", "", key, line.digest, line.run) if counts else None
 
     def _listen(self) -> None:
         """Wait until something happens, and see to the stages that run a few times a second."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from executor.events import final_metrics
 from executor.plan import Decision
-from executor.record import NodeState, Record, final_metrics, is_begun
+from executor.record import NodeState, Record, is_begun
 from executor.store import Store
 
 
@@ -49,3 +50,14 @@ class SourceRuns:
         state.ended = line.time
         state.seconds = max(0.0, state.ended - state.started)
         state.metrics = final_metrics(record.events_path, node_id)
+
+
+def made_meanwhile(store: Store, key: str, run: str, *, forced: bool) -> Decision | None:
+    """What is committed for a key by now: by another run while this one waited, or by this one before it was killed.
+
+    forced: what another run made does not count.
+    """
+    line = store.newest(key)
+    if line is None or not store.has(line.digest) or (forced and line.run != run):
+        return None
+    return Decision("hit", "", key, line.digest, line.run, line.acceptance)

@@ -10,8 +10,9 @@ from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.begin import new_run, resumed_run
+from executor.events import final_metrics, valid_points
 from executor.jsonlines import LineReader, append_line, read_lines, write_json
-from executor.record import STATE, NodeState, Record, RunState, final_metrics, find_record, newest_records, valid_points
+from executor.record import STATE, NodeState, Record, RunState, find_record, newest_records
 from executor.store import Store
 
 
