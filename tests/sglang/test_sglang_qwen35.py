@@ -104,19 +104,21 @@ def in_one_dimension(_self: VisionTokens, input_ids: torch.Tensor, _grids: torch
 
 def test_sglang_captures_what_hugging_face_does_within_the_rounding_of_float32(captured, capsys):
     rounding = furthest(captured.theirs, captured.exact)
-    within = {
-        "SGLang's from Hugging Face's": furthest(captured.together, captured.theirs),
+    of_float64 = {
         "SGLang's from float64": furthest(captured.together, captured.exact),
         "one by one from float64": furthest(captured.alone, captured.exact),
     }
-    figures = within | {"one by one from Hugging Face's": furthest(captured.alone, captured.theirs)}
+    of_theirs = {
+        "SGLang's from Hugging Face's": furthest(captured.together, captured.theirs),
+        "one by one from Hugging Face's": furthest(captured.alone, captured.theirs),
+    }
     largest = max(float(one.abs().max()) for one in captured.theirs)
-    told = ", ".join(f"{what} {distance:.1e}" for what, distance in figures.items())
+    told = ", ".join(f"{what} {distance:.1e}" for what, distance in (of_theirs | of_float64).items())
     with capsys.disabled():
         print(f"\n{captured.name}: features up to {largest:.1f}, Hugging Face's from float64 {rounding:.1e}; {told}")
     assert largest > 1
-    assert all(distance <= rounding for distance in within.values())
-    assert figures["one by one from Hugging Face's"] <= 2 * rounding  # both are within 1 of float64
+    assert max(of_float64.values()) <= 2 * rounding  # which processor rounds better differs
+    assert max(of_theirs.values()) <= 3 * rounding  # the sum of both
 
 
 def test_a_wrong_layer_or_position_or_image_differs_by_at_least_a_hundred_times_as_much(captured, capsys):

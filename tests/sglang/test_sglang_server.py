@@ -28,6 +28,7 @@ from serve_cases import record_run, write_folder
 from server_process import ON_A_CPU, SWITCHES, cpu_environment, free_port
 
 from dsl.op import Ref
+from executor.lines import printable
 from executor.record import find_record
 from executor.serve import MAX_TOKENS
 from executor.served import chat_messages
@@ -252,7 +253,7 @@ def test_a_text_target_passes_the_check_with_sglangs_own_launcher(tmp_path):
     print(f"{decoded.generated} tokens in {decoded.steps} steps")
     assert 1 < tau < BLOCK
     text = load_processor(str(run.case.checkpoint)).tokenizer.decode(decoded.tokens, skip_special_tokens=True)
-    assert f"({sample.id})\nanswer: {text}\n" in result.stdout
+    assert f"({sample.id})\nanswer: {printable(text)}\n" in result.stdout
     assert (
         f"tau: {tau:.3g} ({decoded.generated} tokens behind the first in {decoded.steps} verification steps); SGLang's "
         f"spec_accept_length, which counts the first token too: {accept:.3g}\n"
