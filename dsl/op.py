@@ -124,7 +124,7 @@ class ConfigField:
 
 @frozen
 class OpSpec:
-    """What `@op` knows about a config class. `run`, `resources`, `unmet`, `smoke` and `work` are "module:function"."""
+    """What `@op` knows about a config class. `run`, `resources` and the like are "module:function"."""
 
     name: str
     version: int
@@ -140,6 +140,7 @@ class OpSpec:
     unmet: str | None
     smoke: str | None
     work: str | None
+    report: str | None
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]
@@ -162,6 +163,7 @@ def op(
     unmet: str | None = None,
     smoke: str | None = None,
     work: str | None = None,
+    report: str | None = None,
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
 
@@ -175,7 +177,8 @@ def op(
     "module:function" that tells `dflow plan` what a node needs (dsl/resources.py); it is no part of the key. unmet:
     "module:function" that loads no torch and tells of a config what it needs of this machine and is not there, a
     library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either. smoke
-    and work: "module:function" of dsl/smoke.py, for `dflow run --smoke`.
+    and work: "module:function" of dsl/smoke.py, for `dflow run --smoke`. report: "module:function" of dsl/sections.py
+    that shows an artifact in `dflow report`, without torch; no part of the key, since showing is not computing.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -208,6 +211,7 @@ def op(
             unmet=unmet,
             smoke=smoke,
             work=work,
+            report=report,
             config_class=cls,
             output=output,
             edges=edges,
