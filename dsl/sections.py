@@ -21,7 +21,7 @@ from dsl.op import OpSpec
 
 Cell = str | int | float | None
 
-# The colours are shared by all pages that dflow writes; a page that includes them is readable in the light and the dark.
+# The colours of all pages that dflow writes, readable in the light and in the dark.
 STYLE = """
 :root {
   color-scheme: light dark;
@@ -79,7 +79,7 @@ class Chart:
 
 @frozen
 class Html:
-    """A page or a part of one, from a file of the artifact; whoever made it has escaped it. height: of its frame, in px."""
+    """A page or a part of one, from a file of the artifact, escaped by whoever made it. height: px of its frame."""
 
     text: str
     height: int = 480
