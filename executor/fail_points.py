@@ -4,6 +4,7 @@ The table is all there are. Places of lease, commit, run, stage and worker lie o
 others on that of the command whose name they bear.
 
 DFLOW_FAIL_AT="name" or "name:3" kills this process by SIGKILL when it passes the place for the first or third time.
+DFLOW_FAIL_BY="SIGSTOP" stops it there instead, so that a test can kill this process, another, or both.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 
 FAIL_AT = "DFLOW_FAIL_AT"
+FAIL_BY = "DFLOW_FAIL_BY"
 FAIL_POINTS = {
     "lease:locked": "the lock on the lease is held, its file still names the holder before",
     "lease:taken": "the lease file names this holder",
@@ -67,4 +69,4 @@ def fail_point(name: str) -> None:
         return
     _passed[name] = _passed.get(name, 0) + 1
     if _passed[name] == int(count):
-        os.kill(os.getpid(), signal.SIGKILL)
+        signal.raise_signal(signal.Signals[os.environ.get(FAIL_BY, "SIGKILL")])

@@ -13,15 +13,15 @@ import subprocess
 import sys
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from attrs import field, frozen
 from toy_ops import PROJECT, UNTRACKED, wait_for
 
-from executor.fail_points import FAIL_AT, FAIL_POINTS
+from executor.fail_points import FAIL_AT, FAIL_BY, FAIL_POINTS
 from executor.jsonlines import read_lines
 from executor.store import Store
 
@@ -32,6 +32,7 @@ COMMAND_S = 120.0
 KILLED_AGAIN = 0.3  # how many resumes are killed as well
 BESIDE = 0.5  # how many runs have another one beside them
 AGAIN_AT_MOST = 3
+DEAD = "ZX"
 Victim = Literal["executor", "stage", "both"]
 VICTIMS: tuple[Victim, ...] = ("executor", "stage", "both")
 KINDS = ("lease", "commit", "run", "stage", "worker", "gc")
@@ -59,6 +60,11 @@ class Kill:
     @property
     def phase(self) -> str:
         return f"{self.place or 'at a random moment'}, {self.victim}"
+
+    @property
+    def in_stage(self) -> bool:
+        """Whether a stage passes the place, else the command does."""
+        return self.place.startswith("worker:")
 
 
 @frozen
@@ -107,15 +113,26 @@ class Place:
     def run(self, **environment: str) -> int:
         return self.dflow("run", "diamond.toml", **environment)
 
-    def go_on(self, *options: str, **environment: str) -> int:
+    def start_again(self, *options: str, **environment: str) -> subprocess.Popen[bytes]:
         """Resume, or run where the run was killed before it had a record."""
         if any(path.read_bytes().endswith(b"\n") for path in self.store.glob("records/*/state.jsonl")):
-            return self.dflow("resume", *options, **environment)
-        return self.run(**environment)
+            return self.start("resume", *options, **environment)
+        return self.start("run", "diamond.toml", **environment)
+
+    def go_on(self, *options: str, **environment: str) -> int:
+        return self.start_again(*options, **environment).wait(COMMAND_S)
 
     def pids(self) -> list[int]:
         """The processes of this trial that live."""
-        return [pid for pid in _all_pids() if f"{MARK}={self.mark}".encode() in _environment(pid) and not _is_dead(pid)]
+        return [
+            pid
+            for pid in _all_pids()
+            if f"{MARK}={self.mark}".encode() in _environment(pid) and _state(pid) not in DEAD
+        ]
+
+    def stopped(self) -> list[int]:
+        """Those of them that stopped at a named place."""
+        return [pid for pid in self.pids() if _state(pid) == "T"]
 
     def put_down(self, name: str) -> list[str]:
         """What the ops wrote beside their file."""
@@ -133,16 +150,20 @@ def undisturbed(folder: Path) -> Undisturbed:
     return Undisturbed(place.artifacts(), time.monotonic() - began)
 
 
-def tried(folder: Path, kill: Kill, reference: Undisturbed) -> None:
-    """Raises AssertionError where anything is not as an undisturbed run leaves it; the folder stays for a look."""
+def tried(folder: Path, kill: Kill, reference: Undisturbed) -> str:
+    """The phase as it came to be. Raises AssertionError where anything is not as an undisturbed run leaves it.
+
+    The folder of a trial that went wrong stays for a look.
+    """
     place = Place.make(folder)
     drawn = random.Random(kill.seed)
     before = BEFORE.get(kill.place, "")
     options = _prepare(place, before, reference, drawn)
+    phase = kill.phase
     if kill.place.startswith("gc:"):
         assert -signal.SIGKILL == place.dflow(*GC, **{FAIL_AT: kill.place})
     elif kill.place:
-        _killed_at(place, kill, options, drawn)
+        phase += _killed_at(place, kill, options, drawn)
     else:
         _killed_meanwhile(place, kill, drawn, reference.seconds)
     for _ in range(AGAIN_AT_MOST):
@@ -154,6 +175,7 @@ def tried(folder: Path, kill: Kill, reference: Undisturbed) -> None:
     assert 0 == place.dflow(*GC)
     _check(place, reference, once=before in ("", "interrupted", "unused"))
     shutil.rmtree(folder)
+    return phase
 
 
 def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Random) -> list[str]:
@@ -187,15 +209,31 @@ def _killed_in_stage(place: Place, drawn: random.Random, node: str | None = None
     _end_stages(place, drawn)
 
 
-def _killed_at(place: Place, kill: Kill, options: list[str], drawn: random.Random) -> None:
-    """Who passes the place dies; where that is the executor, its stages are left, or with "both" killed at once."""
-    once = kill.place in BEFORE
-    in_stage = kill.place.startswith("worker:")
-    at = {FAIL_AT: f"{kill.place}:{1 if once or in_stage else drawn.randint(1, NODES)}"}
-    code = place.go_on(*options, **at)
-    assert (1 if in_stage else -signal.SIGKILL) == code, f"nobody came by {at}: the command ended with {code}"
-    if kill.victim == "both":
-        _end_stages(place, drawn)
+def _killed_at(place: Place, kill: Kill, options: list[str], drawn: random.Random) -> str:
+    """Who passes the place stops there, the victim is killed, and what lives goes on; returns what is to be told of it.
+
+    The executor alone: its stages end by themselves. The stage alone: at a place of the executor, those beside it.
+    """
+    once = kill.place in BEFORE or kill.in_stage
+    at = {FAIL_AT: f"{kill.place}:{1 if once else drawn.randint(1, NODES)}", FAIL_BY: "SIGSTOP"}
+    command = place.start_again(*options, **at)
+    wait_for(lambda: bool(place.stopped()) or command.poll() is not None, seconds=COMMAND_S)
+    assert place.stopped(), f"nobody came by {at}: the command ended with {command.poll()}"
+    beside = [pid for pid in place.pids() if pid != command.pid]
+    if kill.victim != "stage":
+        _kill([command.pid])
+    if kill.victim != "executor":
+        _kill(place.stopped() if kill.in_stage and kill.victim == "stage" else beside)
+    wait_for(lambda: _let_go(place) and command.poll() is not None, seconds=COMMAND_S)
+    assert command.returncode in (0, 1, -signal.SIGKILL)
+    return "" if beside or kill.victim != "stage" else " (none was there)"
+
+
+def _let_go(place: Place) -> bool:
+    """Whether nobody was stopped any more: other stages may come by the same place."""
+    stopped = place.stopped()
+    _signal(stopped, signal.SIGCONT)
+    return not stopped
 
 
 def _killed_meanwhile(place: Place, kill: Kill, drawn: random.Random, seconds: float) -> None:
@@ -237,11 +275,13 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _kill(pids: list[int]) -> None:
+    _signal(pids, signal.SIGKILL)
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _all_pids() -> Iterator[int]:
@@ -255,23 +295,37 @@ def _environment(pid: int) -> bytes:
         return b""
 
 
-def _is_dead(pid: int) -> bool:
+def _state(pid: int) -> str:
+    """A letter of /proc/<pid>/stat."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return True
+        return "X"
 
 
-def kills(times: int, moments: int, seed: int) -> list[Kill]:
-    """Each fail point `times` times, and `moments` random moments; victims in turn."""
+def every_kill(seed: int, times: int = 10, moments: int = 100) -> list[Kill]:
+    """Each victim at each named place `times` times, and at `moments` random moments."""
     drawn = random.Random(seed)
-    found = []
-    for place in PLACES:
-        victims: tuple[Victim, ...] = ("stage",) if place.startswith("worker:") else ("executor", "both")
-        found += [Kill(drawn.getrandbits(32), drawn.choice(victims), place) for _ in range(times)]
-    at_moments = [Kill(drawn.getrandbits(32), VICTIMS[number % 3], moment=drawn.random()) for number in range(moments)]
-    return found + at_moments
+    at_places = [(place, victim) for place in PLACES for victim in _victims(place) for _ in range(times)]
+    return [_at_place(drawn, *each) for each in at_places] + _at_moments(drawn, moments)
 
 
-def phases(done: list[Kill]) -> Mapping[str, int]:
-    return Counter(kill.phase for kill in done)
+def few_kills(seed: int, moments: int = 10) -> list[Kill]:
+    """One victim at each named place, another one at the next, and `moments` random moments."""
+    drawn = random.Random(seed)
+    turns = [(place, _victims(place)) for place in PLACES]
+    at_places = [(place, victims[(seed + turn) % len(victims)]) for turn, (place, victims) in enumerate(turns)]
+    return [_at_place(drawn, *each) for each in at_places] + _at_moments(drawn, moments)
+
+
+def _victims(place: str) -> tuple[Victim, ...]:
+    """`dflow gc` is alone."""
+    return ("executor",) if place.startswith("gc:") else VICTIMS
+
+
+def _at_place(drawn: random.Random, place: str, victim: Victim) -> Kill:
+    return Kill(drawn.getrandbits(32), victim, place)
+
+
+def _at_moments(drawn: random.Random, moments: int) -> list[Kill]:
+    return [Kill(drawn.getrandbits(32), VICTIMS[number % 3], moment=drawn.random()) for number in range(moments)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fault_trial import Kill, Undisturbed, kills, phases, tried, undisturbed
+from fault_trial import PLACES, VICTIMS, Kill, Undisturbed, every_kill, few_kills, tried, undisturbed
 from toy_ops import ONE_NODE, Toy
 
 from executor.fail_points import FAIL_AT
@@ -21,33 +22,42 @@ def reference(tmp_path_factory):
     return undisturbed(tmp_path_factory.mktemp("undisturbed") / "trial")
 
 
-def test_a_tenth_of_the_kills_leaves_what_an_undisturbed_run_does(tmp_path, reference):
-    all_as_undisturbed(tmp_path, reference, kills(1, 10, SEED))
+def test_a_part_of_the_kills_leaves_what_an_undisturbed_run_does(tmp_path, reference):
+    all_as_undisturbed(tmp_path, reference, few_kills(SEED))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_kill_leaves_what_an_undisturbed_run_does(tmp_path, reference):
-    all_as_undisturbed(tmp_path, reference, kills(10, 100, SEED))
+    all_as_undisturbed(tmp_path, reference, every_kill(SEED))
 
 
 def all_as_undisturbed(folder: Path, reference: Undisturbed, chosen: list[Kill]) -> None:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         trials = [pool.submit(told, folder / str(number), kill, reference) for number, kill in enumerate(chosen)]
-        wrong = [text for trial in trials if (text := trial.result())]
+        ended = [trial.result() for trial in trials]
     print(f"\nseed {SEED}; kills by phase:")
-    for phase, count in phases(chosen).items():
+    for phase, count in Counter(phase for phase, _ in ended).items():
         print(f"{count:5}  {phase}")
+    wrong = [text for _, text in ended if text]
     assert [] == wrong, f"{len(wrong)} of {len(chosen)}:\n" + "\n".join(wrong)
 
 
-def told(folder: Path, kill: Kill, reference: Undisturbed) -> str:
-    """What went wrong in a trial, an empty string where nothing did."""
+def told(folder: Path, kill: Kill, reference: Undisturbed) -> tuple[str, str]:
+    """The phase of a trial, and what went wrong in it: an empty string where nothing did."""
     try:
-        tried(folder, kill, reference)
+        return tried(folder, kill, reference), ""
     except (AssertionError, OSError) as error:
-        return f"{kill}: {error} (see {folder})"
-    return ""
+        return kill.phase, f"{kill}: {error} (see {folder})"
+
+
+def test_the_whole_kills_every_victim_at_every_place_ten_times_and_at_random_moments():
+    count = Counter(kill.phase for kill in every_kill(SEED) if kill.place)
+    assert {10} == set(count.values())
+    victims = {place: {"executor"} if place.startswith("gc:") else set(VICTIMS) for place in PLACES}
+    assert {f"{place}, {victim}" for place in PLACES for victim in victims[place]} == set(count)
+    assert 100 == sum(not kill.place for kill in every_kill(SEED))
+    assert set(PLACES) == {kill.place for kill in few_kills(SEED)} - {""}
 
 
 @pytest.mark.parametrize(
