@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from ops.dflash.model import DraftModel
 from ops.dflash.rollback import roll_back, save
+from ops.dflash.use import DraftUse
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenSample
 
@@ -24,8 +25,8 @@ class Decoded:
     """The answer to one prompt.
 
     tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
-    verification step, those behind EOS included. margins: distance of the two best logits at each token; empty
-    for speculative decoding.
+    verification step, those behind EOS included. margins: distance of the target's two best logits where each token
+    was chosen.
     """
 
     tokens: tuple[int, ...]
@@ -56,36 +57,45 @@ def decode_plain(target: Target, sample: TokenSample, max_new_tokens: int) -> De
     tokens: list[int] = []
     margins: list[float] = []
     while True:
-        best = logits_V.float().topk(2)
-        tokens.append(int(best.indices[0]))
-        margins.append(float(best.values[0] - best.values[1]))
+        tokens.append(int(logits_V.argmax()))
+        margins += margins_of(logits_V[None])
         if tokens[-1] in target.eos_token_ids or len(tokens) > max_new_tokens:
             return Decoded(tuple(tokens), margins=tuple(margins))
         logits_V = _extend(target, cache, [tokens[-1]])[-1]
 
 
 @torch.inference_mode()
-def decode_speculative(target: Target, draft: DraftModel, sample: TokenSample, max_new_tokens: int) -> Decoded:
-    """The same answer by speculative decoding; at most `max_new_tokens` behind the first token."""
+def decode_speculative(
+    target: Target, draft: DraftModel, sample: TokenSample, max_new_tokens: int, use: DraftUse | None = None
+) -> Decoded:
+    """The same answer by speculative decoding; at most `max_new_tokens` behind the first token.
+
+    use: how the draft is fed, as in training unless given.
+    """
+    use = use or DraftUse.of(draft.config)
     cache = DynamicCache(config=target.model.config.get_text_config())
-    with target.capture_inputs(draft.config.target_layer_ids) as captured:
+    with target.capture_inputs(use.target_layer_ids) as captured:
         output = target.forward(target.prompts([sample]), past_key_values=cache, logits_to_keep=1)
         context = DraftContext(draft)
         context.append(captured.features()[0])
         tokens = [int(output.logits[0, -1].argmax())]
+        margins = margins_of(output.logits[0, -1:])
         accepted: list[int] = []
         while tokens[-1] not in target.eos_token_ids and len(tokens) <= max_new_tokens:
-            proposal = propose(target, draft, context, tokens[-1])
+            proposal = propose(target, draft, context, tokens[-1], use)
             before = save(cache)
             block = [tokens[-1], *proposal]
-            choices = _extend(target, cache, block).argmax(-1).tolist()
+            logits_KV = _extend(target, cache, block)
+            choices = logits_KV.argmax(-1).tolist()
             count = matching_prefix(proposal, choices)
             accepted.append(count)
+            margins += margins_of(logits_KV[: count + 1])
             context.append(captured.features()[0, : count + 1])
             if count < len(proposal) and roll_back(cache, before, count + 1):
                 _extend(target, cache, block[: count + 1])
             tokens = until_eos([*tokens, *proposal[:count], choices[count]], target.eos_token_ids)
-    return Decoded(tuple(tokens[: max_new_tokens + 1]), accepted=tuple(accepted))
+    tokens = tokens[: max_new_tokens + 1]
+    return Decoded(tuple(tokens), accepted=tuple(accepted), margins=tuple(margins[: len(tokens)]))
 
 
 @define
@@ -111,11 +121,20 @@ class DraftContext:
         self.length += len(features_SF)
 
 
-def propose(target: Target, draft: DraftModel, context: DraftContext, anchor: int) -> list[int]:
+def propose(
+    target: Target, draft: DraftModel, context: DraftContext, anchor: int, use: DraftUse | None = None
+) -> list[int]:
     """The draft's K - 1 most likely tokens behind the anchor, all from one forward pass."""
-    anchor_M, mask_M = target.embed_weight[[anchor, draft.config.mask_token_id]].to(draft.fc.weight.dtype)
-    hidden_KM = draft.propose(anchor_M, mask_M, context.kv)
+    use = use or DraftUse.of(draft.config)
+    anchor_M, mask_M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
+    hidden_KM = draft.propose(anchor_M, mask_M, context.kv, use.block_size, use.block_offset)
     return (hidden_KM.to(target.head_weight.dtype) @ target.head_weight.T).argmax(-1).tolist()
+
+
+def margins_of(logits_SV: Tensor) -> list[float]:
+    """The distance of the two best logits of each row."""
+    best_S2 = logits_SV.float().topk(2).values
+    return (best_S2[:, 0] - best_S2[:, 1]).tolist()
 
 
 def matching_prefix(proposal: list[int], choices: list[int]) -> int:

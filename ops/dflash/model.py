@@ -166,17 +166,19 @@ class DraftModel(nn.Module):
         attend: AttendBlocks,
         rows_W: Tensor,
         activation_checkpointing: bool = False,
+        block_size: int | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, [W, M], of the slots rows_W (flat: n * K + k).
 
         Slot 0 of a block carries its anchor's embedding and stands at positions_N, its other slots carry the mask
-        token's. `attend` mixes the blocks with the context's keys and values of a layer.
+        token's. `attend` mixes the blocks with the context's keys and values of a layer. block_size: K, the config's
+        unless given.
         """
-        slots_K = torch.arange(self.config.block_size, device=positions_N.device)
+        slots_K = torch.arange(block_size or self.config.block_size, device=positions_N.device)
         rope = self._rope(positions_N[:, None] + slots_K, anchor_embeds_NM.dtype)
         # All mask slots of the first layer are alike: they are normed and projected once.
         distinct = torch.cat((anchor_embeds_NM, mask_embed_M[None]))
-        x_NKM = self._spread(distinct)
+        x_NKM = _spread(distinct, len(slots_K))
         for index, (layer, kv) in enumerate(zip(self.layers, context_kv, strict=True)):
             source = distinct if index == 0 else x_NKM
             rows = rows_W if index == len(self.layers) - 1 else None
@@ -187,8 +189,19 @@ class DraftModel(nn.Module):
                 x_NKM = self._layer(*arguments)
         return self.norm(x_NKM)
 
-    def propose(self, anchor_embed_M: Tensor, mask_embed_M: Tensor, context_kv: ContextKV) -> Tensor:
-        """Hidden states after the final norm, [K - 1, M], of slots 1.. of one block behind the whole context."""
+    def propose(
+        self,
+        anchor_embed_M: Tensor,
+        mask_embed_M: Tensor,
+        context_kv: ContextKV,
+        block_size: int | None = None,
+        block_offset: int = 0,
+    ) -> Tensor:
+        """Hidden states after the final norm, [K - 1, M], of slots 1.. of one block behind the whole context.
+
+        block_size: K, the config's unless given. block_offset: added to the positions of the slots.
+        """
+        size = block_size or self.config.block_size
         length = context_kv[0][0].shape[-2]
         seen = Seen(torch.tensor([0]), torch.tensor([length]))
 
@@ -196,9 +209,10 @@ class DraftModel(nn.Module):
             return dense_attention(q, k, v, k_GTD, v_GTD, seen, window)
 
         device = anchor_embed_M.device
-        positions_N = torch.tensor([length], device=device)
-        rows_W = torch.arange(1, self.config.block_size, device=device)
-        return self.forward_blocks(anchor_embed_M[None], mask_embed_M, positions_N, context_kv, attend, rows_W)
+        positions_N = torch.tensor([length + block_offset], device=device)
+        rows_W = torch.arange(1, size, device=device)
+        anchors_NM = anchor_embed_M[None]
+        return self.forward_blocks(anchors_NM, mask_embed_M, positions_N, context_kv, attend, rows_W, block_size=size)
 
     def _layer(
         self,
@@ -217,17 +231,17 @@ class DraftModel(nn.Module):
         """
         q, k, v = layer.project(source)
         if source is not x_NKM:
-            q, k, v = (self._spread(projected) for projected in (q, k, v))
+            q, k, v = (_spread(projected, x_NKM.shape[1]) for projected in (q, k, v))
         mixed = attend(rotate(q, *rope), rotate(k, *rope), v, k_GTD, v_GTD, layer.window).flatten(2)
         if rows_W is not None:
             x_NKM, mixed = x_NKM.flatten(0, 1)[rows_W], mixed.flatten(0, 1)[rows_W]
         return layer.finish(x_NKM, mixed)
 
-    def _spread(self, distinct: Tensor) -> Tensor:
-        """[N, K, ...] from [N + 1, ...]: row n in slot 0 of block n, the last row in all other slots."""
-        first, others = distinct[:-1, None], distinct[-1:, None]
-        shape = (len(first), self.config.block_size - 1, *distinct.shape[1:])
-        return torch.cat((first, others.expand(shape)), dim=1)
-
     def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return rotation(self.frequencies.to(positions.device), self.rope_scale, positions, dtype)
+
+
+def _spread(distinct: Tensor, block_size: int) -> Tensor:
+    """[N, K, ...] from [N + 1, ...]: row n in slot 0 of block n, the last row in all other slots."""
+    first, others = distinct[:-1, None], distinct[-1:, None]
+    return torch.cat((first, others.expand(len(first), block_size - 1, *distinct.shape[1:])), dim=1)

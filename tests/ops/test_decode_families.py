@@ -86,7 +86,7 @@ def test_answers_are_those_of_greedy_decoding_token_by_token_wherever_a_block_is
         slow = draft.context_kv(features, torch.arange(len(features)))
         steps = iter(WRONG_AT)
 
-        def almost_right(_target, _draft, context, anchor, sample=sample, answer=answer, steps=steps, slow=slow):
+        def almost_right(_target, _draft, context, anchor, _use, answer=answer, steps=steps, slow=slow, sample=sample):
             done = context.length - sample.prompt_tokens
             assert answer[done] == anchor
             for (k, v), (slow_k, slow_v) in zip(context.kv, slow, strict=True):

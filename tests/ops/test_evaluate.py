@@ -152,7 +152,7 @@ def test_a_draft_that_knows_the_answer_has_whole_blocks_accepted(loaded, prompts
     answer = list(decode_plain(loaded, sample, 25).tokens)
     draft = random_draft(draft_config, 0)
 
-    def knows(_target, _draft, context, _anchor):
+    def knows(_target, _draft, context, _anchor, _use):
         done = context.length - sample.prompt_tokens + 1
         return (answer[done:] + [0] * BLOCK)[: BLOCK - 1]
 
@@ -173,7 +173,7 @@ def test_the_drafts_context_after_any_number_of_accepted_tokens_is_that_of_a_pas
         answer = list(decode_plain(endless, sample, 40).tokens)
         seen = []
 
-        def almost_right(target, _draft, context, anchor, sample=sample, answer=answer, seen=seen):
+        def almost_right(target, _draft, context, anchor, _use, sample=sample, answer=answer, seen=seen):
             done = context.length - sample.prompt_tokens
             assert anchor == answer[done]
             _, features = logits_without_cache(target, sample, answer[:done])
@@ -201,7 +201,7 @@ def test_what_is_accepted_behind_eos_in_the_middle_of_a_block_is_not_counted(
     end = next(index for index in range(2, BLOCK) if answer[index] not in answer[:index])
     ending = attrs.evolve(loaded, info={**loaded.info, "eos_token_ids": [answer[end]]})
 
-    def knows(_target, _draft, context, _anchor):
+    def knows(_target, _draft, context, _anchor, _use):
         done = context.length - sample.prompt_tokens + 1
         return answer[done : done + BLOCK - 1]
 
@@ -220,7 +220,7 @@ def test_greedy_generation_of_the_reference_draft_equals_ours(loaded, prompts, d
     ours = decode_speculative(loaded, draft, sample, 4)
     seen: list[int] = []
 
-    def reference(target, _draft, context, anchor):
+    def reference(target, _draft, context, anchor, _use):
         seen.append(anchor)
         answer = list(ours.tokens[: context.length - sample.prompt_tokens])
         assert anchor == ours.tokens[len(answer)]

@@ -111,7 +111,7 @@ def test_a_step_is_tied_where_the_drafts_two_best_logits_are_close_at_the_slot_i
         slot = min(prompt.accepted[step], departure.served.accepted[step])
         margins = []
 
-        def watched(target, draft, context, anchor, slot=slot, margins=margins):
+        def watched(target, draft, context, anchor, _use, slot=slot, margins=margins):
             embeds = target.embed_weight[[anchor, draft.config.mask_token_id]]
             logits = draft.propose(*embeds, context.kv) @ target.head_weight.T
             best = logits[slot].topk(2).values
