@@ -38,10 +38,12 @@ class ImageFinder:
     """Finds the images of rows.
 
     root            the folder that relative paths start from, and that no path leaves unless allow_outside
+    remedy          what to do about a path that does
     """
 
     root: Path
     allow_outside: bool = False
+    remedy: str = "set image_root, or allow_outside = true"
 
     def image(self, value: Any) -> Path | bytes:
         """The file, links resolved, or the encoded image itself. Raises Unusable.
@@ -62,7 +64,7 @@ class ImageFinder:
         try:
             path = (self.root / name).resolve()
             if not (self.allow_outside or path.is_relative_to(self.root.resolve())):
-                raise Unusable(OUTSIDE, f"{shown}: set image_root, or allow_outside = true")
+                raise Unusable(OUTSIDE, f"{shown}: {self.remedy}")
             if path.is_file():
                 return path
         except (OSError, ValueError, RuntimeError):  # too long a name, a NUL in it, a loop of links

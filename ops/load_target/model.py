@@ -241,8 +241,12 @@ def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> No
 
 def check_images_fit(reader: TokenReader, family: Family) -> None:
     """Refuse image samples that the target cannot read: a text model, or one with other patches. Raises DataError."""
-    if not any(record["category"] == "image" for record in reader.records):
-        return
+    if any(record["category"] == "image" for record in reader.records):
+        check_patches_fit(reader.info, family)
+
+
+def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
+    """The same of all samples with images whose processor `tokens`, the content of tokens.json, describes."""
     if not (isinstance(family, VisionFamily) and family.has_vision):
         raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
     wanted = {
@@ -251,9 +255,9 @@ def check_images_fit(reader: TokenReader, family: Family) -> None:
         "image_token_id": family.image_token_id,
     }
     different = [
-        f"{name} {reader.info[name]}, and the target's is {value}"
+        f"{name} {tokens[name]}, and the target's is {value}"
         for name, value in wanted.items()
-        if reader.info[name] != value
+        if tokens[name] != value
     ]
     if different:
         raise DataError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from attrs import frozen
 
 from dsl.errors import DataError
@@ -14,10 +13,9 @@ from ops.load_target.model import target_info
 from ops.load_target.run import find_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
-from ops.tokenize_chat.samples import load_images
+from ops.tokenize_chat.samples import load_images, prompt_sample
 from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import THINK, Messages
-from ops.vision.chunks import TextChunk, concatenate, place_images
 from ops.vision.packs import read_packed
 from ops.vision.processor import load_processor
 
@@ -61,22 +59,9 @@ class Prompts:
 
     def sample(self, row: dict[str, Any], messages: Messages) -> TokenSample:
         """The turns so far of a sample and the generation prompt, with the images that they show. Raises Unusable."""
-        processor = self.encoder.processor
-        input_ids = self.encoder.prompt(messages)
         references = row["images"][: sum(map(num_images, messages))]
-        images = load_images(references, self.folder, processor)
-        no_answer = torch.zeros(len(input_ids), dtype=torch.bool)
-        chunks = place_images(input_ids, no_answer, processor.image_token_id, images) if images else None
-        placed = concatenate(chunks or [TextChunk(input_ids, no_answer)], processor.patch_dim)
-        return TokenSample(
-            id=row["id"],
-            category=row["category"],
-            input_ids=placed.input_ids,
-            loss_mask=placed.loss_mask,
-            pixel_values=placed.pixel_values,
-            image_grid_thw=placed.image_grid_thw,
-            prompt_tokens=len(placed.input_ids),
-        )
+        images = load_images(references, self.folder, self.encoder.processor)
+        return prompt_sample(row["id"], row["category"], messages, images, self.encoder)
 
     def encoded_images(self, row: dict[str, Any], messages: Messages) -> list[bytes]:
         """The images that the turns show, as they were ingested."""

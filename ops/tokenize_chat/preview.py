@@ -135,12 +135,12 @@ def _tokens(shown: Shown, processor: Processor) -> str:
             text, kind, title = f"{text} x {len(places)}", "i", f"{title} to {places[-1]}"
         if first == shown.prompt_tokens:
             parts.append("<b>&#9654;</b>")
-        parts.append(f'<span class="{kind}" title="{title}">{_visible(text)}</span>')
+        parts.append(f'<span class="{kind}" title="{title}">{visible(text)}</span>')
     return "".join(parts)
 
 
-def _visible(text: str) -> str:
-    """Escaped, line ends shown, and no character that would turn the direction of what follows."""
+def visible(text: str) -> str:
+    """A text of unknown origin for a page: escaped, line ends shown, and no character that would turn the direction of what follows."""
     plain = "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
     return escape(plain).replace("\n", "&#8629;\n")
 

@@ -74,7 +74,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     tally.finish(config.max_dropped)
     if not tally.splits["train"]:
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  none was there'}")
-    write_json(stage.out_dir / "tokens.json", tokens_info(processor, writer.shards))
+    write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards))
     preview.write(stage.out_dir / "preview.html", samples.path, processor)
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
 
@@ -166,7 +166,7 @@ def label(row: Row) -> str:
     return "".join(texts_of(last))
 
 
-def tokens_info(processor: Processor, shards: list[dict[str, Any]]) -> dict[str, Any]:
+def tokens_info(config: TokenizeChat, processor: Processor, shards: list[dict[str, Any]]) -> dict[str, Any]:
     """The content of tokens.json."""
     return {
         "format": 1,
@@ -179,5 +179,6 @@ def tokens_info(processor: Processor, shards: list[dict[str, Any]]) -> dict[str,
         "merge_size": processor.merge_size,
         "image_backend": processor.image_backend,
         "pixel_limits": processor.pixel_limits,
+        "enable_thinking": config.enable_thinking,
         "shards": shards,
     }

@@ -14,7 +14,7 @@ from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import NO_ANSWER, Messages, Unusable
-from ops.vision.chunks import ImageChunk, concatenate, place_images
+from ops.vision.chunks import ImageChunk, TextChunk, concatenate, place_images
 from ops.vision.images import DECODE_ERRORS, UNDECODABLE, decode
 from ops.vision.packs import read_packed
 from ops.vision.processor import Processor
@@ -59,18 +59,42 @@ def check_length(tokens: int, max_length: int) -> None:
 
 def load_images(references: Sequence[Mapping[str, Any]], folder: Path, processor: Processor) -> list[ImageChunk]:
     """The images behind references into the packs of a folder. Raises Unusable for an image that is refused."""
-    chunks = []
-    for reference in references:
-        encoded = read_packed(folder, dict(reference))
-        try:
-            image = decode(encoded)
-        except DECODE_ERRORS as error:
-            raise Unusable(UNDECODABLE, str(error)) from error
-        try:
-            chunks.append(ImageChunk.from_image(processor, image))
-        except ValueError as error:
-            raise Unusable(IMAGE_REFUSED, str(error)) from error
-    return chunks
+    return [load_image(read_packed(folder, dict(reference)), processor) for reference in references]
+
+
+def load_image(encoded: bytes, processor: Processor) -> ImageChunk:
+    """An encoded image as the target gets it. Raises Unusable for one that is refused."""
+    try:
+        image = decode(encoded)
+    except DECODE_ERRORS as error:
+        raise Unusable(UNDECODABLE, str(error)) from error
+    try:
+        return ImageChunk.from_image(processor, image)
+    except ValueError as error:
+        raise Unusable(IMAGE_REFUSED, str(error)) from error
+
+
+def prompt_sample(
+    sample_id: str, category: str, messages: Messages, images: Sequence[ImageChunk], encoder: ChatEncoder
+) -> TokenSample:
+    """What the target is given to answer `messages`: their turns and the generation prompt, with their images.
+
+    Raises Unusable.
+    """
+    processor = encoder.processor
+    input_ids = encoder.prompt(messages)
+    no_answer = torch.zeros(len(input_ids), dtype=torch.bool)
+    chunks = place_images(input_ids, no_answer, processor.image_token_id, images) if images else None
+    placed = concatenate(chunks or [TextChunk(input_ids, no_answer)], processor.patch_dim)
+    return TokenSample(
+        id=sample_id,
+        category=category,
+        input_ids=placed.input_ids,
+        loss_mask=placed.loss_mask,
+        pixel_values=placed.pixel_values,
+        image_grid_thw=placed.image_grid_thw,
+        prompt_tokens=len(placed.input_ids),
+    )
 
 
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:

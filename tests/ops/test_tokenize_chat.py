@@ -208,6 +208,7 @@ def test_tokens_json_says_what_a_reader_needs(tokens, tokenizer):
         "merge_size": 2,
         "image_backend": "pillow",
         "pixel_limits": {"min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS},
+        "enable_thinking": None,
     }
 
 
