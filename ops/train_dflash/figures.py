@@ -1,8 +1,9 @@
-"""Figures of a training: the loss over the steps, and the accuracy of each slot."""
+"""Figures of a training: the loss over the steps, the accuracy of each slot, and tau over the steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -25,5 +26,23 @@ def accuracy_figure(train: Sequence[float], val: Sequence[float] | None) -> Figu
     if val is not None:
         axes.plot(slots, val, marker="s", label="val")
     axes.set(xlabel="slot", ylabel="accuracy", title="Accuracy by slot", ylim=(0, 1))
+    axes.legend()
+    return figure
+
+
+def tau_figure(taus: Sequence[tuple[int, Mapping[str, Any]]], selected: int, block_size: int) -> Figure:
+    """tau on the split val after steps, with its interval, and the step whose weights are exported."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    steps = [step for step, _ in taus]
+    axes.fill_between(
+        steps, [tau["low"] for _, tau in taus], [tau["high"] for _, tau in taus], alpha=0.25, label="95 % interval"
+    )
+    axes.plot(steps, [tau["tau"] for _, tau in taus], marker="o", label="tau")
+    for step, tau in taus:
+        if step == selected:
+            axes.plot(step, tau["tau"], marker="o", markersize=12, fillstyle="none", color="black", label="exported")
+    axes.set(xlabel="step", ylabel="tau", title=f"tau on val, of {block_size}")
+    axes.grid(alpha=0.3)
     axes.legend()
     return figure

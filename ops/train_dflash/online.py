@@ -13,8 +13,8 @@ size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -96,7 +96,7 @@ class Taken:
 class Capture:
     """Captures on this rank what `info` describes (see `describe_features`).
 
-    Several threads may call `take`; one forward pass runs at a time.
+    Several threads may call `take`; one forward pass runs at a time. `lend` gives the target to one of them alone.
     """
 
     def __init__(
@@ -113,6 +113,12 @@ class Capture:
         self._readers = {split: TokenReader(tokens, split) for split in SPLITS}
         self._device = device
         self._one_at_a_time = threading.Lock()
+
+    @contextmanager
+    def lend(self) -> Iterator[Target]:
+        """Inside, nothing is captured: a forward pass beside another would record its features."""
+        with self._one_at_a_time:
+            yield self._target
 
     def take(self, split: str, rows: Sequence[Rows]) -> Taken:
         """The states of these rows."""

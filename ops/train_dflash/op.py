@@ -75,6 +75,31 @@ def _instead_of_layers(instance: Any, _attribute: object, layer_ids: tuple[int, 
         raise ValueError(f"'target_layer_ids' stands instead of capture_layers = {layers}: give one of them")
 
 
+def _select(instance: Any, _attribute: object, select: str) -> None:
+    """What is chosen by is measured."""
+    if select == "last":
+        return
+    lacks = []
+    if getattr(instance, "eval_every", 1) is None:
+        lacks.append("eval_every: the steps between measurements on the split val")
+    if select == "tau" and instance.tokens is None:
+        lacks.append("tokens: whose split val holds the prompts")
+    if select == "tau" and getattr(instance, "eval_prompts", 1) == 0:
+        lacks.append("eval_prompts of at least 1")
+    if lacks:
+        raise ValueError(f"'select' = \"{select}\" needs " + "; and ".join(lacks))
+
+
+def _tau_only(instance: Any, attribute: Any, value: object) -> None:
+    """A field that says how to measure tau is not to be ignored silently."""
+    if value == attribute.default:
+        return
+    if getattr(instance, "eval_every", 1) is None:
+        raise ValueError(f"'{attribute.name}' needs eval_every: tau is measured every so many steps")
+    if instance.tokens is None:
+        raise ValueError(f"'{attribute.name}' needs tokens: the prompts are those of their split val")
+
+
 LAYERS = 5
 PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 
@@ -225,7 +250,7 @@ class TrainDflash:
     )
     checkpoint_every: int = field(default=50, validator=validators.ge(1), neutral=True, help="steps")
     keep_checkpoints: int = field(
-        default=2, validator=validators.ge(1), neutral=True, help="the last so many; the best on val is kept as well"
+        default=2, validator=validators.ge(1), neutral=True, help="the last so many; the one to select is kept as well"
     )
     max_nonfinite: int = field(
         default=3,
@@ -237,11 +262,31 @@ class TrainDflash:
     eval_every: int | None = field(
         default=None,
         validator=AT_LEAST_1,
-        neutral=True,
-        help="steps between measurements of loss and accuracy on the val split; at the end only unless given",
+        help="steps between measurements on the val split: loss and accuracy and, where tokens are given, tau. Unless "
+        "given, loss and accuracy are measured at the end only",
+    )
+    eval_prompts: int = field(
+        default=8,
+        validator=validators.and_(validators.ge(0), _tau_only),
+        help="with eval_every: val prompts of each category to decode for tau, the first ones; 0: no tau",
+    )
+    eval_new_tokens: int = field(
+        default=64,
+        validator=validators.and_(validators.ge(1), _tau_only),
+        help="with eval_every: generated tokens per prompt, at most",
+    )
+    select: Literal["tau", "loss", "last"] = field(
+        default="last",
+        validator=_select,
+        help="which of the measured steps gives the draft: the one with the highest tau or the least loss on the val "
+        "split, or the last",
     )
     seed: int | None = seed_field()
     output = DraftCheckpoint
+
+    @property
+    def measures_tau(self) -> bool:
+        return self.eval_every is not None and self.eval_prompts > 0 and self.tokens is not None
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Train a DFlash draft on the target's features: the story of a training, from its inputs to the draft's checkpoint.
 
 Features lie there, or are captured meanwhile, by the ranks that train or by others: see online.py, capture_ranks.py.
+What is measured on the split val decides, where the config says so, which step's weights are exported: measuring.py.
 
 The history holds one float64 row a step: learning rate, norm of the gradient, then the step's tally. What is logged
 is a function of it and of the clock, so neither log_every nor checkpoint_every nor a resume changes the result.
@@ -10,30 +11,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from attrs import define
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dsl.errors import StopRequested
-from dsl.op import op_of
 from dsl.stage import Stage
-from ops.dflash.config import to_serving
-from ops.dtensors import gathered, reshard
 from ops.files import write_json
 from ops.optimizer import clip_gradients, learning_rate, make_optimizer, set_rate
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
 from ops.train_dflash.engine import Setup, set_up, tell
-from ops.train_dflash.figures import accuracy_figure, loss_figure
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
+from ops.train_dflash.measuring import Measuring
 from ops.train_dflash.online import Capture, Take, describe_features
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.prefetch import Prefetch
-from ops.train_dflash.step import Prepared, measure, train_step
+from ops.train_dflash.result import NORM, RATE, TALLY, identity, write_result
+from ops.train_dflash.short_evaluation import Lend
+from ops.train_dflash.step import Prepared, train_step
 from ops.train_dflash.tally import (
     ANCHORLESS,
     ANCHORS,
@@ -48,12 +47,9 @@ from ops.train_dflash.tally import (
 )
 from ops.training import ranks
 from ops.training.background import Checkpoints
-from ops.training.checkpoint import Kept, TrainState, best_checkpoint, checkpoint_step
+from ops.training.checkpoint import Kept, TrainState
 from ops.training.ema import Ema
 from ops.training.nonfinite import SKIPPED, NonFinite
-
-FINAL_STEPS = 50
-RATE, NORM, TALLY = 0, 1, 2
 
 
 def train_dflash(config: TrainDflash, stage: Stage) -> None:
@@ -71,23 +67,23 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
         return
     with ranks.joined(training):
         inputs = open_inputs(config, training)
-        with _take(config, training, inputs) as take:
-            _train(config, training, inputs, set_up(config, training, inputs, take))
+        with _capturing(config, training, inputs) as (take, lend):
+            _train(config, training, inputs, set_up(config, training, inputs, take), lend)
 
 
-def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup) -> None:
+def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend: Lend | None) -> None:
     kept = Kept(last=config.keep_checkpoints)
-    with Checkpoints(stage.work_dir, _identity(config, stage, inputs), rank=stage.rank, kept=kept) as checkpoints:
-        training = _Training.start(config, stage, inputs, setup, checkpoints)
+    with Checkpoints(stage.work_dir, identity(config, stage, inputs), rank=stage.rank, kept=kept) as checkpoints:
+        training = _Training.start(config, stage, inputs, setup, checkpoints, lend)
         training.run()
-        training.write_result()
+        training.finish()
 
 
 @contextmanager
-def _take(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator[Take | None]:
-    """What captures for this rank, inside; None where the features are stored."""
+def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator[tuple[Take | None, Lend | None]]:
+    """What captures for this rank, inside, and lends its target; None where there is no such thing."""
     if config.capture == "stored":
-        yield None
+        yield None, None
         return
     lengths = {"train": inputs.train.lengths, "val": inputs.val.lengths}
     tokens = sum(map(sum, lengths.values()))
@@ -97,9 +93,10 @@ def _take(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator
     tell(f"online: {size / 1e9:.2f} GB of features are captured on the fly by {who} and not stored")
     if config.capture_ranks:
         with CaptureRanks.connect(stage, inputs.captured, lengths) as capture_ranks:
-            yield capture_ranks.take
+            yield capture_ranks.take, None
     else:
-        yield _capture(config, stage, inputs.captured).take
+        capture = _capture(config, stage, inputs.captured)
+        yield capture.take, capture.lend
 
 
 def _capture(config: TrainDflash, stage: Stage, captured: Mapping[str, Any]) -> Capture:
@@ -115,23 +112,29 @@ class _Training:
     setup: Setup
     checkpoints: Checkpoints
     state: TrainState
+    measuring: Measuring
     nonfinite: NonFinite
     waiting: Stopwatch
-    started: float
     first_step: int
     logged_at: float
     logged_step: int
 
     @classmethod
     def start(
-        cls, config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, checkpoints: Checkpoints
+        cls,
+        config: TrainDflash,
+        stage: Stage,
+        inputs: Inputs,
+        setup: Setup,
+        checkpoints: Checkpoints,
+        lend: Lend | None,
     ) -> _Training:
         model = setup.engine.model
         optimizer = make_optimizer(model, config.weight_decay, kind=config.optimizer)
         ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
         state = TrainState(model, optimizer, [], ema)
         checkpoints.load(state)
-        now = time.perf_counter()
+        measuring = Measuring.open(config, stage, inputs, setup, state, lend)
         return cls(
             config=config,
             stage=stage,
@@ -139,11 +142,11 @@ class _Training:
             setup=setup,
             checkpoints=checkpoints,
             state=state,
+            measuring=measuring,
             nonfinite=NonFinite(config.max_nonfinite, stage.work_dir, state.counters),
             waiting=Stopwatch(),
-            started=now,
             first_step=state.step,
-            logged_at=now,
+            logged_at=time.perf_counter(),
             logged_step=state.step,
         )
 
@@ -204,61 +207,25 @@ class _Training:
         if step % config.log_every == 0 or step == total:
             self._log(self.state.history[(step - 1) // config.log_every * config.log_every :])
         paused = time.perf_counter()
-        val = None
-        if config.eval_every and step % config.eval_every == 0 and step < total:
-            val = self._measure_val()
-        if step < total and (val is not None or step % config.checkpoint_every == 0):
-            self.checkpoints.save(self.state, None if val is None else mean_loss(val))
+        due = bool(config.eval_every) and step % config.eval_every == 0 and step < total
+        metric = self.measuring.measure() if due else None
+        if step < total and (due or step % config.checkpoint_every == 0):
+            self.checkpoints.save(self.state, metric)
         self.logged_at += time.perf_counter() - paused
         self.stage.progress(step, total)
 
-    def write_result(self) -> None:
-        """Measure on the val split, and write the artifact and the figures (rank 0 alone writes)."""
-        val = self._measure_val()
-        with self._averaged():
-            reshard(self.state.model)
-            weights = {}
-            for name, parameter in self.state.model.named_parameters():
-                whole = gathered(parameter)
-                if self.stage.rank == 0:
-                    weights[name] = whole.float().cpu().contiguous()
+    def finish(self) -> None:
+        """Measure the last step, and write the artifact with the weights of the selected one (rank 0 alone writes)."""
+        self.measuring.measure()
+        selected = self.measuring.selected()
+        weights = self.measuring.weights_of(selected, self.checkpoints)
         if self.stage.rank:
             return
-        history = torch.stack(self.state.history)
-        last = history[-FINAL_STEPS:, TALLY:].sum(0)
-        out_dir = self.stage.out_dir
-        write_json(out_dir / "config.json", to_serving(self.inputs.draft))
-        save_file(weights, out_dir / "model.safetensors", metadata={"format": "pt"})
-        result = {
-            **{name: artifact.digest for name, artifact in self.stage.inputs.items() if artifact is not None},
-            "captured": self.inputs.captured,
-            "steps": self.state.step,
-            "loss": self.config.loss,
-            "recipe": _key_fields(self.config),
-            "samples": len(self.inputs.train),
-            "final_loss": mean_loss(last),
-            "final_metrics": metrics(last, "train"),
-            "val_metrics": None if val is None else metrics(val, "val"),
-            "anchors": int(history[:, TALLY + ANCHORS].sum()),
-            "tokens": int(history[:, TALLY + TOKENS].sum()),
-            "samples_without_anchor": int(history[:, TALLY + ANCHORLESS].sum()),
-            "skipped_steps": int((history[:, TALLY + WEIGHT] == 0).sum()),
-            "nonfinite_steps": self.state.counters.get(SKIPPED, 0),
-        }
-        write_json(out_dir / "training.json", result)
-        seconds = time.perf_counter() - self.started
-        steps = self.state.step - self.first_step
-        best = best_checkpoint(self.stage.work_dir)
-        write_json(
-            out_dir / "measurements.json",
-            {
-                "seconds": seconds,
-                "steps_in_this_attempt": steps,
-                "best_step_on_val": None if best is None else checkpoint_step(best),
-            },
-        )
-        self.stage.figure("loss", loss_figure([mean_loss(row[TALLY:]) for row in history]))
-        self.stage.figure("accuracy", accuracy_figure(slot_accuracy(last), None if val is None else slot_accuracy(val)))
+        if self.config.select != "last":
+            self.measuring.log_selected(selected)
+        write_result(self.config, self.stage, self.inputs, self.state, weights, selected)
+        measurements = {"steps_in_this_attempt": self.state.step - self.first_step, **self.measuring.measurements()}
+        write_json(self.stage.out_dir / "measurements.json", measurements)
 
     def _log(self, rows: list[Tensor]) -> None:
         """The rows since the last multiple of log_every; speeds are those of this attempt since its last log."""
@@ -284,33 +251,3 @@ class _Training:
         }
         slots = enumerate(slot_accuracy(tally), start=1)
         self.stage.log(values | {f"train/accuracy_slot_{slot:02d}": share for slot, share in slots}, self.state.step)
-
-    def _averaged(self) -> AbstractContextManager[None]:
-        """Inside, the model holds the moving average where there is one."""
-        return nullcontext() if self.state.ema is None else self.state.ema.swapped()
-
-    def _measure_val(self) -> Tensor | None:
-        """The tally of the val split, logged; None where the features hold no such split, or one without an anchor."""
-        if not len(self.inputs.val):
-            return None
-        with self._averaged():
-            tally = measure(self.setup.engine, self.setup.val, self.config.buffer_batches)
-        if not tally[WEIGHT]:
-            return None
-        self.stage.log(metrics(tally, "val"), self.state.step)
-        return tally
-
-
-def _identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any]:
-    """What a checkpoint must agree with: the config without neutral fields, the inputs and the draft's shape."""
-    return {
-        "config": _key_fields(config),
-        "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
-        "captured": inputs.captured,
-        "draft": to_serving(inputs.draft),
-    }
-
-
-def _key_fields(config: TrainDflash) -> dict[str, Any]:
-    """The config without its neutral fields."""
-    return {entry.name: getattr(config, entry.name) for entry in op_of(config).fields.values() if not entry.neutral}

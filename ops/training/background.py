@@ -10,7 +10,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ops.training.checkpoint import Kept, TrainState, content_of, load_checkpoint, snapshot, write_checkpoint
+from ops.training.checkpoint import (
+    Kept,
+    TrainState,
+    content_of,
+    load_checkpoint,
+    note_metric,
+    snapshot,
+    write_checkpoint,
+)
 
 
 class Checkpoints:
@@ -40,16 +48,18 @@ class Checkpoints:
     def save(self, state: TrainState, metric: float | None = None) -> None:
         """Copy the state, after the write before it is done, and have it written.
 
-        metric: what decides about the best checkpoint, measured at this step. A step that is saved already is not
-        written again, unless a metric comes with it.
+        metric: what decides about the best checkpoint, the lowest, measured at this step. A step that is saved already
+        is not written again, unless a metric comes with it.
         """
         self._finish()
+        if metric is not None:
+            note_metric(state, metric)
         if state.step == self._saved and metric is None:
             return
         tensors = snapshot(state, copy=self._writes)
         self._saved = state.step
         if self._writes:
-            content = content_of(state, self.identity, metric)
+            content = content_of(state, self.identity)
             self._pending = self._pool.submit(write_checkpoint, self.work_dir, tensors, content, self.kept)
 
     def wait(self) -> None:

@@ -2,11 +2,14 @@
 
     checkpoint-00000050/    the folder's name is the number of finished steps
         state.safetensors   model.<name> of all but frozen parameters, optimizer.<name>.<key>, ema.<name>, history
-        state.json          {"format", "step", "identity", "counters", "ema_updates", "metric", "sha256"}
+        state.json          {"format", "step", "identity", "counters", "ema_updates", "measured", "best": {"step",
+                            "metric"} or null, "sha256"}
 
 Tensors are whole, so a checkpoint does not depend on the number of ranks. No generator states: anchors and order are
 functions of (seed, epoch, sample). A checkpoint is written beside its place and renamed, so a folder of that name was
-complete; sha256, that of state.safetensors, tells whether it still is. background.py writes without stopping the steps.
+complete; sha256, that of state.safetensors, tells whether it still is. One that names an earlier one as the best is
+whole only together with it, whose weights may be what the training gives. background.py writes without stopping the
+steps.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import Factory, define, field, frozen, validators
+from attrs import Factory, asdict, define, field, frozen, validators
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -35,14 +38,23 @@ from ops.training.differences import differences
 from ops.training.ema import Ema
 from ops.training.ranks import is_first
 
-FORMAT = 2
+FORMAT = 3
+
+
+@frozen
+class Best:
+    """The step with the lowest metric, the earlier of two equal ones."""
+
+    step: int
+    metric: float
 
 
 @define
 class TrainState:
     """What changes from step to step.
 
-    history: one row a step, float64; counters: what else is counted. The model's parameters and the optimizer's moments
+    history: one row a step, float64; counters: what else is counted; measured: JSON objects, what was measured after
+    some of the steps; best: the step with the lowest metric so far. The model's parameters and the optimizer's moments
     may be DTensors.
     """
 
@@ -51,6 +63,8 @@ class TrainState:
     history: list[Tensor]
     ema: Ema | None = None
     counters: dict[str, int] = Factory(dict)
+    measured: list[dict[str, Any]] = Factory(list)
+    best: Best | None = None
 
     @property
     def step(self) -> int:
@@ -60,7 +74,7 @@ class TrainState:
 
 @frozen
 class Kept:
-    """Which checkpoints stay: the last `last`, and the one with the lowest metric, the earlier of two equal ones."""
+    """Which checkpoints stay: the last `last`, and the best."""
 
     last: int = field(default=2, validator=validators.ge(1))
 
@@ -76,21 +90,28 @@ def snapshot(state: TrainState, copy: bool = True) -> dict[str, Tensor]:
     return copied
 
 
-def content_of(state: TrainState, identity: Mapping[str, Any], metric: float | None = None) -> dict[str, Any]:
-    """state.json without the digest. A metric that is not finite counts as none."""
+def note_metric(state: TrainState, metric: float) -> None:
+    """Take the metric of this step in. One that is not finite is never the best."""
+    if math.isfinite(metric) and (state.best is None or metric < state.best.metric):
+        state.best = Best(state.step, metric)
+
+
+def content_of(state: TrainState, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """state.json without the digest."""
     return {
         "format": FORMAT,
         "step": state.step,
         "identity": json.loads(json.dumps(identity)),
         "counters": dict(state.counters),
         "ema_updates": state.ema.updates if state.ema else None,
-        "metric": metric if metric is not None and math.isfinite(metric) else None,
+        "measured": list(state.measured),
+        "best": None if state.best is None else asdict(state.best),
     }
 
 
 def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], kept: Kept) -> None:
     """Write a checkpoint atomically and durably, then remove those that are not kept."""
-    place = work_dir / f"checkpoint-{content['step']:08d}"
+    place = _place(work_dir, content["step"])
     unfinished = place.with_suffix(".tmp")
     for left_over in (*work_dir.glob("checkpoint-*.tmp"), *work_dir.glob("checkpoint-*.old")):
         shutil.rmtree(left_over)
@@ -103,9 +124,9 @@ def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Map
         _remove(place)
     unfinished.rename(place)
     sync(work_dir)
-    best = best_checkpoint(work_dir)
+    best = content["best"]
     for old in checkpoints(work_dir)[: -kept.last]:
-        if old != best:
+        if best is None or checkpoint_step(old) != best["step"]:
             _remove(old)
 
 
@@ -121,19 +142,20 @@ def checkpoints(work_dir: Path) -> list[Path]:
     return sorted(path for path in work_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d{8}", path.name))
 
 
+def _place(work_dir: Path, step: int) -> Path:
+    return work_dir / f"checkpoint-{step:08d}"
+
+
 def checkpoint_step(folder: Path) -> int:
     """The finished steps of a checkpoint, by its folder's name."""
     return int(folder.name.removeprefix("checkpoint-"))
 
 
-def best_checkpoint(work_dir: Path) -> Path | None:
-    """The checkpoint with the lowest metric, which is a loss; None where none has one."""
-    metrics = {}
-    for folder in checkpoints(work_dir):
-        content = _content(folder)
-        if content is not None and content.get("metric") is not None:
-            metrics[folder] = content["metric"]
-    return min(metrics, key=lambda folder: (metrics[folder], folder)) if metrics else None
+def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Tensor]:
+    """The model's weights in the checkpoint of a step, or their average where the state keeps one; whole, by name."""
+    prefix = "ema." if state.ema else "model."
+    with safe_open(_place(work_dir, step) / "state.safetensors", framework="pt") as saved:
+        return dict(_Saved(saved, prefix))
 
 
 def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, Any]) -> bool:
@@ -145,7 +167,7 @@ def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, An
     step = _agreed(_newest_whole(work_dir) if is_first() else -1, next(state.model.parameters()).device)
     if step < 0:
         return False
-    folder = work_dir / f"checkpoint-{step:08d}"
+    folder = _place(work_dir, step)
     content = read_json(folder / "state.json")
     now = {"format": FORMAT, "identity": json.loads(json.dumps(identity))}
     found = differences({key: content[key] for key in now}, now)
@@ -160,6 +182,8 @@ def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, An
         state.history[:] = saved.get_tensor("history").clone().unbind()
     state.counters.clear()
     state.counters.update(content["counters"])
+    state.measured[:] = content["measured"]
+    state.best = None if content["best"] is None else Best(**content["best"])
     if state.ema:
         state.ema.updates = content["ema_updates"]
     return True
@@ -240,7 +264,12 @@ def _damage(folder: Path) -> str | None:
         return "state.safetensors is missing"
     if _digest(folder / "state.safetensors") != content.get("sha256"):
         return "state.safetensors was altered"
-    return None
+    best = content["best"]
+    if best is None or best["step"] == content["step"]:
+        return None
+    earlier = _place(folder.parent, best["step"])
+    damage = _damage(earlier) if earlier.exists() else "it is gone"
+    return None if damage is None else f"{earlier.name}, the best before it, cannot be read any more: {damage}"
 
 
 def _content(folder: Path) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -50,6 +53,15 @@ def summed(values: Tensor) -> Tensor:
     """The sum of a tensor over all ranks. Autograd does not see it: never for a loss."""
     if dist.is_initialized():
         dist.all_reduce(values)
+    return values
+
+
+def collected(value: T) -> list[T]:
+    """The value of every rank, in their order, on every rank; what can be pickled."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
     return values
 
 

@@ -15,7 +15,7 @@ from ops.files import read_json
 from ops.optimizer import clip_gradients, make_optimizer, named_state, set_rate
 from ops.training import background, checkpoint
 from ops.training.background import Checkpoints
-from ops.training.checkpoint import Kept, TrainState, best_checkpoint, checkpoint_step, load_checkpoint
+from ops.training.checkpoint import Best, Kept, TrainState, load_checkpoint, saved_weights
 from ops.training.ema import Ema
 
 IDENTITY = {"config": {"lr": 0.1, "gamma": None}, "inputs": {"features": "abc"}}
@@ -129,8 +129,63 @@ def test_the_last_and_the_best_are_kept(tmp_path):
             train(state, 1)
             saving.save(state, metric)
     assert ["checkpoint-00000002", "checkpoint-00000005", "checkpoint-00000006"] == names(tmp_path)
-    assert 1.0 == read_json(best_checkpoint(tmp_path) / "state.json")["metric"]
-    assert 2 == checkpoint_step(best_checkpoint(tmp_path))
+    assert Best(2, 1.0) == state.best
+    assert {"step": 2, "metric": 1.0} == read_json(tmp_path / "checkpoint-00000006" / "state.json")["best"]
+
+
+@pytest.mark.parametrize("decay", [0.9, None])
+def test_the_weights_of_an_earlier_step_are_given_or_their_average(tmp_path, decay):
+    state = new_state()
+    if decay is None:
+        state.ema = None
+    state.history.append(torch.zeros(3))
+    with Checkpoints(tmp_path, IDENTITY, rank=0) as saving:
+        saving.save(state, 1.0)
+        source = dict(state.model.named_parameters()) if state.ema is None else state.ema.weights
+        expected = {name: weight.detach().clone() for name, weight in source.items()}
+        with torch.no_grad():
+            for weight in source.values():
+                weight.add_(1)
+    found = saved_weights(tmp_path, state, 1)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
+
+
+def test_what_was_measured_and_the_best_step_survive_a_kill(tmp_path):
+    state = new_state()
+    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=1)) as saving:
+        for metric in (2.0, 3.0, None):
+            train(state, 1)
+            state.measured.append({"step": state.step})
+            saving.save(state, metric)
+    resumed = new_state(seed=5)
+    assert load_checkpoint(tmp_path, resumed, IDENTITY)
+    assert [{"step": 1}, {"step": 2}, {"step": 3}] == resumed.measured
+    assert Best(1, 2.0) == resumed.best
+    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=1)) as saving:
+        assert saving.load(resumed)
+        for metric in (2.0, 1.0, 5.0):
+            train(resumed, 1)
+            saving.save(resumed, metric)
+            saving.wait()
+            best = 1 if metric == 2.0 else 5
+            assert sorted({f"checkpoint-{best:08d}", f"checkpoint-{resumed.step:08d}"}) == names(tmp_path)
+
+
+def test_a_checkpoint_whose_best_one_is_damaged_is_not_gone_on_from(tmp_path, capsys):
+    state = new_state()
+    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=4)) as saving:
+        for metric in (2.0, 1.0, 3.0):
+            train(state, 1)
+            saving.save(state, metric)
+    flip_a_bit(tmp_path / "checkpoint-00000002")
+    resumed = new_state(seed=3)
+    assert load_checkpoint(tmp_path, resumed, IDENTITY)
+    assert 1 == resumed.step
+    assert (
+        "checkpoint-00000003.damaged: damaged checkpoint left out, checkpoint-00000002, the best before it, cannot be "
+        "read any more: state.safetensors was altered; trying checkpoint-00000002" in capsys.readouterr().out
+    )
 
 
 def test_without_a_metric_the_last_are_kept_and_none_is_best(tmp_path):
@@ -139,7 +194,7 @@ def test_without_a_metric_the_last_are_kept_and_none_is_best(tmp_path):
         train(state, 1)
         save(tmp_path, state, Kept(last=3))
     assert [f"checkpoint-0000000{step}" for step in (2, 3, 4)] == names(tmp_path)
-    assert best_checkpoint(tmp_path) is None
+    assert state.best is None
 
 
 def truncate(folder):
@@ -159,7 +214,7 @@ DAMAGE = {
     "one bit": (flip_a_bit, "state.safetensors was altered"),
     "no tensors": (lambda folder: (folder / "state.safetensors").unlink(), "state.safetensors is missing"),
     "no json": (lambda folder: (folder / "state.json").unlink(), "state.json cannot be read"),
-    "half a json": (lambda folder: (folder / "state.json").write_text('{"format": 2,'), "state.json cannot be read"),
+    "half a json": (lambda folder: (folder / "state.json").write_text('{"format": 3,'), "state.json cannot be read"),
     "other json": (lambda folder: (folder / "state.json").write_text("[]"), "state.json cannot be read"),
 }
 
@@ -223,7 +278,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_taken_for_damaged(tmp
     save(tmp_path, state)
     file = tmp_path / "checkpoint-00000001" / "state.json"
     file.write_text(json.dumps(read_json(file) | {"format": 1}))
-    with pytest.raises(ConfigError, match="format: 1 then, 2 now"):
+    with pytest.raises(ConfigError, match="format: 1 then, 3 now"):
         load_checkpoint(tmp_path, new_state(), IDENTITY)
 
 
@@ -309,4 +364,4 @@ def test_a_step_that_is_saved_is_not_written_again_unless_a_metric_comes_with_it
         saving.wait()
         assert inode == (tmp_path / "checkpoint-00000001").stat().st_ino
         saving.save(state, 0.5)
-    assert 0.5 == read_json(tmp_path / "checkpoint-00000001" / "state.json")["metric"]
+    assert {"step": 1, "metric": 0.5} == read_json(tmp_path / "checkpoint-00000001" / "state.json")["best"]

@@ -1,0 +1,130 @@
+"""Measuring on the split val while the draft trains: loss, accuracy and tau, at intervals and after the last step.
+
+Nothing that trains is changed by it: no random number is drawn, and the weights are what they were. With a moving
+average, that is what is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from attrs import define
+from torch import Tensor
+
+from dsl.errors import DataError
+from dsl.stage import Stage
+from ops.dflash.anchors import draw_anchors
+from ops.dtensors import gathered, reshard
+from ops.train_dflash.batches import Labels
+from ops.train_dflash.engine import Setup
+from ops.train_dflash.inputs import Inputs
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.selection import badness, measured_row, metrics_of, row_of, selected_step
+from ops.train_dflash.short_evaluation import Lend, ShortEvaluation
+from ops.train_dflash.step import measure
+from ops.train_dflash.tally import WEIGHT
+from ops.training.background import Checkpoints
+from ops.training.checkpoint import TrainState, saved_weights
+
+
+@define
+class Measuring:
+    """seconds: that measuring took in this attempt, which began at `started`."""
+
+    config: TrainDflash
+    stage: Stage
+    setup: Setup
+    state: TrainState
+    evaluation: ShortEvaluation | None
+    started: float
+    seconds: float = 0.0
+
+    @classmethod
+    def open(
+        cls, config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, state: TrainState, lend: Lend | None
+    ) -> Measuring:
+        """Raises DataError where the split val holds nothing to choose by."""
+        if config.select == "loss" and not _has_anchor(inputs.val):
+            raise DataError(
+                'select = "loss" measures the split val, and it holds no sample with an anchor: raise val_fraction of '
+                'ingest, capture the split val too, or set select = "last"'
+            )
+        evaluation = ShortEvaluation.open(config, stage, inputs, setup.place.device, lend)
+        return cls(config, stage, setup, state, evaluation, time.perf_counter())
+
+    def measure(self) -> float | None:
+        """Measure the state, log it and keep the row in the state; what the step is chosen by, if it is: see `badness`.
+
+        Raises DataError where no prompt has a step of verification, so that there is no tau to choose by.
+        """
+        began = time.perf_counter()
+        with self._averaged():
+            tally = self._tally()
+            taus = None if self.evaluation is None else self.evaluation.measure(self.state.model)
+        self.seconds += time.perf_counter() - began
+        if tally is None and taus is None:
+            return None
+        row = measured_row(self.state.step, tally, taus)
+        if self.config.select == "tau" and row["tau"]["all"]["tau"] is None:
+            prompts = row["tau"]["all"]["prompts"]
+            raise DataError(
+                f"there is no tau to choose by: the target ends its answer to each of the {prompts} prompts of the "
+                "split val with the first token"
+            )
+        self.state.measured.append(row)
+        self.stage.log({**metrics_of(row), "val/time_share": self.measurements()["measuring_share"]}, self.state.step)
+        return badness(self.config.select, row)
+
+    def selected(self) -> int:
+        """The step whose weights are exported, once the last one was measured."""
+        return selected_step(self.config.select, self.state.measured, self.state.step)
+
+    def log_selected(self, step: int) -> None:
+        """Log the selected step and what it was chosen by, which need not be the last that was measured."""
+        row = row_of(self.state.measured, step)
+        assert row is not None  # it was chosen by it
+        values = metrics_of(row)
+        figures = {
+            name: values[f"val/{name}"] for name in ("loss", "tau", "tau_low", "tau_high") if f"val/{name}" in values
+        }
+        logged = {"step": float(step), **figures}
+        self.stage.log({f"val/selected_{name}": value for name, value in logged.items()}, self.state.step)
+
+    def measurements(self) -> dict[str, float]:
+        """Seconds of this attempt, and of those the ones that measuring took."""
+        seconds = time.perf_counter() - self.started
+        return {"seconds": seconds, "measuring_seconds": self.seconds, "measuring_share": self.seconds / seconds}
+
+    def weights_of(self, step: int, checkpoints: Checkpoints) -> dict[str, Tensor]:
+        """The weights, or their average, of the last step or of the best one before it, float32; on rank 0 alone."""
+        if step != self.state.step:
+            checkpoints.wait()
+            found = saved_weights(self.stage.work_dir, self.state, step) if self.stage.rank == 0 else {}
+            return {name: weight.float() for name, weight in found.items()}
+        weights = {}
+        with self._averaged():
+            reshard(self.state.model)
+            for name, parameter in self.state.model.named_parameters():
+                whole = gathered(parameter)
+                if self.stage.rank == 0:
+                    weights[name] = whole.float().cpu().clone(memory_format=torch.contiguous_format)
+        return weights
+
+    def _tally(self) -> Tensor | None:
+        """None where the features hold no such split, or one without an anchor."""
+        if not len(self.setup.val.reader):
+            return None
+        tally = measure(self.setup.engine, self.setup.val, self.config.buffer_batches)
+        return tally if tally[WEIGHT] else None
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Inside, the model holds the moving average where there is one."""
+        return nullcontext() if self.state.ema is None else self.state.ema.swapped()
+
+
+def _has_anchor(reader: Labels) -> bool:
+    """Whether some sample of a split has a place for one."""
+    masks = (reader.labels(sample)[1] for sample in range(len(reader)))
+    return any(len(draw_anchors(mask_S, 1, seed=0, epoch=0, sample=0)) for mask_S in masks)

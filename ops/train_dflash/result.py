@@ -1,0 +1,81 @@
+"""The artifact of a training: the draft's config and weights, what was trained and measured, and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dsl.op import op_of
+from dsl.stage import Stage
+from ops.dflash.config import to_serving
+from ops.files import write_json
+from ops.train_dflash.figures import accuracy_figure, loss_figure, tau_figure
+from ops.train_dflash.inputs import Inputs
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.selection import metrics_of, row_of
+from ops.train_dflash.tally import ANCHORLESS, ANCHORS, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
+from ops.training.checkpoint import TrainState
+from ops.training.nonfinite import SKIPPED
+
+FINAL_STEPS = 50
+RATE, NORM, TALLY = 0, 1, 2
+
+
+def write_result(
+    config: TrainDflash,
+    stage: Stage,
+    inputs: Inputs,
+    state: TrainState,
+    weights: Mapping[str, Tensor],
+    selected: int,
+) -> None:
+    """Write the DraftCheckpoint but for measurements.json. weights: those of the step `selected`."""
+    history = torch.stack(state.history)
+    last = history[-FINAL_STEPS:, TALLY:].sum(0)
+    row = row_of(state.measured, selected)
+    write_json(stage.out_dir / "config.json", to_serving(inputs.draft))
+    save_file(dict(weights), stage.out_dir / "model.safetensors", metadata={"format": "pt"})
+    result = {
+        **{name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
+        "captured": inputs.captured,
+        "steps": state.step,
+        "selected_step": selected,
+        "measured": state.measured,
+        "loss": config.loss,
+        "recipe": key_fields(config),
+        "samples": len(inputs.train),
+        "final_loss": mean_loss(last),
+        "final_metrics": metrics(last, "train"),
+        "val_metrics": None if row is None else metrics_of(row),
+        "anchors": int(history[:, TALLY + ANCHORS].sum()),
+        "tokens": int(history[:, TALLY + TOKENS].sum()),
+        "samples_without_anchor": int(history[:, TALLY + ANCHORLESS].sum()),
+        "skipped_steps": int((history[:, TALLY + WEIGHT] == 0).sum()),
+        "nonfinite_steps": state.counters.get(SKIPPED, 0),
+    }
+    write_json(stage.out_dir / "training.json", result)
+    stage.figure("loss", loss_figure([mean_loss(step[TALLY:]) for step in history]))
+    of_val = None if row is None else row.get("accuracy_by_slot")
+    stage.figure("accuracy", accuracy_figure(slot_accuracy(last), of_val))
+    taus = [(row["step"], row["tau"]["all"]) for row in state.measured if "tau" in row]
+    if any(tau["tau"] is not None for _, tau in taus):
+        stage.figure("tau", tau_figure(taus, selected, inputs.draft.block_size))
+
+
+def identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any]:
+    """What a checkpoint must agree with: the config without neutral fields, the inputs and the draft's shape."""
+    return {
+        "config": key_fields(config),
+        "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
+        "captured": inputs.captured,
+        "draft": to_serving(inputs.draft),
+    }
+
+
+def key_fields(config: TrainDflash) -> dict[str, Any]:
+    """The config without its neutral fields."""
+    return {entry.name: getattr(config, entry.name) for entry in op_of(config).fields.values() if not entry.neutral}

@@ -1,0 +1,125 @@
+"""tau of the draft while it trains: real, greedy speculative decoding of the same few prompts of the split val.
+
+The prompts are cut into batches before these are dealt over the ranks, so a batch, and with it each answer, is the same
+on any number of ranks. The draft decodes from a copy of its weights, whole and in the dtype of the training, that lives
+on every rank: the layers that train are sharded, and compiled for other shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from attrs import asdict, frozen
+from torch import nn
+
+from dsl.errors import DataError
+from dsl.stage import Stage
+from ops.dflash.decode import Decoded
+from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.dflash.model import DraftModel
+from ops.dtensors import gathered, reshard
+from ops.evaluate.statistics import acceptance_length
+from ops.load_target.model import Target, check_images_fit, check_tokens_fit
+from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.train_dflash.inputs import Inputs
+from ops.train_dflash.op import TrainDflash
+from ops.training import ranks
+
+BATCH = 8
+RESAMPLINGS = 2000
+
+# Gives the target for as long as nobody else may use it.
+Lend = Callable[[], AbstractContextManager[Target]]
+
+
+@frozen(eq=False)
+class ShortEvaluation:
+    """The prompts in batches, the target, and the draft's copy; every rank makes one."""
+
+    batches: Sequence[Sequence[TokenSample]]
+    lend: Lend
+    draft: DraftModel
+    settings: DecodeSettings
+    rank: int
+    world_size: int
+
+    @classmethod
+    def open(
+        cls, config: TrainDflash, stage: Stage, inputs: Inputs, device: torch.device, lend: Lend | None
+    ) -> ShortEvaluation | None:
+        """None where the config asks for none, or for one of an empty split without choosing by it.
+
+        lend: of a target that is loaded already; else it is loaded here, in the dtype that it was captured in. Raises
+        DataError for an empty split to choose by, and for tokens that the target cannot read.
+        """
+        if not config.measures_tau:
+            return None
+        reader = TokenReader(stage.inputs["tokens"], "val")
+        chosen = first_of_each_category(reader, config.eval_prompts)
+        if not chosen:
+            if config.select == "tau":
+                raise DataError(
+                    f'{reader.tokens.path}: select = "tau" decodes prompts of the split val, and there is none: raise '
+                    'val_fraction of ingest, give samples "split": "val" in the JSONL file, or set select = "last"'
+                )
+            return None
+        if lend is None:
+            target = Target.load(stage.inputs["target"], str(device), getattr(torch, inputs.captured["dtype"]))
+            check_tokens_fit(reader.info, target.info)
+            check_images_fit(reader, target.family)
+            lend = _always(target)
+        draft = DraftModel(inputs.draft).to(device, getattr(torch, config.dtype)).eval().requires_grad_(False)
+        return cls(
+            batches=[chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)],
+            lend=lend,
+            draft=draft,
+            settings=DecodeSettings(max_new_tokens=config.eval_new_tokens),
+            rank=stage.rank,
+            world_size=stage.world_size,
+        )
+
+    def measure(self, model: nn.Module) -> dict[str, dict[str, Any]]:
+        """tau of the model's weights as they are now, over all prompts under "all", and by category; a collective.
+
+        Each with its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`.
+        """
+        self._copy(model)
+        own = range(self.rank, len(self.batches), self.world_size)
+        with self.lend() as target:
+            answers = {
+                place: decode_speculative_batch(target, self.draft, self.batches[place], self.settings) for place in own
+            }
+        everywhere = {place: decoded for part in ranks.collected(answers) for place, decoded in part.items()}
+        groups: dict[str, list[Decoded]] = {"all": []}
+        for place, batch in enumerate(self.batches):
+            for sample, answer in zip(batch, everywhere[place], strict=True):
+                groups["all"].append(answer)
+                groups.setdefault(sample.category, []).append(answer)
+        return {name: asdict(acceptance_length(group, RESAMPLINGS, 0)) for name, group in groups.items()}
+
+    @torch.no_grad()
+    def _copy(self, model: nn.Module) -> None:
+        """Take the weights over, gathered where they are sharded."""
+        reshard(model)
+        own = dict(self.draft.named_parameters())
+        for name, parameter in model.named_parameters():
+            own[name].copy_(gathered(parameter))
+
+
+def first_of_each_category(reader: TokenReader, limit: int) -> list[TokenSample]:
+    """The first `limit` samples of each category, in the order of the split."""
+    taken: dict[str, int] = {}
+    places = []
+    for place, record in enumerate(reader.records):
+        taken[record["category"]] = taken.get(record["category"], 0) + 1
+        if taken[record["category"]] <= limit:
+            places.append(place)
+    return [reader.sample(place) for place in places]
+
+
+def _always(target: Target) -> Lend:
+    """A target that nobody else uses."""
+    return lambda: nullcontext(target)
