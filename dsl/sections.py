@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
+from dsl.errors import ConfigError, shortened
 from dsl.op import OpSpec
 
 Cell = str | int | float | None
@@ -46,17 +47,26 @@ a { color: var(--link); }
 
 @frozen
 class Table:
-    """Rows of cells under the names of the columns; a number stands on the right, None as a dash."""
+    """Rows of cells under the names of the columns; a number stands on the right, None as a dash.
+
+    Raises ConfigError for a row of another length.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+
+    def __attrs_post_init__(self) -> None:
+        wrong = [row for row in self.rows if len(row) != len(self.columns)]
+        if wrong:
+            raise ConfigError(f"a table of {len(self.columns)} columns has the row {shortened(str(list(wrong[0])))}")
 
 
 @frozen
 class Series:
     """Points of one colour. x are numbers, or for bars names too; low and high: the interval of each y, None for none.
 
-    A y that is not finite leaves a gap.
+    A y that is not finite leaves a gap. Raises ConfigError for lists that do not fit each other, and for a y or a bound
+    that is no number.
     """
 
     name: str
@@ -65,16 +75,33 @@ class Series:
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
 
+    def __attrs_post_init__(self) -> None:
+        lengths = {len(values) for values in (self.x, self.y, self.low or self.y, self.high or self.y)}
+        if len(lengths) > 1 or bool(self.low) != bool(self.high):
+            raise ConfigError(f'series "{self.name}": x, y, low and high are not of one length')
+        bounds = [bound for bound in (*self.low, *self.high) if bound is not None]
+        wrong = [value for value in (*self.y, *bounds) if not isinstance(value, (int, float))]
+        if wrong:
+            raise ConfigError(f'series "{self.name}": {shortened(str(wrong[0]))} is no number')
+
 
 @frozen
 class Chart:
-    """Lines over numbers, or bars with whiskers. log_y: the y axis is logarithmic where all values are above 0."""
+    """Lines over numbers, or bars with whiskers. log_y: a logarithmic y axis where all values are above 0 and the
+    largest is a hundred times the smallest. Raises ConfigError for x that are not all numbers nor, of bars, all names.
+    """
 
     series: Sequence[Series]
     x_label: str
     y_label: str
     kind: Literal["lines", "bars"] = "lines"
     log_y: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        every = [x for series in self.series for x in series.x]
+        is_named = self.kind == "bars" and all(isinstance(x, str) for x in every)
+        if not is_named and not all(isinstance(x, (int, float)) for x in every):
+            raise ConfigError(f'chart of "{self.y_label}": its x are not all numbers')
 
 
 @frozen
@@ -97,12 +124,14 @@ class Picture:
 class Account:
     """What became of the samples that a node read: came_in = all kept + all dropped.
 
-    kept: by split; dropped: by reason. The report puts those of all nodes together, from the source to the training.
+    kept: by split; dropped: by reason. splits: those that the node reads; all of them for none. The report puts the
+    accounts of all nodes together, from the source to the training, and says where they do not add up.
     """
 
     came_in: int
     kept: Mapping[str, int]
     dropped: Mapping[str, int] = field(factory=dict)
+    splits: Sequence[str] = ()
 
 
 Body = Table | Chart | Html | Picture | Account

@@ -17,6 +17,7 @@ from executor.lines import prepare_streams, print_lines, unheard
 
 PROJECT = Path(__file__).resolve().parent.parent
 COMMANDS = {
+    "init": "look at your data, and write a pipeline file for it",
     "run": "run what is stale in a pipeline",
     "resume": "go on with a run, or run a part of it anew",
     "plan": "show what would run, and why",
@@ -24,10 +25,13 @@ COMMANDS = {
     "explain": "say why a node would run, or where its artifact came from",
     "accept": "keep an artifact valid over a change of its code that does no harm",
     "diff": "show what differs between two runs",
+    "diagnose": "name what keeps a draft's tau low, by measuring the usual causes",
+    "report": "write what runs did, and how they differ, into one HTML file",
     "status": "show a run",
     "runs": "list the runs of a store",
     "logs": "print what a node prints",
     "agent": "lend this host to stages that run on several",
+    "doctor": "check what works on this machine, and say what to install for what does not",
     "ops": "list the ops, or describe one",
     "schema": "print the JSON schema of pipeline files, for editors",
     "verify": "find artifacts that were damaged, and take them out of use",

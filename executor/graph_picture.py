@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import networkx
 from matplotlib.figure import Figure
 
 from dsl.graph import Graph
-from executor.graph_text import levels
+from executor.graph_text import levels, rows_of
 
 COLOURS = {"cached": "#b7e1cd", "runs": "#fce8b2", "may be cut off": "#c9daf8"}
 OTHER = "#eeeeee"
@@ -21,7 +21,7 @@ def save_picture(graph: Graph, states: Mapping[str, str], file: Path) -> None:
     """Write a PNG, SVG or PDF, by the end of the name: the data flows down, a level to a row."""
     parents = {node.id: node.parents for node in graph.nodes.values()}
     level = levels(parents)
-    rows = _rows(parents, level)
+    rows = {-depth: row for depth, row in rows_of(parents, level).items()}
     drawing = networkx.DiGraph((parent, node_id) for node_id, ids in parents.items() for parent in ids)
     drawing.add_nodes_from(parents)
     most = max(map(len, rows.values()), default=1)
@@ -48,16 +48,3 @@ def save_picture(graph: Graph, states: Mapping[str, str], file: Path) -> None:
         box = {"boxstyle": "round,pad=0.4", "facecolor": COLOURS.get(state, OTHER), "edgecolor": "#666666"}
         axes.text(x, y, shown, ha="center", va="center", fontsize=9, bbox=box)
     figure.savefig(file, bbox_inches="tight", dpi=120)
-
-
-def _rows(parents: Mapping[str, Sequence[str]], level: Mapping[str, int]) -> dict[int, list[str]]:
-    """The nodes of every level, the first level on top, each node about below what it reads."""
-    rows: dict[int, list[str]] = {}
-    for node_id, depth in sorted(level.items(), key=lambda each: each[1]):
-        rows.setdefault(-depth, []).append(node_id)
-    place: dict[str, float] = {}
-    for row in rows.values():
-        if any(parents[node_id] for node_id in row):
-            row.sort(key=lambda node_id: sum(place[parent] for parent in parents[node_id]) / len(parents[node_id]))
-        place |= {node_id: (k + 1) / (len(row) + 1) for k, node_id in enumerate(row)}
-    return rows

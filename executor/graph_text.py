@@ -41,6 +41,19 @@ def levels(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
     return level
 
 
+def rows_of(parents: Mapping[str, Sequence[str]], level: Mapping[str, int]) -> dict[int, list[str]]:
+    """The nodes of every level, the first level first, each node about below what it reads."""
+    rows: dict[int, list[str]] = {}
+    for node_id, depth in sorted(level.items(), key=lambda each: each[1]):
+        rows.setdefault(depth, []).append(node_id)
+    place: dict[str, float] = {}
+    for row in rows.values():
+        if any(parents[node_id] for node_id in row):
+            row.sort(key=lambda node_id: sum(place[parent] for parent in parents[node_id]) / len(parents[node_id]))
+        place |= {node_id: (k + 1) / (len(row) + 1) for k, node_id in enumerate(row)}
+    return rows
+
+
 def dot(graph: Graph, states: Mapping[str, str]) -> str:
     """The graph as Graphviz reads it."""
     lines = [f"digraph {_quoted(graph.name)} {{", "  node [shape=box, style=rounded];"]

@@ -1,0 +1,47 @@
+"""`dflow report`: write what runs did into one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from executor.commands.arguments import add_store
+from executor.exits import OK
+from executor.lines import print_lines
+from executor.record import Record
+from executor.report import write_report
+from executor.report.find import find_records
+from executor.store import Store, store_path
+
+REPORT = "report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="a run's id or a part of it, or its tag; several are compared with the first; the latest unless given",
+    )
+    parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="beside the run's record unless given")
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    store = Store.open(store_path(options.store, None), write=False)
+    records = find_records(store.records, options.runs)
+    path = (options.output or usual_path(records)).absolute()
+    write_report(store.path, [record.run for record in records], path)
+    print_lines(str(path))
+    if options.open:
+        webbrowser.open(path.as_uri())
+    return OK
+
+
+def usual_path(records: Sequence[Record]) -> Path:
+    """In the folder of the last run's record, which `dflow rm` removes with all that is in it."""
+    folder = records[-1].folder
+    return folder / (REPORT if len(records) == 1 else f"report_of_{len(records)}_runs.html")

@@ -1,0 +1,45 @@
+"""The process in which ops show their artifacts, see artifacts.py.
+
+    python -m executor.report.ask_ops ASKED.json ANSWERS.jsonl
+
+Each answer is {"at", "folder", "sections"}, or {"at", "failed": why} where the op is not there any more, and is on disk
+before the next op is asked. Nothing else is caught: the process ends, and whoever waits for it knows at which op.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DflowError
+from dsl.op_table import load_op
+from dsl.sections import Section, load_report
+from executor.jsonlines import append_line
+from executor.report.carried import section_to_json
+
+
+def main() -> int:
+    asked, answers = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    for at, one in enumerate(asked):
+        append_line(answers, {"at": at, **_answer(one)})
+    return 0
+
+
+def _answer(one: Mapping[str, Any]) -> dict[str, Any]:
+    folder = Path(one["folder"])
+    try:
+        show = load_report(load_op(one["op"], tuple(map(Path, one["op_files"]))))
+        sections = [] if show is None else list(show(folder))
+    except DflowError as error:
+        return {"failed": str(error)}
+    for section in sections:
+        if not isinstance(section, Section):
+            raise TypeError(f"expected a list of dsl.sections.Section, got {type(section).__name__} in it")
+    return {"folder": one["folder"], "sections": [section_to_json(section, folder) for section in sections]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

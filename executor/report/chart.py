@@ -1,0 +1,284 @@
+"""Charts as inline SVG: lines over numbers with bands, bars with whiskers; axes, ticks, a legend, titles on hovering.
+
+Drawn 360 px wide, so that text can be read on a phone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from attrs import frozen
+
+from dsl.sections import Chart, Series
+from executor.report.markup import Markup, element, html, shown_figure, void
+from executor.report.scale import Scale, is_wide, thinned
+
+WIDTH, HEIGHT = 360.0, 220.0
+LEFT, RIGHT, TOP, BOTTOM = 48.0, 10.0, 22.0, 36.0
+ROW, BAR_GAP = 14.0, 8.0  # of horizontal bars
+NAME_WIDTH, LETTER = 130.0, 6.0
+MOST_MARKED = 40  # points of a series that can be pointed at
+COLOURS = 8
+DASHES = ("", "5 3", "2 2", "8 3 2 3")
+
+
+@frozen
+class Look:
+    """How a series is drawn: the place of its colour in STYLE, and of its dashes."""
+
+    colour: int
+    dash: int = 0
+
+    @property
+    def stroke(self) -> str:
+        return f"var(--series-{self.colour % COLOURS})"
+
+
+def drawn(chart: Chart, looks: Sequence[Look] = ()) -> Markup:
+    """The chart with its legend; series are coloured in their order unless looks are given."""
+    looks = looks or [Look(place) for place in range(len(chart.series))]
+    if not any(math.isfinite(value) for series in chart.series for value in series.y):
+        return element("p", "no value was measured", class_="faint")
+    if chart.kind == "lines":
+        shown = _lines(chart, looks)
+    elif _is_named(chart):
+        shown = _named_bars(chart, looks)
+    else:
+        shown = _numbered_bars(chart, looks)
+    return element("figure", shown, _legend(chart, looks), class_="chart")
+
+
+def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look]]:
+    """One chart of those of several runs, (label, place of the run, chart): a colour for each run, dashes for the
+    series of one run.
+    """
+    first = charts[0][2]
+    series: list[Series] = []
+    looks: list[Look] = []
+    for label, run, chart in charts:
+        for place, one in enumerate(chart.series):
+            name = label if len(chart.series) == 1 else f"{label}: {one.name}"
+            series.append(Series(name, one.x, one.y, one.low, one.high))
+            is_bar = chart.kind == "bars" and len(chart.series) > 1
+            looks.append(Look(len(looks)) if is_bar else Look(run, place))
+    is_log = all(chart.log_y for _, _, chart in charts)
+    return Chart(series, first.x_label, first.y_label, first.kind, is_log), looks
+
+
+def _lines(chart: Chart, looks: Sequence[Look]) -> Markup:
+    every = [value for series in chart.series for value in _all_y(series)]
+    x_scale = Scale.over((x for series in chart.series for x in _numbers(series)), LEFT, WIDTH - RIGHT)
+    y_scale = Scale.over(every, HEIGHT - BOTTOM, TOP, is_log=chart.log_y and is_wide(every))
+    parts = [*_axes(chart, x_scale, y_scale)]
+    for series, look in zip(chart.series, looks, strict=True):
+        parts += [_band(series, x_scale, y_scale, look), _path(series, x_scale, y_scale, look)]
+    for series, look in zip(chart.series, looks, strict=True):
+        parts += _marks(series, x_scale, y_scale, look)
+    return _svg(HEIGHT, parts, chart)
+
+
+def _path(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Markup:
+    """Points that are not finite, or not above 0 on a logarithmic axis, leave a gap."""
+    x, pieces, is_on = _numbers(series), [], False
+    for place in thinned(x, series.y):
+        if not _can_stand(series.y[place], y_scale):
+            is_on = False
+            continue
+        pieces.append(f"{'L' if is_on else 'M'}{x_scale.place(x[place]):.1f} {y_scale.place(series.y[place]):.1f}")
+        is_on = True
+    dash = DASHES[look.dash % len(DASHES)] or None
+    title = element("title", series.name)
+    return element("path", title, d=" ".join(pieces), class_="line", stroke=look.stroke, stroke_dasharray=dash)
+
+
+def _band(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Markup:
+    x = _numbers(series)
+    bounds = [
+        (x_scale.place(x[place]), y_scale.place(low), y_scale.place(high))
+        for place, low, high in _intervals(series)
+        if _can_stand(low, y_scale) and _can_stand(high, y_scale)
+    ]
+    if not bounds:
+        return Markup("")
+    around = [(at, high) for at, _, high in bounds] + [(at, low) for at, low, _ in reversed(bounds)]
+    return void("polygon", points=" ".join(f"{at:.1f},{y:.1f}" for at, y in around), class_="band", fill=look.stroke)
+
+
+def _marks(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Markup]:
+    """A point at each value of a short series; at some of a long one, unseen, so that values are told there."""
+    x = _numbers(series)
+    whole = [place for place in range(len(x)) if _can_stand(series.y[place], y_scale)]
+    every = -(-len(whole) // MOST_MARKED) if whole else 1
+    intervals = {place: (low, high) for place, low, high in _intervals(series)}
+    for place in dict.fromkeys([*whole[::every], *whole[-1:]]):
+        title = f"{series.name}: {shown_figure(series.y[place])}{_interval_text(intervals.get(place))}"
+        at = {"cx": f"{x_scale.place(x[place]):.1f}", "cy": f"{y_scale.place(series.y[place]):.1f}"}
+        yield element(
+            "circle",
+            element("title", f"{title} at {shown_figure(x[place])}"),
+            **at,
+            r=2.2 if every == 1 else 6,
+            fill=look.stroke if every == 1 else "transparent",
+        )
+
+
+def _numbered_bars(chart: Chart, looks: Sequence[Look]) -> Markup:
+    """Upright bars at whole numbers."""
+    numbers = sorted({x for series in chart.series for x in _numbers(series)})
+    y_scale = Scale.over([0.0, *(value for series in chart.series for value in _all_y(series))], HEIGHT - BOTTOM, TOP)
+    room = (WIDTH - LEFT - RIGHT) / len(numbers)
+    thick = room * 0.8 / len(chart.series)
+    starts = {number: LEFT + room * (place + 0.1) for place, number in enumerate(numbers)}
+    parts = list(_y_axis(chart, y_scale))
+    every = -(-len(numbers) // 12)
+    for number in numbers[::every]:
+        parts.append(_text(starts[number] + room * 0.4, HEIGHT - BOTTOM + 14, shown_figure(number), anchor="middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, anchor="middle", class_="label"))
+    for row, (series, look) in enumerate(zip(chart.series, looks, strict=True)):
+        intervals = {place: (low, high) for place, low, high in _intervals(series)}
+        for place, x in enumerate(_numbers(series)):
+            left = starts[x] + row * thick
+            title = f"{series.name}, {chart.x_label} {shown_figure(x)}"
+            parts.append(_bar(series, place, title, intervals, look, y_scale, (left, thick), upright=True))
+    return _svg(HEIGHT, parts, chart)
+
+
+def _named_bars(chart: Chart, looks: Sequence[Look]) -> Markup:
+    """Bars that lie, below each other, under the name of each."""
+    names = list(dict.fromkeys(str(x) for series in chart.series for x in series.x))
+    every = [0.0, *(value for series in chart.series for value in _all_y(series))]
+    scale = Scale.over(every, LEFT - 40, WIDTH - 60)
+    step = ROW + len(chart.series) * ROW + BAR_GAP
+    parts: list[Markup] = []
+    for row, (series, look) in enumerate(zip(chart.series, looks, strict=True)):
+        intervals = {place: (low, high) for place, low, high in _intervals(series)}
+        for place, x in enumerate(series.x):
+            top = names.index(str(x)) * step + ROW + row * ROW + 4
+            title = f"{series.name}, {x}"
+            parts.append(_bar(series, place, title, intervals, look, scale, (top, ROW - 3), upright=False))
+    for place, name in enumerate(names):
+        parts.append(_text(LEFT - 40, place * step + 13, name))
+    height = len(names) * step + ROW
+    parts.append(_text(WIDTH - RIGHT, height - 4, chart.y_label, anchor="end", class_="label"))
+    return _svg(height, parts, chart)
+
+
+def _bar(
+    series: Series,
+    place: int,
+    title: str,
+    intervals: dict[int, tuple[float, float]],
+    look: Look,
+    scale: Scale,
+    span: tuple[float, float],
+    *,
+    upright: bool,
+) -> Markup:
+    """span: where the bar begins across its length, and how thick it is."""
+    value = series.y[place]
+    if not math.isfinite(value):
+        return Markup("")
+    zero, end = scale.place(0.0), scale.place(value)
+    across, thick = span
+    low, size = min(zero, end), abs(end - zero)
+    told = element("title", f"{title}: {shown_figure(value)}{_interval_text(intervals.get(place))}")
+    box = (across, low, thick, size) if upright else (low, across, size, thick)
+    names = ("x", "y", "width", "height")
+    sizes = {name: f"{number:.1f}" for name, number in zip(names, box, strict=True)}
+    parts = [element("rect", told, **sizes, fill=look.stroke)]
+    if place in intervals:
+        least, most = map(scale.place, intervals[place])
+        parts.append(_whisker(least, most, across + thick / 2, thick / 4, upright=upright))
+    if not upright:
+        furthest = max([end, *(scale.place(bound) for bound in intervals.get(place, ()))])
+        parts.append(_text(furthest + 4, across + thick - 1, shown_figure(value)))
+    return Markup("".join(parts))
+
+
+def _whisker(low: float, high: float, middle: float, half: float, *, upright: bool) -> Markup:
+    ends = (
+        f"M{middle:.1f} {low:.1f}V{high:.1f}M{middle - half:.1f} {low:.1f}h{2 * half:.1f}"
+        f"M{middle - half:.1f} {high:.1f}h{2 * half:.1f}"
+        if upright
+        else f"M{low:.1f} {middle:.1f}H{high:.1f}M{low:.1f} {middle - half:.1f}v{2 * half:.1f}"
+        f"M{high:.1f} {middle - half:.1f}v{2 * half:.1f}"
+    )
+    return void("path", d=ends, class_="whisker")
+
+
+def _axes(chart: Chart, x_scale: Scale, y_scale: Scale) -> Iterable[Markup]:
+    yield from _y_axis(chart, y_scale)
+    bottom = HEIGHT - BOTTOM
+    yield void("path", d=f"M{LEFT} {bottom}H{WIDTH - RIGHT}", class_="axis")
+    for tick in x_scale.ticks():
+        yield _text(x_scale.place(tick), bottom + 14, _tick_text(tick), anchor="middle")
+    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, anchor="middle", class_="label")
+
+
+def _y_axis(chart: Chart, scale: Scale) -> Iterable[Markup]:
+    for tick in scale.ticks():
+        place = scale.place(tick)
+        yield void("path", d=f"M{LEFT} {place:.1f}H{WIDTH - RIGHT}", class_="grid")
+        yield _text(LEFT - 5, place + 3.5, _tick_text(tick), anchor="end")
+    yield _text(4, 12, f"{chart.y_label} (log scale)" if scale.is_log else chart.y_label, class_="label")
+
+
+def _legend(chart: Chart, looks: Sequence[Look]) -> Markup:
+    if len(chart.series) < 2:
+        return Markup("")
+    entries = [
+        element(
+            "span", void("i", style=f"border-top: 3px {'dashed' if look.dash else 'solid'} {look.stroke}"), series.name
+        )
+        for series, look in zip(chart.series, looks, strict=True)
+    ]
+    return element("figcaption", *entries)
+
+
+def _svg(height: float, parts: Iterable[Markup], chart: Chart) -> Markup:
+    names = ", ".join(series.name for series in chart.series)
+    label = f"{chart.y_label} over {chart.x_label}: {names}"
+    return element("svg", *parts, viewBox=f"0 0 {WIDTH:.0f} {height:.0f}", role="img", aria_label=label)
+
+
+def _text(x: float, y: float, text: str, *, anchor: str | None = None, class_: str | None = None) -> Markup:
+    return element("text", html(text), x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, class_=class_)
+
+
+def _tick_text(value: float) -> str:
+    """`12k`, `3M`: short enough for an axis."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+    return f"{value:g}"
+
+
+def _interval_text(interval: tuple[float, float] | None) -> str:
+    return f" [{shown_figure(interval[0])}, {shown_figure(interval[1])}]" if interval else ""
+
+
+def _intervals(series: Series) -> Iterable[tuple[int, float, float]]:
+    for place, (low, high) in enumerate(zip(series.low, series.high, strict=True)):
+        if low is not None and high is not None and math.isfinite(low) and math.isfinite(high):
+            yield place, low, high
+
+
+def _all_y(series: Series) -> Iterable[float]:
+    yield from series.y
+    for _, low, high in _intervals(series):
+        yield low
+        yield high
+
+
+def _numbers(series: Series) -> Sequence[float]:
+    return cast(Sequence[float], series.x)
+
+
+def _is_named(chart: Chart) -> bool:
+    return any(isinstance(x, str) for series in chart.series for x in series.x)
+
+
+def _can_stand(value: float, scale: Scale) -> bool:
+    return math.isfinite(value) and (value > 0 or not scale.is_log)

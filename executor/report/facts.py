@@ -1,0 +1,172 @@
+"""What a report tells of a run, read from its record, its events, and the store: whatever of it is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from dsl.errors import StoreError
+from executor.events import read_events
+from executor.points import NodeEvents
+from executor.record import NodeState, Record, is_begun, plan_of
+from executor.recorded_graph import recorded_table, written_nodes
+from executor.store import Store
+from executor.tags import tags_of
+
+FIGURES = "figures"
+
+
+@frozen(kw_only=True)
+class NodeFacts:
+    """A node of a run. state: as recorded, "interrupted" where it says running and nothing runs any more.
+
+    seconds: how long its artifact took, in this run or in source_run. size: bytes of the artifact, None where there is
+    none any more. folder: of the artifact, None likewise. config, launch: as recorded, secrets by their names.
+    """
+
+    id: str
+    op: str
+    state: str
+    recorded: NodeState
+    seconds: float | None
+    parents: tuple[str, ...]
+    config: Mapping[str, Any]
+    launch: Mapping[str, Any]
+    manifest: Mapping[str, Any] | None
+    folder: Path | None
+    size: int | None
+    events: NodeEvents
+    figures: Mapping[str, Path]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it had an artifact that the store holds no more."""
+        return self.recorded.digest is not None and self.folder is None
+
+
+@frozen(kw_only=True)
+class RunFacts:
+    """A run. place: among those of the report, from 0; label: what it is called where there is little room."""
+
+    place: int
+    label: str
+    record: Record
+    status: str
+    tags: Sequence[str]
+    nodes: Mapping[str, NodeFacts]
+    op_files: Sequence[Path] = ()
+    damage: Sequence[str] = field(factory=list)
+
+    @property
+    def run(self) -> str:
+        return self.record.run
+
+
+def read_runs(store: Store, records: Sequence[Record]) -> list[RunFacts]:
+    """The facts of all, in the order given."""
+    labels = _labels([record.run for record in records])
+    reader = _Reader(store)
+    return [reader.run(place, label, record) for place, (label, record) in enumerate(zip(labels, records, strict=True))]
+
+
+class _Reader:
+    """Reads each record and its events once, those of the runs that made what was cached too."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._events: dict[str, dict[str, NodeEvents]] = {}
+        self._sources: dict[str, Mapping[str, NodeState]] = {}
+
+    def run(self, place: int, label: str, record: Record) -> RunFacts:
+        damage: list[str] = []
+        status = record.status()
+        written: Mapping[str, Any] = {}
+        op_files: list[Path] = []
+        try:
+            written = written_nodes(record.folder)
+            op_files = [Path(file) for file in self._op_files(record)]
+        except StoreError as error:
+            damage.append(str(error))
+        plan = plan_of(record.folder)
+        self._sources[record.run] = record.state.nodes
+        nodes = {
+            node_id: self._node(record, node_id, written.get(node_id, {}), plan.get(node_id, {}), status)
+            for node_id in record.state.nodes
+        }
+        return RunFacts(
+            place=place,
+            label=label,
+            record=record,
+            status=status,
+            tags=tags_of(record.folder),
+            nodes=nodes,
+            op_files=op_files,
+            damage=damage,
+        )
+
+    def _op_files(self, record: Record) -> list[Path]:
+        table = recorded_table(record.folder, "graph.json")
+        return [(record.folder.parent.parent / file).resolve() for file in table.get("op_files", ())]
+
+    def _node(
+        self, record: Record, node_id: str, written: Mapping[str, Any], row: Mapping[str, Any], status: str
+    ) -> NodeFacts:
+        state = record.state.nodes[node_id]
+        manifest = self._store.manifest(state.digest) if state.digest is not None else None
+        folder = self._store.object_path(state.digest) if manifest is not None and state.digest else None
+        source, source_id = self._made_in(record, node_id, state)
+        made = self._nodes_of(source).get(source_id, state)
+        events = self._events_of(source).get(source_id, NodeEvents())
+        return NodeFacts(
+            id=node_id,
+            op=written.get("op", ""),
+            state="interrupted" if state.state == "running" and status != "running" else state.state,
+            recorded=state,
+            seconds=state.seconds if state.seconds is not None else made.seconds,
+            parents=tuple(parent for parent in row.get("parents", ()) if parent in record.state.nodes),
+            config=written.get("config", {}),
+            launch=written.get("launch", {}),
+            manifest=manifest,
+            folder=folder,
+            size=None if manifest is None else sum(entry["size"] for entry in manifest["files"].values()),
+            events=events,
+            figures={
+                file.stem: file for file in sorted((self._store.records / source / FIGURES / source_id).glob("*.png"))
+            },
+        )
+
+    def _made_in(self, record: Record, node_id: str, state: NodeState) -> tuple[str, str]:
+        """The run and the node in it that computed the artifact."""
+        source = state.source_run
+        if state.cache != "hit" or source is None:
+            return record.run, node_id
+        nodes = self._nodes_of(source)
+        same = [other_id for other_id, other in nodes.items() if other.key == state.key and other.cache != "hit"]
+        return source, same[0] if same else node_id
+
+    def _nodes_of(self, run: str) -> Mapping[str, NodeState]:
+        """The nodes of a run's record; none where it is gone or damaged."""
+        if run not in self._sources:
+            folder = self._store.records / run
+            try:
+                self._sources[run] = Record.load(folder).state.nodes if is_begun(folder) else {}
+            except StoreError:
+                self._sources[run] = {}
+        return self._sources[run]
+
+    def _events_of(self, run: str) -> dict[str, NodeEvents]:
+        if run not in self._events:
+            nodes: dict[str, NodeEvents] = {}
+            for event in read_events(self._store.records / run / "events.jsonl"):
+                nodes.setdefault(event["node"], NodeEvents()).add(event)
+            self._events[run] = nodes
+        return self._events[run]
+
+
+def _labels(runs: Sequence[str]) -> list[str]:
+    """The ends of the ids, as long as it takes to tell them apart."""
+    ends = [run.rpartition("-")[2] for run in runs]
+    return ends if len(set(ends)) == len(ends) else list(runs)

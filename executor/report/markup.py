@@ -1,0 +1,85 @@
+"""Pieces of HTML. Whatever is not `Markup` is text of unknown origin, and is escaped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from executor.lines import printable
+
+NOTHING = "–"  # noqa: RUF001
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def html(value: object) -> Markup:
+    """Any value as HTML: Markup as it is, None as a dash, a number shortened, all else escaped."""
+    if isinstance(value, Markup):
+        return value
+    if value is None:
+        return Markup(NOTHING)
+    if isinstance(value, float):
+        return Markup(escape(shown_figure(value)))
+    return Markup(escape(printable(str(value))))
+
+
+def joined(parts: Iterable[object], between: str = "") -> Markup:
+    return Markup(between.join(map(html, parts)))
+
+
+def element(name: str, *content: object, **attributes: object) -> Markup:
+    """`<name attribute="...">content</name>`; `class_` and `for_` lose the _, other ones become -; None is left out."""
+    return Markup(f"<{name}{_attributes(attributes)}>{joined(content)}</{name}>")
+
+
+def void(name: str, **attributes: object) -> Markup:
+    """An element without content, `<circle .../>`."""
+    return Markup(f"<{name}{_attributes(attributes)}/>")
+
+
+def table(columns: Sequence[object], rows: Iterable[Sequence[object]], class_: str = "") -> Markup:
+    """A table that scrolls inside where it is wide; numbers stand on the right."""
+    head = element("tr", *(element("th", column, scope="col") for column in columns))
+    body = [element("tr", *map(_cell, row)) for row in rows]
+    shown = element("table", element("thead", head), element("tbody", *body), class_=class_ or None)
+    return element("div", shown, class_="scroll", tabindex="0")
+
+
+def details(summary: object, *content: object, is_open: bool = False) -> Markup:
+    return element("details", element("summary", summary), *content, open="" if is_open else None)
+
+
+def paragraph(*content: object, class_: str | None = None) -> Markup:
+    return element("p", *content, class_=class_)
+
+
+def shown_figure(value: float) -> str:
+    """Four digits at least, whole numbers as they are: `0.0003`, `5.825`, `31362`."""
+    if math.isfinite(value) and float(value).is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.4g}"
+
+
+def shown_duration(seconds: float) -> str:
+    """`0.4 s`, `3 min 12 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _cell(value: object) -> Markup:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return element("td", value, class_="number" if is_number else None)
+
+
+def _attributes(attributes: dict[str, object]) -> str:
+    given = ((name.rstrip("_").replace("_", "-"), value) for name, value in attributes.items() if value is not None)
+    return "".join(f' {name}="{html(value)}"' for name, value in given)

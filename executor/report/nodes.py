@@ -1,0 +1,76 @@
+"""The pipeline of each run: its picture, and the time, the memory and the disk of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsl.sections import Chart, Series
+from executor.disk_use import shown_size
+from executor.report.chart import drawn, together
+from executor.report.facts import NodeFacts, RunFacts
+from executor.report.graph_svg import graph_svg, shown_state
+from executor.report.markup import Markup, details, element, joined, shown_duration, table
+from executor.report.overview import run_name
+from executor.results import first_line
+
+MARKS = {"done": "good", "cached": "info", "failed": "bad", "running": "warn", "interrupted": "warn"}
+MOST_BARS = 40
+
+
+def pipelines(runs: Sequence[RunFacts]) -> Markup:
+    """The graphs side by side."""
+    cells = [
+        element("div", element("h3", run_name(run)) if len(runs) > 1 else "", graph_svg(run.nodes)) for run in runs
+    ]
+    return element("div", *cells, class_="wide-grid")
+
+
+def time_and_disk(runs: Sequence[RunFacts]) -> Markup:
+    """Bars of both, then the table of each run."""
+    charts = [
+        _bars(runs, "seconds", [{node.id: node.seconds for node in run.nodes.values()} for run in runs]),
+        _bars(runs, "megabytes", [{node.id: _megabytes(node) for node in run.nodes.values()} for run in runs]),
+    ]
+    tables = [details(joined([run_name(run), ": all nodes"]), _table(run), is_open=len(runs) == 1) for run in runs]
+    return joined([element("div", *charts, class_="grid"), *tables])
+
+
+def _bars(runs: Sequence[RunFacts], label: str, values: Sequence[dict[str, float | None]]) -> Markup:
+    drawings = []
+    for run, of_run in zip(runs, values, strict=True):
+        known = {node_id: value for node_id, value in of_run.items() if value is not None}
+        if 0 < len(known) <= MOST_BARS:
+            series = Series(label, list(known), list(known.values()))
+            drawings.append((run.label, run.place, Chart([series], "node", label, "bars")))
+    if not drawings:
+        return Markup("")
+    chart, looks = together(drawings)
+    return element("div", element("h4", f"{label} by node"), drawn(chart, looks))
+
+
+def _table(run: RunFacts) -> Markup:
+    columns = ["node", "op", "state", "time", "memory", "GPU memory", "disk", "artifact", "why"]
+    return table(columns, map(_row, run.nodes.values()))
+
+
+def _row(node: NodeFacts) -> list[object]:
+    recorded, state = node.recorded, shown_state(node)
+    why = first_line(recorded.error) if recorded.error else recorded.reason
+    if state == "cached":
+        why = f"from run {recorded.source_run}" if recorded.source_run else "it was there"
+    size = "gone" if node.is_gone else None
+    return [
+        node.id,
+        node.op,
+        element("span", state, class_=f"mark {MARKS.get(state, '')}"),
+        None if node.seconds is None else shown_duration(node.seconds),
+        None if recorded.memory is None else shown_size(recorded.memory),
+        None if recorded.gpu_memory is None else shown_size(recorded.gpu_memory),
+        size if node.size is None else shown_size(node.size),
+        (recorded.digest or "")[:12] or None,
+        why or None,
+    ]
+
+
+def _megabytes(node: NodeFacts) -> float | None:
+    return None if node.size is None else node.size / 1e6

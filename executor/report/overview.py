@@ -1,0 +1,69 @@
+"""The runs of a report, and what a reader should know before anything else: what goes on, failed, or is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from executor.disk_use import shown_size
+from executor.explain_text import moment
+from executor.report.facts import RunFacts
+from executor.report.graph_svg import shown_state
+from executor.report.markup import Markup, element, joined, shown_duration, table
+from executor.results import first_line
+
+STATUS_CLASS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
+MOST_NAMED = 12
+
+
+def overview(runs: Sequence[RunFacts]) -> Markup:
+    """A table of the runs, then one line for each thing that is not as it should be."""
+    columns = ["run", "status", "pipeline", "started", "took", "computed", "cached", "artifacts", "tags"]
+    notices = [element("li", each, class_="notice") for run in runs for each in _notices(run, len(runs) > 1)]
+    return joined([table(columns, map(_row, runs)), element("ul", *notices) if notices else ""])
+
+
+def run_name(run: RunFacts) -> Markup:
+    """The label beside the colour that the run has in all charts."""
+    return element("span", element("i", class_="dot", style=f"background: var(--series-{run.place % 8})"), run.label)
+
+
+def _row(run: RunFacts) -> list[object]:
+    nodes = list(run.nodes.values())
+    states = [shown_state(node) for node in nodes]
+    state = run.record.state
+    took = shown_duration(state.ended - state.started) if state.ended is not None else None
+    sizes = {node.recorded.digest: node.size for node in nodes if node.size is not None}
+    return [
+        joined([run_name(run), element("div", run.run, class_="faint")]) if run.label != run.run else run_name(run),
+        element("span", run.status, class_=f"mark {STATUS_CLASS.get(run.status, '')}"),
+        state.pipeline,
+        moment(state.started),
+        took,
+        states.count("done"),
+        states.count("cached"),
+        shown_size(sum(sizes.values())),
+        ", ".join(run.tags) or None,
+    ]
+
+
+def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
+    head = f"{run.label}: " if is_named else ""
+    go_on = f"go on with: dflow resume {run.run}"
+    if run.status == "running":
+        yield f"{head}the run is still going; what it has not done yet is missing here"
+    elif run.status == "killed":
+        yield f"{head}the run was killed; {go_on}"
+    elif run.status == "stopped":
+        yield f"{head}the run was stopped; {go_on}"
+    for node in run.nodes.values():
+        if node.recorded.state == "failed":
+            yield f"{head}{node.id} failed: {first_line(node.recorded.error or 'no reason is recorded')}"
+    gone = [node.id for node in run.nodes.values() if node.is_gone]
+    if gone:
+        named = ", ".join(gone[:MOST_NAMED]) + (" ..." if len(gone) > MOST_NAMED else "")
+        yield (
+            f"{head}the store no longer holds {len(gone)} of the artifacts ({named}): they were collected or damaged; "
+            "their figures are from the record, what they would show themselves is missing"
+        )
+    for damage in run.damage:
+        yield f"{head}{damage}"

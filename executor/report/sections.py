@@ -1,0 +1,121 @@
+"""What the ops show of their artifacts, node by node: the runs side by side, their charts in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from dsl.sections import Account, Chart, Html, Picture, Section, Table
+from executor.report.artifacts import Asked, Shown, shown_by_ops
+from executor.report.chart import drawn, together
+from executor.report.embedded import Embedded
+from executor.report.facts import NodeFacts, RunFacts
+from executor.report.markup import Markup, element, html, joined, paragraph, table
+from executor.report.overview import run_name
+
+
+@frozen
+class Piece:
+    """A section of a node of a run."""
+
+    run: RunFacts
+    node: NodeFacts
+    section: Section
+
+
+def asked_of(runs: Sequence[RunFacts]) -> dict[tuple[int, str], Shown]:
+    """By the place of the run and the node: what its op shows of its artifact, where there is one."""
+    asked = {
+        (run.place, node.id): Asked(node.op, tuple(run.op_files), node.folder)
+        for run in runs
+        for node in run.nodes.values()
+        if node.folder is not None and node.op
+    }
+    shown = shown_by_ops(list(asked.values()))
+    return {where: shown[one] for where, one in asked.items()}
+
+
+def accounts_of(shown: Mapping[tuple[int, str], Shown]) -> dict[int, dict[str, Account]]:
+    """The accounts of samples alone, by the place of the run and by node."""
+    found: dict[int, dict[str, Account]] = {}
+    for (place, node_id), one in shown.items():
+        for section in one.sections:
+            if isinstance(section.body, Account):
+                found.setdefault(place, {})[node_id] = section.body
+    return found
+
+
+def node_sections(runs: Sequence[RunFacts], shown: Mapping[tuple[int, str], Shown], embedded: Embedded) -> Markup:
+    """Node by node, in the order of the data, then the pictures that the node drew while it ran."""
+    blocks = []
+    for node_id in dict.fromkeys(node_id for run in runs for node_id in run.nodes):
+        there = [(run, run.nodes[node_id]) for run in runs if node_id in run.nodes]
+        parts = [*_of_op(there, shown, embedded), *_figures(there, embedded)]
+        if parts:
+            blocks.append(joined([element("h3", node_id), *parts]))
+    return joined(blocks)
+
+
+def _of_op(
+    there: Sequence[tuple[RunFacts, NodeFacts]], shown: Mapping[tuple[int, str], Shown], embedded: Embedded
+) -> list[Markup]:
+    parts: list[Markup] = []
+    pieces: dict[str, list[Piece]] = {}
+    for run, node in _distinct(there):
+        one = shown.get((run.place, node.id), Shown())
+        if one.failed:
+            sentence = f"What the op {node.op} shows of its artifact is missing here: {one.failed}"
+            parts.append(paragraph(element("span", sentence, class_="mark bad")))
+        for section in one.sections:
+            if not isinstance(section.body, Account):
+                pieces.setdefault(section.title, []).append(Piece(run, node, section))
+    is_one = len({node.recorded.digest for _, node in there}) == 1
+    return parts + [_titled(title, of_title, is_one, embedded) for title, of_title in pieces.items()]
+
+
+def _distinct(there: Sequence[tuple[RunFacts, NodeFacts]]) -> list[tuple[RunFacts, NodeFacts]]:
+    """Each artifact once, with the first run that has it."""
+    first = {node.recorded.digest: (run, node) for run, node in reversed(there)}
+    return [each for each in there if first.get(each[1].recorded.digest) is each]
+
+
+def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:
+    """All runs' sections of that title."""
+    charts = [piece.section.body for piece in pieces]
+    notes = [paragraph(note, class_="faint") for note in dict.fromkeys(piece.section.note for piece in pieces) if note]
+    if len(charts) > 1 and all(isinstance(chart, Chart) and chart.kind == charts[0].kind for chart in charts):  # type: ignore[union-attr]
+        several = [(piece.run.label, piece.run.place, piece.section.body) for piece in pieces]
+        body = drawn(*together(several))  # type: ignore[arg-type]
+        return element("div", element("h4", title), body, *notes, class_="part")
+    cells = []
+    for piece in pieces:
+        name = "" if is_one else paragraph(run_name(piece.run))
+        cells.append(element("div", name, _body(piece, embedded)))
+    return element("div", element("h4", title), element("div", *cells, class_="wide-grid"), *notes, class_="part")
+
+
+def _body(piece: Piece, embedded: Embedded) -> Markup:
+    body = piece.section.body
+    if isinstance(body, Table):
+        return table(body.columns, body.rows)
+    if isinstance(body, Chart):
+        return drawn(body)
+    if isinstance(body, Picture):
+        return embedded.picture(body.path, body.alt)
+    assert isinstance(body, Html) and piece.node.folder is not None
+    return embedded.page(body.text, body.height, f"{piece.node.id}: {piece.section.title}", piece.node.folder)
+
+
+def _figures(there: Sequence[tuple[RunFacts, NodeFacts]], embedded: Embedded) -> list[Markup]:
+    """The pictures by name; each of an artifact that runs share once."""
+    cells = [
+        element(
+            "figure",
+            embedded.picture(path, f"{node.id}: {name}"),
+            element("figcaption", run_name(run), html(f" {name}")),
+        )
+        for run, node in _distinct(there)
+        for name, path in node.figures.items()
+    ]
+    return [element("div", *cells, class_="grid")] if cells else []
