@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from ops.ingest.quotas import quotas
 from ops.ingest.read import Read, read_samples
 from ops.ingest.sample import DroppedSample, RawSample, Unusable
 from ops.ingest.source import TableReaders
+from ops.ingest.splits import hash_of, split_of
 from ops.ingest.tables import arrow_records, parquet_records
 from ops.tally import NOT_TAKEN, SPLITS, Tally
 from ops.vision.packs import PACK_BYTES, PackWriter
@@ -52,7 +52,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
                 tally.drop(sample.reason, sample.id, sample.detail)
                 continue
             split = split_of(config, sample)
-            if last_taken is not None and _hash(config.seed or 0, sample.id) > last_taken[category(sample), split]:
+            if last_taken is not None and hash_of(config.seed or 0, sample.id) > last_taken[category(sample), split]:
                 tally.drop(NOT_TAKEN, sample.id)
                 continue
             try:
@@ -91,17 +91,6 @@ def builtin_samples() -> tuple[RawSample, ...]:
     return (*digit_samples(), *prose_samples())
 
 
-def split_of(config: Ingest, sample: RawSample) -> str:
-    """The split given, or else a function of (seed, id) alone."""
-    if sample.split is not None:
-        return sample.split
-    place = _hash(config.seed or 0, sample.draw_id or sample.id) / 2**64
-    test_fraction = config.test_fraction if "test" in sample.draw else 0.0
-    if place < test_fraction:
-        return "test"
-    return "val" if "val" in sample.draw and place < test_fraction + config.val_fraction else "train"
-
-
 def category(sample: RawSample) -> str:
     return "image" if sample.images else "text"
 
@@ -117,7 +106,7 @@ def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, i
             continue
         group = category(sample), split_of(config, sample)
         counts[group] += 1
-        heapq.heappush(smallest[group], -_hash(config.seed or 0, sample.id))
+        heapq.heappush(smallest[group], -hash_of(config.seed or 0, sample.id))
         if len(smallest[group]) > max_samples:
             heapq.heappop(smallest[group])
     held = {name: {split: counts[name, split] for split in SPLITS if counts[name, split]} for name in ("image", "text")}
@@ -150,8 +139,3 @@ def _encoded(image: Path | bytes) -> bytes:
         name = "" if isinstance(image, bytes) else f"{image.name}: "
         raise Unusable(FILE_TOO_LARGE, f"{name}{size} bytes, more than {MAX_IMAGE_BYTES}")
     return image if isinstance(image, bytes) else image.read_bytes()
-
-
-def _hash(seed: int, sample_id: str) -> int:
-    """64 bits that depend on (seed, id) alone."""
-    return int.from_bytes(hashlib.sha256(f"{seed}\0{sample_id}".encode()).digest()[:8], "big")

@@ -1,0 +1,98 @@
+"""`dflow init`: look at a user's data, and write a pipeline file for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from dsl.errors import DataError
+from dsl.op_table import all_ops
+from dsl.schema import pipeline_schema
+from executor.commands.arguments import add_store
+from executor.disk import clear_errors
+from executor.exits import OK
+from executor.lines import print_lines
+from executor.resources import free_bytes
+from executor.store import store_path
+from ops.own_data.advice import advise
+from ops.own_data.lengths import Counter
+from ops.own_data.survey import survey
+from ops.own_data.target import Target, read_target
+from ops.own_data.text import PLACEHOLDER, pipeline_text, summary
+
+SCHEMA = "dflow.schema.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", type=Path, metavar="DATA", help="a data file or folder: docs/data.md says what is read")
+    parser.add_argument(
+        "--target",
+        metavar="CHECKPOINT",
+        help="the checkpoint directory of the model that is to be served, or a model id that dflow has a pipeline for",
+    )
+    parser.add_argument(
+        "-o", dest="output", type=Path, default=Path("pipeline.toml"), metavar="FILE", help="pipeline.toml unless given"
+    )
+    parser.add_argument(
+        "--image-root", metavar="DIR", help="the folder that relative paths of images start from, if not the data's own"
+    )
+    parser.add_argument("--allow-outside", action="store_true", help="use images that lie outside that folder too")
+    parser.add_argument("--force", action="store_true", help="write over FILE where it is there already")
+    add_store(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Raises DataError for data that cannot be used and for a file that is there already, all of it at once."""
+    output: Path = options.output
+    wrong = _output_mistakes(output, options.force)
+    target: Target | None = None
+    try:
+        target = read_target(options.target) if options.target is not None else None
+    except DataError as error:
+        wrong.append(str(error))
+    try:
+        image_root = None if options.image_root is None else str(Path(options.image_root).resolve())
+        found = survey(options.data, Counter.of(target), image_root, options.allow_outside)
+        advice = advise(found, target, free_bytes(store_path(options.store, output)))
+    except DataError as error:
+        raise DataError("\n".join([*wrong, str(error)])) from error
+    if wrong:
+        raise DataError("\n".join(wrong))
+    name = output.stem
+    text = pipeline_text(name, _named_from(output, options.data), f"./{SCHEMA}", found, target, advice)
+    with clear_errors(output):
+        output.write_text(text, encoding="utf-8")
+        _write_schema(output.with_name(SCHEMA))
+    print_lines("\n".join(summary(found, advice)))
+    if target is None:
+        print_lines(f'\nwrote {output}; put the directory of your target where it says "{PLACEHOLDER}", then:')
+    else:
+        print_lines(f"\nwrote {output}; next:")
+    print_lines(
+        f"    dflow plan {output}          # what it needs, before anything runs\n    dflow run {output} --smoke 16"
+    )
+    return OK
+
+
+def _output_mistakes(output: Path, force: bool) -> list[str]:
+    if output.suffix != ".toml":
+        return [f"-o {output}: a pipeline file ends in .toml"]
+    if not output.parent.is_dir():
+        return [f"-o {output}: there is no folder {output.parent}"]
+    if output.exists() and not force:
+        return [f"{output} is there already: name another file with -o, or --force writes over it"]
+    return []
+
+
+def _named_from(output: Path, data: Path) -> str:
+    """The data as the pipeline file names it: relative where it lies in the file's folder, so that both can move."""
+    here, there = output.absolute().parent, Path(os.path.abspath(data))  # noqa: PTH100  links stay as they are
+    return there.relative_to(here).as_posix() if there.is_relative_to(here) else str(there)
+
+
+def _write_schema(path: Path) -> None:
+    """For the editor; one that is there may know the user's own ops."""
+    if not path.exists():
+        path.write_text(json.dumps(pipeline_schema(all_ops()), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,27 @@
+"""One line of `dflow doctor`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+Level = Literal["ok", "warning", "missing"]
+
+
+@frozen
+class Finding:
+    """What was looked at, how it is, and what to do about it.
+
+    missing: something does not work for want of it. is_fatal: then dflow cannot run at all.
+    """
+
+    name: str
+    level: Level
+    told: str
+    remedy: str = ""
+    is_fatal: bool = False
+
+    def __str__(self) -> str:
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.level:7}  {self.name}: {self.told}{remedy}"
