@@ -51,6 +51,7 @@ class TokenShards(Artifact):
                                 "eos_token_ids", "vocab_size", "patch_dim", "merge_size",
                                 "image_backend": "pillow" | "torchvision", null without an image processor,
                                 "pixel_limits": {"min_pixels", "max_pixels"} of an image, null likewise,
+                                "enable_thinking": as the chat template got it, null where it was not told,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     samples.jsonl               one object per kept sample, in shard order:
                                 {"id", "split", "category", "shard", "row", "tokens", "prompt_tokens", "loss_tokens",
@@ -112,7 +113,8 @@ class DraftCheckpoint(Artifact):
     config.json         the draft's config (the fields of DraftConfig)
     model.safetensors   weights under the names of the serving contract, float32
     training.json       {"steps", "final_loss", "recipe": the fields of train_dflash in its key, "samples" of the train
-                        split, "captured": what features.json says but for its shards, ...}
+                        split, "samples_seen" in its steps, "captured": what features.json says but for its shards,
+                        ...}
     """
 
 
@@ -130,11 +132,15 @@ class Draft(Artifact):
 class Report(Artifact):
     """What the evaluation measured.
 
-    report.json         tau in total, by category and by split, with bootstrap intervals; losslessness; random draft;
-                        "inputs": digests of draft, target and tokens
-    prompts.jsonl       one object per prompt: {"id", "category", "tokens": the target's answer, "accepted": how many
-                        draft tokens per verification step, "accepted_random", "identical"}
-    measurements.json   wall-clock figures (outside the digest)
+    report.json         tau in total, by category and by position in the answer, with bootstrap intervals; acceptance by
+                        slot and accepted lengths; the same of a random draft; losslessness, null where answers were
+                        sampled; what was asked (split or benchmark, temperature, block sizes, ...); "inputs": digests
+                        of draft, target and tokens
+    prompts.jsonl       one object per prompt: {"id", "category", "prompt_tokens", "tokens": the target's plain answer,
+                        "speculative": the speculative one, null where it is the same, "accepted": how many draft
+                        tokens per verification step, "tau", "accepted_random", "identical"}
+    prompts.html        prompts and answers as a person reads them, with every accepted run in its colour
+    measurements.json   wall-clock figures, and by how much margins were rounded (outside the digest)
     """
 
 

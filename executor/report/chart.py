@@ -212,7 +212,10 @@ def _axes(chart: Chart, x_scale: Scale, y_scale: Scale) -> Iterable[Markup]:
     yield from _y_axis(chart, y_scale)
     bottom = HEIGHT - BOTTOM
     yield void("path", d=f"M{LEFT} {bottom}H{WIDTH - RIGHT}", class_="axis")
+    is_whole = all(float(x).is_integer() for series in chart.series for x in _numbers(series))
     for tick in x_scale.ticks():
+        if is_whole and not float(tick).is_integer():
+            continue
         yield _text(x_scale.place(tick), bottom + 14, _tick_text(tick), anchor="middle")
     yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, anchor="middle", class_="label")
 
@@ -222,7 +225,8 @@ def _y_axis(chart: Chart, scale: Scale) -> Iterable[Markup]:
         place = scale.place(tick)
         yield void("path", d=f"M{LEFT} {place:.1f}H{WIDTH - RIGHT}", class_="grid")
         yield _text(LEFT - 5, place + 3.5, _tick_text(tick), anchor="end")
-    yield _text(4, 12, f"{chart.y_label} (log scale)" if scale.is_log else chart.y_label, class_="label")
+    told = filter(None, (chart.y_label, "log scale" if scale.is_log else ""))
+    yield _text(4, 12, ", ".join(told), class_="label")
 
 
 def _legend(chart: Chart, looks: Sequence[Look]) -> Markup:
@@ -230,7 +234,9 @@ def _legend(chart: Chart, looks: Sequence[Look]) -> Markup:
         return Markup("")
     entries = [
         element(
-            "span", void("i", style=f"border-top: 3px {'dashed' if look.dash else 'solid'} {look.stroke}"), series.name
+            "span",
+            element("i", style=f"border-top: 3px {'dashed' if look.dash else 'solid'} {look.stroke}"),
+            series.name,
         )
         for series, look in zip(chart.series, looks, strict=True)
     ]
@@ -239,7 +245,7 @@ def _legend(chart: Chart, looks: Sequence[Look]) -> Markup:
 
 def _svg(height: float, parts: Iterable[Markup], chart: Chart) -> Markup:
     names = ", ".join(series.name for series in chart.series)
-    label = f"{chart.y_label} over {chart.x_label}: {names}"
+    label = f"{names} over {chart.x_label}"
     return element("svg", *parts, viewBox=f"0 0 {WIDTH:.0f} {height:.0f}", role="img", aria_label=label)
 
 

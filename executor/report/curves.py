@@ -60,7 +60,7 @@ def _drawings(node_id: str, points: Sequence[tuple[RunFacts, Points]]) -> Iterab
         for run, of in points:
             series = [_series(name, of) for name in of if _kind(name) == kind and not _is_told_elsewhere(name, names)]
             if series:
-                charts.append((run.label, run.place, Chart(series, "step", kind, "lines", log_y=True)))
+                charts.append((run.label, run.place, Chart(series, "step", "", "lines", log_y=True)))
         if any(len(series.x) >= LEAST_POINTS for _, _, chart in charts for series in chart.series):
             yield _Drawing(node_id, kind, charts)
 

@@ -78,19 +78,18 @@ def _short_edge(up: tuple[float, float], down: tuple[float, float]) -> Markup:
     to_x, to_y = down[0] + BOX_WIDTH / 2, down[1]
     return void(
         "path",
-        d=f"M{x:.1f} {y:.1f}C{x:.1f} {y + 14:.1f} {to_x:.1f} {to_y - 14:.1f} {to_x:.1f} {to_y:.1f}",
+        d=f"M{x:.1f} {y:.1f}C{x:.1f} {y + 14:.1f} {to_x:.1f} {to_y - 14:.1f} {to_x:.1f} {to_y:.1f}m-4 -5l4 5l4 -5",
         class_="edge",
     )
 
 
 def _long_edge(up: tuple[float, float], down: tuple[float, float], lane: float) -> Markup:
     """From the right side of a box into a lane, down, and into the right side of the other box."""
-    y, to_y = up[1] + BOX_HEIGHT * 0.7, down[1] + BOX_HEIGHT * 0.3
-    return void(
-        "path",
-        d=f"M{up[0] + BOX_WIDTH:.1f} {y:.1f}H{lane - 5:.1f}q5 0 5 5V{to_y - 5:.1f}q0 5 -5 5H{down[0] + BOX_WIDTH:.1f}",
-        class_="edge",
-    )
+    start, y = up[0] + BOX_WIDTH, up[1] + BOX_HEIGHT * 0.7
+    end, to_y = down[0] + BOX_WIDTH, down[1] + BOX_HEIGHT * 0.3
+    into_lane = f"M{start:.1f} {y:.1f}H{lane - 5:.1f}q5 0 5 5"
+    out_of_it = f"V{to_y - 5:.1f}q0 5 -5 5H{end:.1f}m5 -4l-5 4l5 4"
+    return void("path", d=into_lane + out_of_it, class_="edge")
 
 
 def _box(node: NodeFacts, place: tuple[float, float]) -> Markup:

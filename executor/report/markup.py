@@ -38,7 +38,7 @@ def element(name: str, *content: object, **attributes: object) -> Markup:
 
 
 def void(name: str, **attributes: object) -> Markup:
-    """An element without content, `<circle .../>`."""
+    """An element that never has content: `<img/>`, or in a picture `<circle/>`; of others HTML looks for an end."""
     return Markup(f"<{name}{_attributes(attributes)}/>")
 
 

@@ -18,21 +18,21 @@ MOST_BARS = 40
 
 
 def pipelines(runs: Sequence[RunFacts]) -> Markup:
-    """The graphs side by side."""
-    cells = [
-        element("div", element("h3", run_name(run)) if len(runs) > 1 else "", graph_svg(run.nodes)) for run in runs
-    ]
-    return element("div", *cells, class_="wide-grid")
+    """The graph with a table of the nodes beside it; of several runs the graphs, the tables folded away."""
+    if len(runs) == 1:
+        return element("div", graph_svg(runs[0].nodes), _table(runs[0]), class_="beside")
+    cells = [element("div", element("h3", run_name(run)), graph_svg(run.nodes)) for run in runs]
+    tables = [details(joined([run_name(run), ": all nodes"]), _table(run)) for run in runs]
+    return joined([element("div", *cells, class_="wide-grid"), *tables])
 
 
 def time_and_disk(runs: Sequence[RunFacts]) -> Markup:
-    """Bars of both, then the table of each run."""
+    """How long the nodes took, whichever run it was, and how large their artifacts are."""
     charts = [
         _bars(runs, "seconds", [{node.id: node.seconds for node in run.nodes.values()} for run in runs]),
         _bars(runs, "megabytes", [{node.id: _megabytes(node) for node in run.nodes.values()} for run in runs]),
     ]
-    tables = [details(joined([run_name(run), ": all nodes"]), _table(run), is_open=len(runs) == 1) for run in runs]
-    return joined([element("div", *charts, class_="grid"), *tables])
+    return element("div", *charts, class_="grid")
 
 
 def _bars(runs: Sequence[RunFacts], label: str, values: Sequence[dict[str, float | None]]) -> Markup:

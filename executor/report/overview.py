@@ -16,10 +16,12 @@ MOST_NAMED = 12
 
 
 def overview(runs: Sequence[RunFacts]) -> Markup:
-    """A table of the runs, then one line for each thing that is not as it should be."""
-    columns = ["run", "status", "pipeline", "started", "took", "computed", "cached", "artifacts", "tags"]
+    """A column for each run, then one line for each thing that is not as it should be."""
+    facts = [_facts(run) for run in runs]
+    rows = [[name, *(of_run[name] for of_run in facts)] for name in facts[0]]
     notices = [element("li", each, class_="notice") for run in runs for each in _notices(run, len(runs) > 1)]
-    return joined([table(columns, map(_row, runs)), element("ul", *notices) if notices else ""])
+    shown = table(["run", *map(run_name, runs)], rows, class_="facts")
+    return joined([shown, element("ul", *notices) if notices else ""])
 
 
 def run_name(run: RunFacts) -> Markup:
@@ -27,23 +29,21 @@ def run_name(run: RunFacts) -> Markup:
     return element("span", element("i", class_="dot", style=f"background: var(--series-{run.place % 8})"), run.label)
 
 
-def _row(run: RunFacts) -> list[object]:
+def _facts(run: RunFacts) -> dict[str, object]:
     nodes = list(run.nodes.values())
     states = [shown_state(node) for node in nodes]
     state = run.record.state
-    took = shown_duration(state.ended - state.started) if state.ended is not None else None
     sizes = {node.recorded.digest: node.size for node in nodes if node.size is not None}
-    return [
-        joined([run_name(run), element("div", run.run, class_="faint")]) if run.label != run.run else run_name(run),
-        element("span", run.status, class_=f"mark {STATUS_CLASS.get(run.status, '')}"),
-        state.pipeline,
-        moment(state.started),
-        took,
-        states.count("done"),
-        states.count("cached"),
-        shown_size(sum(sizes.values())),
-        ", ".join(run.tags) or None,
-    ]
+    return {
+        "id": run.run,
+        "status": element("span", run.status, class_=f"mark {STATUS_CLASS.get(run.status, '')}"),
+        "pipeline": state.pipeline,
+        "started": moment(state.started),
+        "took": shown_duration(state.ended - state.started) if state.ended is not None else None,
+        "nodes": f"{states.count('done')} computed, {states.count('cached')} cached, {len(states)} in all",
+        "artifacts": shown_size(sum(sizes.values())),
+        "tags": ", ".join(run.tags) or None,
+    }
 
 
 def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:

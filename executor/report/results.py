@@ -25,24 +25,21 @@ def results(runs: Sequence[RunFacts]) -> Markup:
     for node_id in node_ids:
         finals = [_final(run.nodes.get(node_id)) for run in runs]
         if any(finals):
-            shown = [figures_table(runs, finals), *numbered_charts(runs, finals)]
-            blocks.append(joined([element("h3", node_id), *shown]))
+            shown = element("div", figures_table(runs, finals), *numbered_charts(runs, finals), class_="beside")
+            blocks.append(joined([element("h3", node_id), shown]))
     return joined(blocks) or paragraph("No node with results has finished.", class_="faint")
 
 
 def figures_table(runs: Sequence[RunFacts], finals: Sequence[Mapping[str, float]]) -> Markup:
-    """A row for each figure with its interval, a column for each run with the difference from the first."""
-    names = [
-        name for name in dict.fromkeys(name for final in finals for name in sorted(final)) if not _is_part(name, finals)
-    ]
+    """A row for each figure, a column for each run: those with intervals first, of them those that differ."""
+    names = sorted({name for final in finals for name in final if not _is_part(name, finals)})
+    names.sort(key=lambda name: (not _has_interval(name, finals), not _differs(name, finals)))
     rows = [
-        (name, [_cell(name, finals[0], final, run.place > 0) for run, final in zip(runs, finals, strict=True)])
+        [name, *(_cell(name, finals[0], final, run.place > 0) for run, final in zip(runs, finals, strict=True))]
         for name in names
     ]
-    differing = [row for row in rows if _differs(row[0], finals)]
-    others = [row for row in rows if row not in differing]
     columns = ["figure", *(run_name(run) for run in runs)] if len(runs) > 1 else ["figure", "value"]
-    return table(columns, [[name, *cells] for name, cells in [*differing, *others]], class_="figures")
+    return table(columns, rows, class_="figures")
 
 
 def numbered_charts(runs: Sequence[RunFacts], finals: Sequence[Mapping[str, float]]) -> list[Markup]:
@@ -58,7 +55,7 @@ def numbered_charts(runs: Sequence[RunFacts], finals: Sequence[Mapping[str, floa
         if max(len(values) for _, values in measured) >= LEAST_NUMBERED:
             label = stem.rpartition("_")[2]
             drawings = [
-                (run.label, run.place, Chart([Series(stem, list(values), list(values.values()))], label, stem, "bars"))
+                (run.label, run.place, Chart([Series(stem, list(values), list(values.values()))], label, "", "bars"))
                 for run, values in measured
             ]
             chart, looks = together(drawings)
@@ -95,6 +92,10 @@ def _cell(name: str, first: Mapping[str, float], final: Mapping[str, float], is_
     if is_compared and name in first and first[name] != final[name]:
         parts.append(element("span", f" {final[name] - first[name]:+.3g}", class_="change"))
     return joined(parts)
+
+
+def _has_interval(name: str, finals: Sequence[Mapping[str, float]]) -> bool:
+    return any({f"{name}_low", f"{name}_high"} <= final.keys() for final in finals)
 
 
 def _differs(name: str, finals: Sequence[Mapping[str, float]]) -> bool:

@@ -76,8 +76,10 @@ def _of_op(
 
 def _distinct(there: Sequence[tuple[RunFacts, NodeFacts]]) -> list[tuple[RunFacts, NodeFacts]]:
     """Each artifact once, with the first run that has it."""
-    first = {node.recorded.digest: (run, node) for run, node in reversed(there)}
-    return [each for each in there if first.get(each[1].recorded.digest) is each]
+    first = {node.recorded.digest: run.place for run, node in reversed(there)}
+    return [
+        (run, node) for run, node in there if node.recorded.digest is None or first[node.recorded.digest] == run.place
+    ]
 
 
 def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:

@@ -28,7 +28,9 @@ th, td { text-align: left; vertical-align: top; padding: 4px 10px 4px 0; border-
 th { color: var(--faint); font-weight: 600; white-space: nowrap; }
 td { max-width: 34rem; overflow-wrap: break-word; }
 td.number { text-align: right; }
-.figures td { white-space: nowrap; }
+.figures td, td.number { white-space: nowrap; }
+.beside { display: flex; flex-wrap: wrap; gap: 8px 24px; align-items: flex-start; }
+.beside > * { min-width: 0; } .beside > .graph + .scroll, .beside > .grid { flex: 1 1 500px; }
 pre { overflow-x: auto; background: var(--panel); padding: 10px; border-radius: 6px; font-size: 12.5px; }
 details { margin: 4px 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(330px, 100%), 1fr)); gap: 8px 20px; }

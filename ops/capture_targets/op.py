@@ -74,6 +74,7 @@ def degree(instance: CaptureTargets, attribute: Attribute[Any], value: int) -> N
 @op(
     version=1,
     run="ops.capture_targets.run:capture_targets",
+    report="ops.capture_targets.report:capture_targets_sections",
     resources="ops.capture_targets.resources:capture_targets_resources",
     unmet="ops.unmet:capture_targets_unmet",
     smoke="ops.capture_targets.smoke:capture_targets_smoke",

@@ -21,6 +21,7 @@ def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, o
 @op(
     version=1,
     run="ops.check_export.run:check_export",
+    report="ops.check_export.report:check_export_sections",
     unmet="ops.unmet:check_export_unmet",
     resources="ops.check_export.resources:check_export_resources",
     smoke="ops.check_export.smoke:check_export_smoke",

@@ -28,6 +28,7 @@ OWN_PARAMETERS = (
 @op(
     version=1,
     run="ops.regenerate_answers.run:regenerate_answers",
+    report="ops.regenerate_answers.report:regenerate_answers_sections",
     resources="ops.regenerate_answers.resources:regenerate_answers_resources",
     unmet="ops.unmet:regenerate_answers_unmet",
     smoke="ops.regenerate_answers.smoke:regenerate_answers_smoke",

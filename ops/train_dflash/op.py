@@ -12,6 +12,7 @@ from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, Tar
 from ops.capture_targets.op import ascending_layers
 from ops.sequence_parallel.degree import known_exchange
 
+PROMPTS_AT_ONCE = 8  # val prompts that are decoded together to measure tau
 AT_LEAST_1 = validators.optional(validators.ge(1))
 SHARE = validators.and_(validators.ge(0), validators.lt(1))
 
@@ -107,6 +108,7 @@ PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 @op(
     version=1,
     run="ops.train_dflash.run:train_dflash",
+    report="ops.train_dflash.report:train_dflash_sections",
     resources="ops.train_dflash.resources:train_dflash_resources",
     smoke="ops.train_dflash.smoke:train_dflash_smoke",
     work="ops.train_dflash.smoke:train_dflash_work",

@@ -48,6 +48,7 @@ def write_result(
         "loss": config.loss,
         "recipe": key_fields(config),
         "samples": len(inputs.train),
+        "samples_seen": len({sample for step in inputs.steps for sample in step.samples}),
         "final_loss": mean_loss(last),
         "final_metrics": metrics(last, "train"),
         "val_metrics": None if row is None else metrics_of(row),

@@ -1,0 +1,24 @@
+"""What `capture_targets` shows of its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.sections import Account, Section, Table
+from ops.files import read_json
+from ops.shown import facts, shard_counts
+
+
+def capture_targets_sections(folder: Path) -> Sequence[Section]:
+    """Which samples were captured, and how."""
+    info = read_json(folder / "features.json")
+    samples, tokens = shard_counts(info["shards"])
+    account = Account(came_in=sum(samples.values()), kept=samples, splits=tuple(samples))
+    by_split = [(split, samples[split], tokens[split]) for split in samples]
+    named = {name: value for name, value in info.items() if name not in ("shards", "format")}
+    return [
+        Section("samples", account),
+        Section("captured", Table(("split", "samples", "tokens"), by_split)),
+        Section("features", facts(named)),
+    ]

@@ -1,0 +1,23 @@
+"""What `check_export` shows of its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.sections import Section, Table
+from ops.files import read_json
+from ops.shown import facts
+
+
+def check_export_sections(folder: Path) -> Sequence[Section]:
+    """What passed, and tau as it was measured and as SGLang served it."""
+    check = read_json(folder / "check.json")
+    live = {f"live: {name}": value for name, value in check["live"].items()}
+    sections = [Section("gate", facts({"static": check["static"], **live}))]
+    served = check["tau"].get("served") or {}
+    rows = [(category, tau, served.get(category)) for category, tau in check["tau"]["evaluate"].items()]
+    sections.append(Section("tau", Table(("category", "evaluate", "served by SGLang"), rows)))
+    if check["warnings"]:
+        sections.append(Section("warnings of the gate", Table(("warning",), [(text,) for text in check["warnings"]])))
+    return sections

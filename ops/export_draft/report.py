@@ -1,0 +1,35 @@
+"""What `export_draft` shows of its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.sections import Section
+from ops.files import read_json
+from ops.shown import facts
+
+SHOWN = (
+    "block_size",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rope_theta",
+    "dtype",
+)
+
+
+def export_draft_sections(folder: Path) -> Sequence[Section]:
+    """The shape of the draft, and what the serving contract says of it."""
+    config = read_json(folder / "config.json")
+    contract = {**facts_of_contract(config), "bytes": (folder / "model.safetensors").stat().st_size}
+    return [Section("draft", facts({**contract, **{name: config[name] for name in SHOWN if name in config}}))]
+
+
+def facts_of_contract(config: dict[str, dict[str, object]]) -> dict[str, object]:
+    """The layers that it reads and its mask token."""
+    return dict(config.get("dflash_config", {}))

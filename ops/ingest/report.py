@@ -1,0 +1,20 @@
+"""What `ingest` shows of its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.sections import Section, Table
+from ops.files import read_json
+from ops.shown import account_sections
+
+
+def ingest_sections(folder: Path) -> Sequence[Section]:
+    """The account of samples, and with max_samples what the whole source holds."""
+    sections = account_sections(folder)
+    source = folder / "source.json"
+    if source.exists():
+        rows = [(category, split, count) for category, of in read_json(source).items() for split, count in of.items()]
+        sections.append(Section("the whole source", Table(("category", "split", "usable samples"), rows)))
+    return sections

@@ -1,0 +1,14 @@
+"""What `inject_images` shows of its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.sections import Section
+from ops.shown import account_sections
+
+
+def inject_images_sections(folder: Path) -> Sequence[Section]:
+    """The account of samples."""
+    return account_sections(folder)

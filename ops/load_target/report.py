@@ -1,0 +1,19 @@
+"""What `load_target` and `finetune_vlm` show of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.sections import Section
+from ops.files import read_json
+from ops.shown import facts
+
+
+def target_sections(folder: Path) -> Sequence[Section]:
+    """What the target is, and what was measured while it was made."""
+    sections = [Section("target", facts(read_json(folder / "target.json")))]
+    metrics = read_json(folder / "metrics.json")
+    if metrics:
+        sections.append(Section("measured", facts(metrics)))
+    return sections

@@ -1,0 +1,44 @@
+"""What `regenerate_answers` shows of its artifact: the account, how answers ended, and some of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import shortened
+from dsl.sections import Chart, Section, Table
+from ops.files import read_json
+from ops.shown import account_sections, facts, first_rows, histogram
+
+ANSWERS_SHOWN = 12
+LETTERS = 400
+
+
+def regenerate_answers_sections(folder: Path) -> Sequence[Section]:
+    """The account of samples, finish reasons, lengths, the first answers, and what the server took."""
+    rows = first_rows(folder / "samples.jsonl")
+    reasons = Counter(reason for row in rows for reason in row.get("finish_reasons", ()))
+    lengths = [tokens for row in rows for tokens in row.get("answer_tokens", ())]
+    sections = [*account_sections(folder)]
+    if lengths:
+        sections.append(Section("finish reasons", Table(("reason", "answers"), reasons.most_common())))
+        chart = Chart([histogram("answers", lengths)], "tokens", "answers", "bars")
+        sections.append(Section("length of answers", chart))
+    answers = [
+        (row["id"], row["split"], _text(row, "user"), _text(row, "assistant")) for row in islice(rows, ANSWERS_SHOWN)
+    ]
+    sections.append(Section("first answers", Table(("sample", "split", "asked last", "answer"), answers)))
+    measured = folder / "measurements.json"
+    if measured.exists():
+        sections.append(Section("measured", facts(read_json(measured))))
+    return sections
+
+
+def _text(row: Mapping[str, Any], role: str) -> str:
+    """What the last message of that role says, without images."""
+    said = [message for message in row["messages"] if message["role"] == role]
+    parts = said[-1]["content"] if said else ()
+    return shortened("".join(part["text"] for part in parts if part["type"] == "text"), LETTERS)

@@ -1,0 +1,23 @@
+"""What `shard_sequence` shows of its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.sections import Account, Chart, Section, Series
+from ops.files import read_json
+from ops.shown import facts, first_rows
+
+
+def shard_sequence_sections(folder: Path) -> Sequence[Section]:
+    """The plan of batches, and how full its steps are."""
+    plan = read_json(folder / "plan.json")
+    steps = first_rows(folder / "steps.jsonl")
+    full = Series("tokens of a step", [step["step"] for step in steps], [step["tokens"] for step in steps])
+    account = Account(came_in=plan["samples"], kept={plan["split"]: plan["samples"]}, splits=(plan["split"],))
+    return [
+        Section("samples", account),
+        Section("plan", facts(plan)),
+        Section("tokens of the steps", Chart([full], "step", "padded tokens")),
+    ]

@@ -1,0 +1,29 @@
+"""What `tokenize_chat` shows of its artifact: counts, lengths, and the preview of what the draft is to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsl.sections import Chart, Html, Section, Table
+from ops.files import read_json
+from ops.shown import ROWS_READ, account_sections, first_rows, histogram, shard_counts
+
+
+def tokenize_chat_sections(folder: Path) -> Sequence[Section]:
+    """The account of samples, tokens by split, how long samples are, and preview.html."""
+    rows = first_rows(folder / "samples.jsonl")
+    lengths = [row["tokens"] for row in rows]
+    learnt = sum(row["loss_tokens"] for row in rows) / sum(lengths)
+    note = f"{learnt:.1%} of the tokens are in the loss mask"
+    if len(rows) == ROWS_READ:
+        note += f"; of the first {ROWS_READ} samples"
+    samples, tokens = shard_counts(read_json(folder / "tokens.json")["shards"])
+    by_split = [(split, samples[split], tokens[split]) for split in samples]
+    preview = (folder / "preview.html").read_text(encoding="utf-8")
+    return [
+        *account_sections(folder),
+        Section("tokens", Table(("split", "samples", "tokens"), by_split)),
+        Section("length of samples", Chart([histogram("samples", lengths)], "tokens", "samples", "bars"), note),
+        Section("loss mask", Html(preview, height=560)),
+    ]

@@ -1,0 +1,35 @@
+"""What `train_dflash` shows of its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsl.sections import Account, Section
+from ops.files import read_json
+from ops.shown import facts
+
+SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfinite_steps", "final_loss", "loss")
+NOT_REACHED = "in no step before max_steps"
+
+
+def train_dflash_sections(folder: Path) -> Sequence[Section]:
+    """Which samples it saw, what it did, and what it measured in the end."""
+    training = read_json(folder / "training.json")
+    measured = {**(training.get("final_metrics") or {}), **(training.get("val_metrics") or {})}
+    anchorless = training["samples_without_anchor"]
+    note = f"{anchorless} times a sample gave no anchor in a step, and so nothing to learn" if anchorless else ""
+    return [
+        Section("samples", train_account(training)),
+        Section("training", facts(training, SHOWN), note),
+        Section("measured in the end", facts(measured)),
+        Section("recipe", facts(training["recipe"])),
+    ]
+
+
+def train_account(training: Mapping[str, Any]) -> Account:
+    """The samples of the train split that stood in a step."""
+    samples = training["samples"]
+    seen = training.get("samples_seen", samples)
+    return Account(came_in=samples, kept={"train": seen}, dropped={NOT_REACHED: samples - seen}, splits=("train",))
