@@ -66,12 +66,25 @@ def check_export(config: CheckExport, stage: Stage) -> None:
 
 
 def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Raises DataError where the accepted lengths are those of another draft, target or set of prompts."""
+    """Raises DataError where the accepted lengths are those of another draft, target or set of prompts, and where
+    they were measured as no draft is served: prompts are taken from the tokens, and answers compared token by token.
+    """
     other = [name for name, digest in report["inputs"].items() if digest != inputs[name].digest]
     if other:
         raise DataError(
             f"{inputs['report'].path}: this report was made with another {' and another '.join(other)} than the "
             "node has; give evaluate and check_export the same draft, target and tokens"
+        )
+    unlike = (
+        ("benchmark", report["benchmark"] is not None),
+        ("temperature", report["temperature"] > 0),
+        ("block_size", report["block_size"] != report["block_size_trained"]),
+    )
+    if named := [name for name, is_unlike in unlike if is_unlike]:
+        raise DataError(
+            f"{inputs['report'].path}: this evaluation cannot be compared with what is served, for its "
+            f"{' and '.join(named)}; give check_export one of the held-out split, greedy and in blocks as trained, "
+            "and evaluate the rest in a node beside it"
         )
 
 

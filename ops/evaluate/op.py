@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
+from ops.ingest.read import Reading, named_images
+
+# Four units in the last place of a logit between 16 and 32, in half precision; a float32 has fifty of them there.
+TIE_MARGINS = {"float32": 1e-4, "float16": 0.0625, "bfloat16": 0.5}
 
 
 @op(
@@ -16,32 +22,73 @@ from ops.artifacts import Draft, Report, TargetModel, TokenShards
     resources="ops.evaluate.resources:evaluate_resources",
     smoke="ops.evaluate.smoke:evaluate_smoke",
     work="ops.evaluate.smoke:evaluate_work",
-    key_libraries=("torch", "transformers", "numpy"),
+    report="ops.evaluate.report:evaluate_sections",
+    key_libraries=("torch", "transformers", "numpy", "tokenizers", "pillow"),
+    resumable=True,
     single_process=True,
     shows_results=True,
     gpu=True,
 )
 @frozen(kw_only=True)
 class Evaluate:
-    """Decode held-out prompts with the draft and the target; measure tau and check that nothing is lost."""
+    """Decode prompts with the draft and the target; measure tau and check that nothing is lost."""
 
     draft: Draft
     target: TargetModel
     tokens: TokenShards
-    split: Literal["val", "test"] = field(default="test", help="where the prompts come from")
+    split: Literal["val", "test"] = field(default="test", help="where the prompts come from, unless from a benchmark")
+    benchmark: str | None = field(
+        default=None,
+        external=True,
+        help="prompts from a file in place of the split: JSON lines with id, category, messages and, where there are "
+        "any, images (docs/evaluation.md)",
+    )
     max_prompts: int | None = field(
         default=64, validator=validators.optional(validators.ge(1)), help="prompts of each category; all unless given"
     )
     max_new_tokens: int = field(default=128, validator=validators.ge(1), help="generated tokens per prompt, at most")
+    temperature: float = field(
+        default=0.0,
+        validator=validators.ge(0),
+        help="0: greedy, and answers are checked token by token; above: speculative sampling from the target's own "
+        "distribution, where single answers cannot be checked",
+    )
+    block_size: int | None = field(
+        default=None,
+        validator=validators.optional(validators.ge(2)),
+        help="slots of a block at inference, the anchor's included; as in training, which is the most, unless given",
+    )
+    batch_size: int = field(
+        default=8,
+        neutral=True,
+        validator=validators.ge(1),
+        help="prompts decoded at the same time; the speed-up is that of this size",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", help="of the forward passes of target and draft"
     )
     random_draft: bool = field(default=True, help="measure a randomly initialised draft beside the exported one")
-    tie_margin: float = field(
-        default=1e-4,
-        validator=validators.ge(0),
-        help="a differing token whose two best logits lie closer than this is a tie, not an error",
+    tie_margin: float | None = field(
+        default=None,
+        validator=validators.optional(validators.ge(0)),
+        help="a differing token whose two best logits lie closer than this, plainly and speculatively, is a tie and no "
+        "error; unless given 0.0001 in float32, 0.0625 in float16, 0.5 in bfloat16",
     )
     bootstrap: int = field(default=2000, validator=validators.ge(1), help="resamplings for the 95 % intervals")
     seed: int | None = seed_field()
     output = Report
+
+    @property
+    def largest_tie(self) -> float:
+        """tie_margin, or the dtype's own."""
+        return TIE_MARGINS[self.dtype] if self.tie_margin is None else self.tie_margin
+
+    def external_files(self) -> Mapping[str, Path | None]:
+        """The image files that the benchmark names."""
+        if self.benchmark is None or not Path(self.benchmark).is_file():
+            return {}
+        return dict(named_images(Reading(source=Path(self.benchmark), format="json")))
+
+    def chosen_libraries(self) -> tuple[str, ...]:
+        """What enters the key beside key_libraries: what makes prompts of a benchmark's messages."""
+        return () if self.benchmark is None else ("jinja2", "regex")

@@ -1,4 +1,4 @@
-"""What `evaluate` needs: the memory of target, drafts and caches for one prompt at a time."""
+"""What `evaluate` needs: the memory of target, drafts and caches for one batch of prompts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ def evaluate_resources(outlook: Outlook) -> Resources:
         return Resources(foreseen=foreseen)
     sizes, shape, item_size = target.sizes, draft.shape, ITEM_SIZES[config.dtype]
     tokens = outlook.inputs["tokens"]
-    prompt = tokens.longest if tokens is not None else LONGEST
+    prompt = tokens.longest if tokens is not None and config.benchmark is None else LONGEST
     drafts = 1 + config.random_draft
     own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
     length = prompt + config.max_new_tokens + shape.block_size
+    cached = length * (sizes.cache_per_token + own_cache) + 2 * sizes.state_per_sequence
     features = len(shape.target_layer_ids) * shape.hidden_size * prompt
+    batch = config.batch_size
     return Resources(
         memory={
             "target": sizes.parameters * item_size,
             "drafts": drafts * draft_parameters(shape) * item_size,
-            "caches": (length * (sizes.cache_per_token + own_cache) + 2 * sizes.state_per_sequence) * item_size,
-            "prefill": sizes.forward_bytes(prompt, item_size) + features * item_size,
+            "caches": batch * cached * item_size,
+            "prefill": sizes.forward_bytes(batch * prompt, item_size) + batch * features * item_size,
         },
         foreseen=foreseen,
     )

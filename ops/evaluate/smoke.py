@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
 from ops.evaluate.op import Evaluate
 from ops.growth import Kind
+from ops.ingest.records import json_records
 
 PROMPTS = 4
 UNTRAINED = "a draft that was trained in full needs fewer steps for an answer, and a target may end it sooner"
@@ -19,13 +22,26 @@ def evaluate_smoke(config: Evaluate, samples: int) -> dict[str, Any]:
 
 
 def evaluate_work(trial: Trial) -> Work | None:
-    given, split = trial.foreseen["tokens"], trial.config.split
-    if given is None:
+    given = trial.foreseen["tokens"]
+    if trial.config.benchmark is not None:
+        sizes = Counter(_categories(Path(trial.config.benchmark)))
+        small, full = (_prompts(sizes, config.max_prompts) for config in (trial.small, trial.config))
+    elif given is not None:
+        small = _prompts(_of_split(given.samples.trial, trial.config.split), trial.small.max_prompts)
+        full = _prompts(_of_split(given.samples.full, trial.config.split), trial.config.max_prompts)
+    else:
         return None
-    small = _prompts(given.samples.trial, split, trial.small.max_prompts)
-    full = _prompts(given.samples.full, split, trial.config.max_prompts)
     return Work(series=(Amount(small, full, "prompts"),), output=max(1.0, full / max(small, 1)), notes=(UNTRAINED,))
 
 
-def _prompts(samples: Mapping[Kind, float], split: str, limit: int | None) -> float:
-    return sum(min(count, limit or count) for (_, of), count in samples.items() if of == split)
+def _of_split(samples: Mapping[Kind, float], split: str) -> dict[str, float]:
+    return {category: count for (category, of), count in samples.items() if of == split}
+
+
+def _categories(file: Path) -> Iterator[str]:
+    """Of each line of a benchmark that the trial has read without a mistake."""
+    return (str(record.row["category"]) for record in json_records(file))
+
+
+def _prompts(by_category: Mapping[str, float], limit: int | None) -> float:
+    return sum(min(count, limit or count) for count in by_category.values())

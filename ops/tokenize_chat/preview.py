@@ -140,7 +140,9 @@ def _tokens(shown: Shown, processor: Processor) -> str:
 
 
 def visible(text: str) -> str:
-    """A text of unknown origin for a page: escaped, line ends shown, and no character that would turn the direction of what follows."""
+    """A text of unknown origin for a page: escaped, line ends shown, and no character that would turn the direction of
+    what follows.
+    """
     plain = "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
     return escape(plain).replace("\n", "&#8629;\n")
 

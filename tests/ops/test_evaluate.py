@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import attrs
 import numpy as np
 import pytest
 import torch
-from fake_stage import FakeStage
+from evaluate_cases import BLOCK, make_draft, small_draft
 from lively_target import make_lively
 from reference_draft import reference_block
 from safetensors.torch import save_file
 
 from dsl.errors import DataError
-from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel
 from ops.dflash import decode
-from ops.dflash.config import DraftConfig, to_serving
+from ops.dflash.config import to_serving
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative, matching_prefix, until_eos
 from ops.dflash.load import load_draft, random_draft
-from ops.evaluate import run as evaluate_run
-from ops.evaluate.op import Evaluate
-from ops.evaluate.run import choose_prompts, evaluate
+from ops.evaluate.prompts import HeldOut, first_of_each
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
-from ops.files import read_jsonl
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader
-
-BLOCK = 6
 
 
 @pytest.fixture(scope="module")
@@ -45,46 +38,19 @@ def loaded(target) -> Target:
 
 @pytest.fixture(scope="module")
 def draft_config(loaded):
-    return DraftConfig(
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=64,
-        vocab_size=600,
-        block_size=BLOCK,
-        mask_token_id=loaded.info["mask_token_id"],
-        target_layer_ids=(1, 3, 5),
-        num_target_layers=8,
-        max_position_embeddings=512,
-    )
+    return small_draft(loaded)
 
 
 @pytest.fixture(scope="module")
 def draft(draft_config, tmp_path_factory) -> Draft:
-    """A random draft as a serving directory."""
-    folder = tmp_path_factory.mktemp("draft")
-    save_file(random_draft(draft_config, seed=3).state_dict(), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(to_serving(draft_config)))
-    return Draft(folder, "digest")
+    return make_draft(draft_config, tmp_path_factory.mktemp("draft"))
 
 
 @pytest.fixture(scope="module")
 def prompts(tokens):
     """Two prompts with an image and two without."""
-    return choose_prompts(TokenReader(tokens, "test"), 2)
-
-
-def config(**changes):
-    defaults = {"draft": Ref("export"), "target": Ref("target"), "tokens": Ref("tokenize"), "seed": 0}
-    return Evaluate(**defaults, **{"max_prompts": 2, "max_new_tokens": 20, "bootstrap": 50, **changes})
-
-
-def run(tmp_path, draft, target, tokens, **changes):
-    stage = FakeStage(tmp_path, {"draft": draft, "target": target, "tokens": tokens})
-    evaluate(config(**changes), stage)
-    return stage
+    reader = TokenReader(tokens, "test")
+    return [prompt.sample() for prompt in first_of_each([HeldOut(reader, place) for place in range(len(reader))], 2)]
 
 
 def logits_without_cache(target: Target, sample, answer: list[int]):
@@ -235,11 +201,6 @@ def test_greedy_generation_of_the_reference_draft_equals_ours(loaded, prompts, d
     assert len(seen) == ours.steps
 
 
-def test_bfloat16_decodes_without_a_loss_beyond_ties(tmp_path, draft, target, tokens):
-    stage = run(tmp_path, draft, target, tokens, dtype="bfloat16", tie_margin=0.5, random_draft=False)
-    assert [0] == stage.metric("eval/lossless_errors")
-
-
 def test_a_text_prompt_after_an_image_prompt_is_decoded_as_if_it_came_first(loaded, prompts, target):
     image = next(sample for sample in prompts if sample.category == "image")
     text = next(sample for sample in prompts if sample.category == "text")
@@ -295,44 +256,6 @@ def test_a_slot_counts_as_accepted_when_the_prefix_reached_it():
     assert acceptance_by_slot(answers, 4) == [0.75, 0.5, 0.25]
 
 
-def test_the_report_holds_tau_by_category_and_the_random_draft(tmp_path, draft, target, tokens):
-    stage = run(tmp_path, draft, target, tokens)
-    report = json.loads((stage.out_dir / "report.json").read_text())
-    rows = list(read_jsonl(stage.out_dir / "prompts.jsonl"))
-    assert sorted(row["category"] for row in rows) == ["image", "image", "text", "text"]
-    steps = sum(len(row["accepted"]) for row in rows)
-    generated = sum(len(row["tokens"]) - 1 for row in rows)
-    assert generated / steps == pytest.approx(report["tau"]["all"]["tau"])
-    assert {"all", "image", "text"} == set(report["tau"]) == set(report["tau_random"])
-    assert report["lossless"] == {"errors": 0, "ties": 0}
-    assert [report["tau"]["image"]["tau"]] == stage.metric("eval/tau_image")
-    assert list(stage.figures) == ["acceptance_by_slot"]
-    measured = json.loads((stage.out_dir / "measurements.json").read_text())
-    assert measured["plain_seconds"] / measured["speculative_seconds"] == pytest.approx(measured["speedup"])
-    again = run(tmp_path / "again", draft, target, tokens)
-    assert (stage.out_dir / "report.json").read_bytes() == (again.out_dir / "report.json").read_bytes()
-
-
-def changed_answer(_target, _draft, sample, _max_new_tokens):
-    """An answer that differs from the plain one in its third token."""
-    right = changed_answer.plain[sample.id]
-    return Decoded((*right.tokens[:2], right.tokens[2] + 1), accepted=(1,))
-
-
-@pytest.mark.parametrize(("margin", "error"), [(1e9, False), (0.0, True)])
-def test_a_changed_answer_is_an_error_unless_the_margin_says_tie(
-    tmp_path, draft, target, tokens, loaded, prompts, monkeypatch, margin, error
-):
-    changed_answer.plain = {sample.id: decode_plain(loaded, sample, 20) for sample in prompts}
-    monkeypatch.setattr(evaluate_run, "decode_speculative", changed_answer)
-    if error:
-        with pytest.raises(DataError, match=rf"changed 4 of 4 answers.*\n  sample {prompts[0].id}: token 2 is"):
-            run(tmp_path, draft, target, tokens, tie_margin=margin, random_draft=False)
-    else:
-        stage = run(tmp_path, draft, target, tokens, tie_margin=margin, random_draft=False)
-        assert stage.metric("eval/ties") == [4]
-
-
 def test_a_draft_with_a_missing_tensor_is_refused(draft, draft_config, tmp_path):
     weights = random_draft(draft_config, 0).state_dict()
     del weights["fc.weight"]
@@ -340,13 +263,3 @@ def test_a_draft_with_a_missing_tensor_is_refused(draft, draft_config, tmp_path)
     (tmp_path / "config.json").write_text((draft.path / "config.json").read_text())
     with pytest.raises(DataError, match=r"fc\.weight"):
         load_draft(tmp_path)
-
-
-def test_a_split_without_samples_is_refused(draft, target, tokens, tmp_path):
-    with pytest.raises(DataError, match='the split "val" holds no samples'):
-        empty = tmp_path / "tokens"
-        empty.mkdir()
-        info = json.loads((tokens.path / "tokens.json").read_text())
-        (empty / "tokens.json").write_text(json.dumps(info | {"shards": []}))
-        (empty / "samples.jsonl").write_text("")
-        run(tmp_path, draft, target, attrs.evolve(tokens, path=empty), split="val")

@@ -1,0 +1,63 @@
+"""The figures of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+
+def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
+    """(name, figure) of everything that report.json has a curve of."""
+    yield "acceptance_by_slot", slots_figure(report)
+    yield "accepted_lengths", lengths_figure(report)
+    if report["tau_by_position"]:
+        yield "tau_by_position", position_figure(report)
+
+
+def slots_figure(report: Mapping[str, Any]) -> Figure:
+    """Acceptance by position in the block, the random draft beside the trained one."""
+    figure, axes = _empty(report)
+    for key, label in (("acceptance_by_slot", "trained draft"), ("acceptance_by_slot_random", "random draft")):
+        if key in report:
+            axes.plot(range(1, len(report[key]) + 1), report[key], marker="o", label=label)
+    axes.set(xlabel="slot of the block", ylabel="share of steps in which it was accepted", ylim=(-0.02, 1.02))
+    axes.legend()
+    return figure
+
+
+def lengths_figure(report: Mapping[str, Any]) -> Figure:
+    """How often a step accepted how many of the draft's tokens."""
+    figure, axes = _empty(report)
+    counts = report["accepted_lengths"]
+    axes.bar(range(len(counts)), [count / max(sum(counts), 1) for count in counts])
+    axes.set(xlabel="tokens of the draft that a step accepted", ylabel="share of the steps")
+    return figure
+
+
+def position_figure(report: Mapping[str, Any]) -> Figure:
+    """tau of the steps that began in each part of the answer, with 95 % intervals."""
+    figure, axes = _empty(report)
+    parts = report["tau_by_position"]
+    taus = [part["tau"] for part in parts]
+    reach = [
+        [max(0.0, part["tau"] - part["low"]) for part in parts],
+        [max(0.0, part["high"] - part["tau"]) for part in parts],
+    ]
+    names = [f"{part['first']}-{part['last']}" for part in parts]
+    axes.errorbar(range(len(parts)), taus, yerr=reach, marker="o", capsize=3)
+    axes.axhline(report["tau"]["all"]["tau"], linestyle="--", linewidth=1, label="all steps")
+    axes.set_xticks(range(len(parts)), names, rotation=45, ha="right")
+    axes.set(xlabel="token of the answer at which the step began", ylabel="tau", ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def _empty(report: Mapping[str, Any]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(f"tau {report['tau']['all']['tau']:.2f} of {report['block_size']}")
+    axes.grid(alpha=0.3)
+    return figure, axes

@@ -1,0 +1,167 @@
+"""Whether speculative decoding gave the target's own answers, token by token, and ties told apart from bugs.
+
+At temperature 0 both ways choose the target's best logit, so whatever the draft proposes, the answers are the same;
+but a pass over a block and a pass over one token round differently, and where the two best logits lie closer together
+than that rounding, either may win. Such a difference is a *tie*. Rounding moves both logits in both passes, so at a tie
+the winner is barely ahead in both: a difference counts as one only if the margin between the two best logits is below
+tie_margin in the plain pass and in the speculative one. A pass that clearly prefers another token (wrong positions, a
+cache that was not rolled back) has a margin above it, and is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import asdict, frozen
+
+from ops.dflash.decode import Decoded
+from ops.evaluate.journal import PromptResult
+
+SHOWN = 10
+
+
+@frozen(kw_only=True)
+class Difference:
+    """The first token at which a speculative answer leaves the plain one; behind it, nothing can be compared.
+
+    draft: "trained" or "random". position: in the answer, 0 being the prefill's token. Token and margin are None where
+    that answer had ended already, which is never a tie.
+    """
+
+    id: str
+    category: str
+    draft: str
+    position: int
+    plain_token: int | None
+    speculative_token: int | None
+    plain_margin: float | None
+    speculative_margin: float | None
+
+    def is_tie(self, tie_margin: float) -> bool:
+        margins = (self.plain_margin, self.speculative_margin)
+        return all(margin is not None and margin < tie_margin for margin in margins)
+
+
+@frozen
+class Losses:
+    """What the comparison of all answers found. answers: how many were compared."""
+
+    answers: int
+    ties: tuple[Difference, ...]
+    errors: tuple[Difference, ...]
+
+    def verdict(self, result: PromptResult) -> str:
+        """ "identical", "tie" or "differs", of the trained draft's answer to a prompt."""
+        for verdict, found in (("differs", self.errors), ("tie", self.ties)):
+            if any(difference.id == result.id and difference.draft == "trained" for difference in found):
+                return verdict
+        return "identical"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The differences as report.json has them, the errors first."""
+        return [
+            {**asdict(difference), "verdict": verdict}
+            for verdict, found in (("error", self.errors), ("tie", self.ties))
+            for difference in found
+        ]
+
+
+def compare(results: Sequence[PromptResult], tie_margin: float) -> Losses:
+    """Every speculative answer against the plain one of its prompt."""
+    differences = [difference for result in results for difference in _differences(result)]
+    return Losses(
+        answers=sum(1 + (result.random is not None) for result in results),
+        ties=tuple(difference for difference in differences if difference.is_tie(tie_margin)),
+        errors=tuple(difference for difference in differences if not difference.is_tie(tie_margin)),
+    )
+
+
+def rounding(results: Sequence[PromptResult]) -> dict[str, float | int | None]:
+    """By how much the margins of the two passes differ at tokens that both chose behind the same tokens.
+
+    That is the rounding itself, measured: a tie_margin far above `largest` may pass a bug for a tie, one below `median`
+    a tie for a bug. None where nothing could be compared.
+    """
+    moved = []
+    for result in results:
+        common = _common(result.plain.tokens, result.speculative.tokens)
+        pairs = zip(result.plain.margins[:common], result.speculative.margins[:common], strict=False)
+        moved += [abs(plain - speculative) for plain, speculative in pairs]
+    if not moved:
+        return {"tokens": 0, "median": None, "p99": None, "largest": None}
+    median, p99 = np.percentile(moved, [50, 99])
+    return {"tokens": len(moved), "median": float(median), "p99": float(p99), "largest": max(moved)}
+
+
+def lossless_message(
+    losses: Losses, tie_margin: float, rounded: dict[str, Any], text: Callable[[int], str], report: str
+) -> str:
+    """What the user is told of errors. text: of a token; report: the folder where all of it is shown."""
+    shown = [f"  {_line(error, text)}" for error in losses.errors[:SHOWN]]
+    if len(losses.errors) > SHOWN:
+        shown.append(f"  ... and {len(losses.errors) - SHOWN} more")
+    measured = ""
+    if rounded["tokens"]:
+        measured = (
+            f" Where both agree, rounding moved the margin by {rounded['median']:.2e} in the median and "
+            f"{rounded['largest']:.2e} at most."
+        )
+    return "\n".join(
+        (
+            f"speculative decoding changed {len(losses.errors)} of {losses.answers} answers beyond a tie (both margins "
+            f"below tie_margin = {tie_margin:g}), {len(losses.ties)} at a tie:",
+            *shown,
+            f"No draft, however bad, can do this: the target's pass over a block differs from its pass over one token "
+            f'(cache, roll-back, positions).{measured} In half precision, repeat it with dtype = "float32": what is '
+            "left there is a bug.",
+            f"tau and all answers: {report}",
+        )
+    )
+
+
+def _line(error: Difference, text: Callable[[int], str]) -> str:
+    drafted = "" if error.draft == "trained" else f" with the {error.draft} draft"
+    return (
+        f"sample {error.id} ({error.category}){drafted}: token {error.position} is "
+        f"{_named(error.speculative_token, error.speculative_margin, text)}, plain decoding gives "
+        f"{_named(error.plain_token, error.plain_margin, text)}"
+    )
+
+
+def _named(token: int | None, margin: float | None, text: Callable[[int], str]) -> str:
+    if token is None:
+        return "none, for the answer had ended"
+    return f"{token} {text(token)!r} by a margin of {margin:.2e}"
+
+
+def _differences(result: PromptResult) -> Iterable[Difference]:
+    for draft, answer in (("trained", result.speculative), ("random", result.random)):
+        if answer is None or answer.tokens == result.plain.tokens:
+            continue
+        position = _common(result.plain.tokens, answer.tokens)
+        plain_token, plain_margin = _at(result.plain, position)
+        speculative_token, speculative_margin = _at(answer, position)
+        yield Difference(
+            id=result.id,
+            category=result.category,
+            draft=draft,
+            position=position,
+            plain_token=plain_token,
+            speculative_token=speculative_token,
+            plain_margin=plain_margin,
+            speculative_margin=speculative_margin,
+        )
+
+
+def _common(plain: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    pairs = enumerate(zip(plain, other, strict=False))
+    return next((place for place, (one, two) in pairs if one != two), min(len(plain), len(other)))
+
+
+def _at(answer: Decoded, position: int) -> tuple[int | None, float | None]:
+    if position < len(answer.tokens):
+        return answer.tokens[position], answer.margins[position]
+    return None, None

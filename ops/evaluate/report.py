@@ -1,0 +1,124 @@
+"""What `dflow report` shows of an evaluation, from the files of its artifact; loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsl.sections import Cell, Chart, Html, Section, Series, Table
+from ops.files import read_json
+
+PAGE_HEIGHT = 640
+
+
+def evaluate_sections(folder: Path) -> Sequence[Section]:
+    """tau, where it is won and lost, losslessness, speed, and the answers themselves."""
+    report = read_json(folder / "report.json")
+    return [
+        _tau(report),
+        *_curves(report),
+        _lossless(report),
+        *_speed(folder),
+        Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
+    ]
+
+
+def _tau(report: Mapping[str, Any]) -> Section:
+    untrained = report.get("tau_random", {})
+    rows: list[Sequence[Cell]] = [
+        (
+            name,
+            tau["prompts"],
+            round(tau["tau"], 2),
+            f"{tau['low']:.2f} to {tau['high']:.2f}",
+            round(untrained[name]["tau"], 2) if name in untrained else None,
+        )
+        for name, tau in report["tau"].items()
+    ]
+    source = f"the split {report['split']}" if report["benchmark"] is None else f"the benchmark {report['benchmark']}"
+    way = "greedy" if report["temperature"] == 0 else f"sampled at temperature {report['temperature']:g}"
+    size = f"blocks of {report['block_size']}"
+    if report["block_size"] != report["block_size_trained"]:
+        size += f" (trained with {report['block_size_trained']})"
+    return Section(
+        "tau",
+        Table(("prompts", "number", "tau", "95 % interval", "random draft"), rows),
+        f"Tokens per verification step, of prompts from {source}: {way}, {size}, {report['dtype']}, at most "
+        f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts.",
+    )
+
+
+def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
+    shares = report["acceptance_by_slot"]
+    slots = [Series("trained draft", list(range(1, len(shares) + 1)), shares)]
+    if "acceptance_by_slot_random" in report:
+        by_chance = report["acceptance_by_slot_random"]
+        slots.append(Series("random draft", list(range(1, len(by_chance) + 1)), by_chance))
+    yield Section(
+        "Acceptance by slot",
+        Chart(slots, "slot of the block", "share of steps in which it was accepted"),
+        "It falls from slot to slot, since a slot counts only where all before it were accepted.",
+    )
+    counts = report["accepted_lengths"]
+    yield Section(
+        "Accepted lengths",
+        Chart(
+            [Series("steps", [str(length) for length in range(len(counts))], counts)],
+            "tokens of the draft that a step accepted",
+            "steps",
+            "bars",
+        ),
+        "Many steps at 0 are places where the draft is lost; many at the right end would gain by larger blocks.",
+    )
+    if parts := report["tau_by_position"]:
+        series = Series(
+            "tau",
+            [f"{part['first']}-{part['last']}" for part in parts],
+            [part["tau"] for part in parts],
+            [part["low"] for part in parts],
+            [part["high"] for part in parts],
+        )
+        yield Section(
+            "tau by position in the answer",
+            Chart([series], "token at which the step began", "tau", "bars"),
+            f"{sum(part['steps'] for part in parts)} steps; a fall towards the right means answers longer than those "
+            "trained on, or wrong positions.",
+        )
+
+
+def _lossless(report: Mapping[str, Any]) -> Section:
+    if report["lossless"] is None:
+        rows: list[Sequence[Cell]] = [("not checked: answers were sampled", None)]
+    else:
+        rows = [("errors", report["lossless"]["errors"]), ("ties", report["lossless"]["ties"])]
+    return Section(
+        "Losslessness",
+        Table(("differences from the target's own answers", "number"), rows),
+        f"A tie: both margins between the two best logits lie below {report['tie_margin']:g}.",
+    )
+
+
+def _speed(folder: Path) -> Iterator[Section]:
+    """Nothing where the measurements, which are no part of the artifact's content, did not come along."""
+    file = folder / "measurements.json"
+    if not file.exists():
+        return
+    measured = read_json(file)
+    columns = ("decoding", "tokens", "seconds", "tokens / s", "prefill", "draft", "verify", "overhead")
+    rows: list[Sequence[Cell]] = []
+    for way in ("plain", "speculative"):
+        seconds, tokens = measured[f"{way}_seconds"], measured[f"{way}_tokens"]
+        parts = measured["parts"][way]
+        shares = [f"{100 * parts[name] / seconds:.0f} %" for name in ("prefill", "draft", "verify", "overhead")]
+        rows.append((way, tokens, round(seconds, 2), round(tokens / seconds, 1), *shares))
+    interval = ""
+    if measured["speedup_low"] is not None:
+        interval = f" [{measured['speedup_low']:.2f}, {measured['speedup_high']:.2f}]"
+    yield Section(
+        "Speed",
+        Table(columns, rows),
+        f"Speed-up {measured['speedup']:.2f}{interval}, in {measured['batches']} batches of at most "
+        f"{measured['batch_size']}, each decoded both ways in turn. Verify is the target's forward passes behind the "
+        "prefill, those of plain decoding too.",
+    )

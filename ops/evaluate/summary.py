@@ -1,0 +1,151 @@
+"""What an evaluation came to: report.json, prompts.jsonl, measurements.json, and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, frozen
+
+from ops.dflash.decode import Decoded
+from ops.dflash.use import DraftUse
+from ops.evaluate.benchmark import ALL
+from ops.evaluate.journal import BatchResult, PromptResult
+from ops.evaluate.lossless import Losses, rounding
+from ops.evaluate.op import Evaluate
+from ops.evaluate.prompts import Prompt
+from ops.evaluate.statistics import (
+    acceptance_by_slot,
+    acceptance_length,
+    accepted_lengths,
+    speedup,
+    tau_by_position,
+)
+
+WAYS = ("plain", "speculative")
+
+
+@frozen(kw_only=True)
+class Summary:
+    """Everything that was decoded. losses: None where answers were sampled, which cannot be compared."""
+
+    config: Evaluate
+    use: DraftUse
+    trained_block_size: int
+    prompts: Sequence[Prompt]
+    results: Sequence[PromptResult]
+    batches: Sequence[BatchResult]
+    losses: Losses | None
+    inputs: Mapping[str, str]
+
+    def report(self) -> dict[str, Any]:
+        """The content of report.json."""
+        config, size = self.config, self.use.block_size
+        trained = [result.speculative for result in self.results]
+        untrained = [result.random for result in self.results if result.random is not None]
+        report: dict[str, Any] = {
+            "split": config.split if config.benchmark is None else None,
+            "benchmark": None if config.benchmark is None else Path(config.benchmark).name,
+            "dtype": config.dtype,
+            "max_new_tokens": config.max_new_tokens,
+            "temperature": config.temperature,
+            "tie_margin": config.largest_tie,
+            "block_size": size,
+            "block_size_trained": self.trained_block_size,
+            "prompts": len(self.results),
+            "lossless": None,
+            "differences": [],
+            "tau": self._by_category(trained),
+            "tau_by_position": self._by_position(trained),
+            "acceptance_by_slot": acceptance_by_slot(trained, size),
+            "accepted_lengths": accepted_lengths(trained, size),
+            "inputs": dict(self.inputs),
+        }
+        if self.losses is not None:
+            report["lossless"] = {"errors": len(self.losses.errors), "ties": len(self.losses.ties)}
+            report["differences"] = self.losses.rows()
+        if untrained:
+            report["tau_random"] = self._by_category(untrained)
+            report["acceptance_by_slot_random"] = acceptance_by_slot(untrained, size)
+        return report
+
+    def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float]]:
+        """tau over all prompts under "all", and for each category under its name."""
+        groups: dict[str, list[Decoded]] = {ALL: list(answers)}
+        for result, answer in zip(self.results, answers, strict=True):
+            groups.setdefault(result.category, []).append(answer)
+        draws, seed = self.config.bootstrap, self.config.seed or 0
+        return {name: asdict(acceptance_length(group, draws, seed)) for name, group in groups.items()}
+
+    def _by_position(self, answers: Sequence[Decoded]) -> list[dict[str, float]]:
+        config = self.config
+        found = tau_by_position(answers, config.max_new_tokens, config.bootstrap, config.seed or 0)
+        return [asdict(part) for part in found]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of prompts.jsonl."""
+        return [prompt_row(result, prompt.length) for result, prompt in zip(self.results, self.prompts, strict=True)]
+
+    def measured(self) -> dict[str, Any]:
+        """The content of measurements.json."""
+        times = [batch.time for batch in self.batches]
+        measured: dict[str, Any] = {
+            "plain_seconds": sum(time.plain_seconds for time in times),
+            "plain_tokens": sum(time.plain_tokens for time in times),
+            "speculative_seconds": sum(time.speculative_seconds for time in times),
+            "speculative_tokens": sum(time.speculative_tokens for time in times),
+            "batches": len(times),
+            "batch_size": self.config.batch_size,
+            **speedup(times, self.config.bootstrap, self.config.seed or 0),
+            "parts": {way: self._parts(way) for way in WAYS},
+        }
+        if self.losses is not None:
+            measured["rounding"] = rounding(self.results)
+        return measured
+
+    def _parts(self, way: str) -> dict[str, float]:
+        """Seconds of all batches by part of the work."""
+        parts: dict[str, float] = {}
+        for batch in self.batches:
+            for name, seconds in batch.parts[way].items():
+                parts[name] = parts.get(name, 0.0) + seconds
+        return parts
+
+
+def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
+    """One line of prompts.jsonl."""
+    speculative, identical = result.speculative, result.speculative.tokens == result.plain.tokens
+    return {
+        "id": result.id,
+        "category": result.category,
+        "prompt_tokens": prompt_tokens,
+        "tokens": list(result.plain.tokens),
+        "speculative": None if identical else list(speculative.tokens),
+        "accepted": list(speculative.accepted),
+        "tau": speculative.generated / speculative.steps if speculative.steps else None,
+        "accepted_random": None if result.random is None else list(result.random.accepted),
+        "identical": identical,
+    }
+
+
+def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
+    """The figures under the names they have in MLflow; none for what could not be measured."""
+    flat: dict[str, float | None] = {"eval/prompts": report["prompts"]}
+    if report["lossless"] is not None:
+        flat |= {"eval/lossless_errors": report["lossless"]["errors"], "eval/ties": report["lossless"]["ties"]}
+        flat["eval/rounding_largest"] = measured["rounding"]["largest"]
+    for kind in ("tau", "tau_random"):
+        for category, tau in report.get(kind, {}).items():
+            name = f"eval/{kind}" if category == ALL else f"eval/{kind}_{category}"
+            flat |= {name: tau["tau"], f"{name}_low": tau["low"], f"{name}_high": tau["high"]}
+    flat["eval/tau_unclipped"] = report["tau"][ALL]["unclipped"]
+    for slot, share in enumerate(report["acceptance_by_slot"], start=1):
+        flat[f"eval/acceptance_slot_{slot:02d}"] = share
+    for name in ("plain_seconds", "speculative_seconds", "speedup", "speedup_low", "speedup_high"):
+        flat[f"eval/{name}"] = measured[name]
+    for way in WAYS:
+        flat[f"eval/{way}_tokens_per_second"] = measured[f"{way}_tokens"] / measured[f"{way}_seconds"]
+    for part, seconds in measured["parts"]["speculative"].items():
+        flat[f"eval/{part}_share"] = seconds / measured["speculative_seconds"]
+    return {name: value for name, value in flat.items() if value is not None}

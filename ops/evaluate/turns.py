@@ -1,0 +1,122 @@
+"""Batches decoded plainly and speculatively in turns, and timed.
+
+The two ways follow each other batch by batch, and every other batch begins with the other way, so that a slow moment
+of the machine, and what the first of two passes over the same prompts pays for the second, hit both alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from attrs import frozen
+
+from dsl.errors import StopRequested
+from dsl.stage import Stage
+from ops.dflash.decode import Decoded
+from ops.dflash.decode_batch import DecodeClock, DecodeSettings, decode_plain_batch, decode_speculative_batch
+from ops.dflash.model import DraftModel
+from ops.dflash.use import DraftUse
+from ops.evaluate.journal import BatchResult, Journal, PromptResult
+from ops.evaluate.prompts import Prompt, by_length
+from ops.evaluate.statistics import BatchTime
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenSample
+
+WARM_UP_TOKENS = 2
+PARTS = ("prefill", "draft", "verify")
+
+
+@frozen
+class Decoder:
+    """Everything that is the same for all prompts. untrained: a draft with random weights, None where not wanted."""
+
+    target: Target
+    draft: DraftModel
+    untrained: DraftModel | None
+    use: DraftUse
+    settings: DecodeSettings
+
+    def plain(self, samples: Sequence[TokenSample], clock: DecodeClock | None = None) -> list[Decoded]:
+        return decode_plain_batch(self.target, samples, self.settings, clock)
+
+    def speculative(
+        self, draft: DraftModel, samples: Sequence[TokenSample], clock: DecodeClock | None = None
+    ) -> list[Decoded]:
+        return decode_speculative_batch(self.target, draft, samples, self.settings, self.use, clock)
+
+    def batch(self, prompts: Sequence[Prompt], plain_first: bool) -> BatchResult:
+        """Both ways of one batch, and the random draft's behind them, which is not timed."""
+        samples = [prompt.sample() for prompt in prompts]
+        ways: dict[str, Callable[[DecodeClock], list[Decoded]]] = {
+            "plain": lambda clock: self.plain(samples, clock),
+            "speculative": lambda clock: self.speculative(self.draft, samples, clock),
+        }
+        answers, seconds, parts = {}, {}, {}
+        for way in ways if plain_first else reversed(ways):
+            answers[way], seconds[way], parts[way] = _timed(ways[way])
+        by_chance: Sequence[Decoded | None] = [None] * len(samples)
+        if self.untrained is not None:
+            by_chance = self.speculative(self.untrained, samples)
+        tokens = {way: sum(len(answer.tokens) for answer in answers[way]) for way in answers}
+        results = (
+            PromptResult(prompt.id, prompt.category, plain, speculative, random)
+            for prompt, plain, speculative, random in zip(
+                prompts, answers["plain"], answers["speculative"], by_chance, strict=True
+            )
+        )
+        took = BatchTime(seconds["plain"], tokens["plain"], seconds["speculative"], tokens["speculative"])
+        return BatchResult(tuple(results), took, parts)
+
+    def warm_up(self, sample: TokenSample) -> None:
+        """Decode a few tokens, so that what is made on first use is not charged to the first batch."""
+        brief = Decoder(
+            self.target, self.draft, None, self.use, DecodeSettings(WARM_UP_TOKENS, self.settings.temperature)
+        )
+        brief.plain([sample])
+        brief.speculative(self.draft, [sample])
+
+
+def decode_in_turns(
+    decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage
+) -> tuple[list[PromptResult], list[BatchResult]]:
+    """(results in the order of the prompts, the batches). Batches of an earlier attempt are taken from work_dir.
+
+    Raises StopRequested; what was decoded is kept.
+    """
+    order = by_length(prompts)
+    journal = Journal(journal_file(stage.work_dir), [prompts[place].id for place in order])
+    stage.progress(journal.prompts_done, len(prompts))
+    if journal.prompts_done < len(prompts):
+        decoder.warm_up(prompts[order[0]].sample())
+    while (done := journal.prompts_done) < len(prompts):
+        if stage.stop_requested():
+            raise StopRequested(f"evaluation stopped; {done} of {len(prompts)} prompts are decoded and kept")
+        batch = [prompts[place] for place in order[done : done + batch_size]]
+        journal.add(decoder.batch(batch, plain_first=len(journal.batches) % 2 == 0))
+        stage.progress(journal.prompts_done, len(prompts))
+    found = dict(zip(order, (result for batch in journal.batches for result in batch.results), strict=True))
+    return [found[place] for place in range(len(prompts))], journal.batches
+
+
+def journal_file(work_dir: Path) -> Path:
+    return work_dir / "batches.jsonl"
+
+
+def _timed(decode: Callable[[DecodeClock], list[Decoded]]) -> tuple[list[Decoded], float, dict[str, float]]:
+    """The answers, the wall-clock seconds they took with the device's work, and how these are made up."""
+    clock = DecodeClock()
+    _synchronise()
+    start = time.perf_counter()
+    answers = decode(clock)
+    _synchronise()
+    seconds = time.perf_counter() - start
+    parts = {part: clock.seconds[part] for part in PARTS}
+    return answers, seconds, {**parts, "overhead": seconds - sum(parts.values())}
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,248 @@
+"""The evaluation as a whole: what it reports, what it refuses, and what a stop leaves of it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import attrs
+import pytest
+from evaluate_cases import BLOCK, evaluate_config, make_draft, run_evaluate, small_draft
+from lively_target import make_lively
+
+from dsl.errors import ConfigError, DataError, StopRequested
+from ops.artifacts import Draft, TargetModel
+from ops.check_export.run import check_report
+from ops.dflash.decode import Decoded, decode_plain
+from ops.evaluate import turns
+from ops.evaluate.report import evaluate_sections
+from ops.files import read_json, read_jsonl
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader
+
+CONTENT = ("report.json", "prompts.jsonl", "prompts.html")
+
+
+@pytest.fixture(scope="module")
+def target(target, tmp_path_factory) -> TargetModel:
+    return make_lively(target, tmp_path_factory.mktemp("lively") / "target")
+
+
+@pytest.fixture(scope="module")
+def draft(target, tmp_path_factory) -> Draft:
+    return make_draft(small_draft(Target.load(target)), tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="module")
+def stage(draft, target, tokens, tmp_path_factory):
+    return run_evaluate(tmp_path_factory.mktemp("evaluated"), draft, target, tokens)
+
+
+def content(stage) -> dict[str, bytes]:
+    return {name: (stage.out_dir / name).read_bytes() for name in CONTENT}
+
+
+def test_the_report_holds_tau_by_category_and_the_random_draft(stage):
+    report = read_json(stage.out_dir / "report.json")
+    rows = list(read_jsonl(stage.out_dir / "prompts.jsonl"))
+    assert ["image", "image", "text", "text"] == sorted(row["category"] for row in rows)
+    steps = sum(len(row["accepted"]) for row in rows)
+    generated = sum(len(row["tokens"]) - 1 for row in rows)
+    assert generated / steps == pytest.approx(report["tau"]["all"]["tau"])
+    assert {"all", "image", "text"} == set(report["tau"]) == set(report["tau_random"])
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+    assert [report["tau"]["image"]["tau"]] == stage.metric("eval/tau_image")
+    assert (BLOCK, BLOCK, 0.0) == (report["block_size"], report["block_size_trained"], report["temperature"])
+    assert ["acceptance_by_slot", "accepted_lengths", "tau_by_position"] == list(stage.figures)
+
+
+def test_the_parts_of_tau_add_up_to_all_steps(stage):
+    report = read_json(stage.out_dir / "report.json")
+    rows = list(read_jsonl(stage.out_dir / "prompts.jsonl"))
+    steps = [len(row["accepted"]) for row in rows]
+    assert sum(steps) == sum(part["steps"] for part in report["tau_by_position"]) == sum(report["accepted_lengths"])
+    assert report["tau"]["all"]["generated"] == sum(part["generated"] for part in report["tau_by_position"])
+    assert [(len(row["tokens"]) - 1) / len(row["accepted"]) for row in rows] == [row["tau"] for row in rows]
+    shares = [sum(report["accepted_lengths"][slot:]) / sum(steps) for slot in range(1, BLOCK)]
+    assert shares == pytest.approx(report["acceptance_by_slot"])
+
+
+def test_the_time_is_split_into_parts_that_add_up(stage):
+    measured = read_json(stage.out_dir / "measurements.json")
+    assert measured["plain_seconds"] / measured["speculative_seconds"] == pytest.approx(measured["speedup"])
+    assert measured["speedup_low"] <= measured["speedup_high"]
+    assert (2, 2) == (measured["batches"], measured["batch_size"])
+    for way in ("plain", "speculative"):
+        parts = measured["parts"][way]
+        assert {"prefill", "draft", "verify", "overhead"} == set(parts)
+        assert sum(parts.values()) == pytest.approx(measured[f"{way}_seconds"])
+        assert parts["prefill"] > 0
+        assert parts["verify"] > 0
+    assert 0 == measured["parts"]["plain"]["draft"] < measured["parts"]["speculative"]["draft"]
+
+
+def test_every_way_to_cut_batches_gives_the_same_report(stage, draft, target, tokens, tmp_path):
+    alone = run_evaluate(tmp_path, draft, target, tokens, batch_size=1)
+    assert content(stage) == content(alone)
+
+
+def test_a_stopped_evaluation_goes_on_with_the_next_batch_and_ends_with_the_same_bytes(
+    stage, draft, target, tokens, tmp_path, monkeypatch
+):
+    with pytest.raises(StopRequested, match="2 of 4 prompts are decoded and kept"):
+        run_evaluate(tmp_path, draft, target, tokens, stop_after=1)
+    with turns.journal_file(tmp_path / "work").open("a") as file:
+        file.write('{"half": ')  # what kill -9 may leave
+    decoded = []
+    decode = turns.decode_plain_batch
+
+    def counted(target, samples, *rest):
+        decoded.append([sample.id for sample in samples])
+        return decode(target, samples, *rest)
+
+    monkeypatch.setattr(turns, "decode_plain_batch", counted)
+    again = run_evaluate(tmp_path, draft, target, tokens)
+    assert content(stage) == content(again)
+    warm_up, batch = decoded
+    assert (1, 2) == (len(warm_up), len(batch))
+    assert [(2, 4), (4, 4)] == again.progressed
+    run_evaluate(tmp_path, draft, target, tokens)
+    assert 2 == len(decoded)
+
+
+def test_what_other_prompts_left_is_decoded_again(draft, target, tokens, tmp_path):
+    run_evaluate(tmp_path, draft, target, tokens, max_prompts=1)
+    assert 4 == len(list(read_jsonl(run_evaluate(tmp_path, draft, target, tokens).out_dir / "prompts.jsonl")))
+
+
+def changed_in_the_third_token(target, margin):
+    """Instead of `decode_speculative_batch`: answers whose third token is another, by this margin."""
+    loaded = Target.load(target)
+
+    def decode(_target, _draft, samples, settings, _use, _clock=None):
+        right = [decode_plain(loaded, sample, settings.max_new_tokens) for sample in samples]
+        return [
+            Decoded((*answer.tokens[:2], answer.tokens[2] + 1), (1,), (*answer.margins[:2], margin)) for answer in right
+        ]
+
+    return decode
+
+
+@pytest.mark.parametrize(("margin", "tie_margin"), [(1.5, 1e9), (1.5, 1.0), (0.5, 0.0)])
+def test_a_changed_answer_is_an_error_unless_both_margins_say_tie(
+    draft, target, tokens, tmp_path, monkeypatch, capsys, margin, tie_margin
+):
+    monkeypatch.setattr(turns, "decode_speculative_batch", changed_in_the_third_token(target, margin))
+    changes = {"tie_margin": tie_margin, "random_draft": False}
+    if tie_margin == 1e9:
+        stage = run_evaluate(tmp_path, draft, target, tokens, **changes)
+        assert [4] == stage.metric("eval/ties")
+        assert "dflow: tie: sample" in capsys.readouterr().out
+    else:
+        with pytest.raises(DataError, match=r"changed 4 of 4 answers beyond a tie"):
+            run_evaluate(tmp_path, draft, target, tokens, **changes)
+
+
+def test_a_loss_names_the_first_differing_token_with_both_margins_and_keeps_the_report(
+    draft, target, tokens, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(turns, "decode_speculative_batch", changed_in_the_third_token(target, 1.25))
+    with pytest.raises(DataError) as caught:
+        run_evaluate(tmp_path, draft, target, tokens, random_draft=False)
+    reader = TokenReader(tokens, "test")
+    right = decode_plain(Target.load(target), reader.sample(0), 20)
+    text = f"sample {reader.records[0]['id']} ({reader.records[0]['category']}): token 2 is {right.tokens[2] + 1} "
+    assert text in str(caught.value)
+    assert f"by a margin of {1.25:.2e}, plain decoding gives {right.tokens[2]} " in str(caught.value)
+    assert f"by a margin of {right.margins[2]:.2e}\n" in str(caught.value)
+    kept = tmp_path / "work" / "report"
+    assert str(kept) in str(caught.value)
+    report = read_json(kept / "report.json")
+    assert {"errors": 4, "ties": 0} == report["lossless"]
+    assert [2, "error", 1.25] == [
+        report["differences"][0][name] for name in ("position", "verdict", "speculative_margin")
+    ]
+    assert "differs: an error" in (kept / "prompts.html").read_text()
+    assert [] == list((tmp_path / "out").iterdir())
+
+
+def test_smaller_blocks_than_in_training_give_the_same_answers_in_more_steps(stage, draft, target, tokens, tmp_path):
+    small = run_evaluate(tmp_path, draft, target, tokens, block_size=3, random_draft=False)
+    report = read_json(small.out_dir / "report.json")
+    assert (3, BLOCK) == (report["block_size"], report["block_size_trained"])
+    assert (2, 3) == (len(report["acceptance_by_slot"]), len(report["accepted_lengths"]))
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+    answers = [[row["tokens"] for row in read_jsonl(run.out_dir / "prompts.jsonl")] for run in (small, stage)]
+    assert answers[0] == answers[1]
+
+
+def test_larger_blocks_than_in_training_are_refused(draft, target, tokens, tmp_path):
+    with pytest.raises(ConfigError, match=rf"block_size: must lie in 2\.\.{BLOCK}"):
+        run_evaluate(tmp_path, draft, target, tokens, block_size=BLOCK + 1)
+
+
+def test_sampled_answers_have_a_tau_and_are_not_called_lossless(draft, target, tokens, tmp_path, capsys):
+    stage = run_evaluate(tmp_path, draft, target, tokens, temperature=1.0)
+    report = read_json(stage.out_dir / "report.json")
+    assert (None, 1.0) == (report["lossless"], report["temperature"])
+    assert 1 <= report["tau"]["all"]["tau"] <= BLOCK
+    assert [] == stage.metric("eval/lossless_errors")
+    assert "cannot be checked token by token" in capsys.readouterr().out
+    assert "sampled, not comparable" in (stage.out_dir / "prompts.html").read_text()
+    again = run_evaluate(tmp_path / "again", draft, target, tokens, temperature=1.0)
+    assert content(stage) == content(again)
+
+
+def test_bfloat16_decodes_without_a_loss_beyond_ties(draft, target, tokens, tmp_path):
+    stage = run_evaluate(tmp_path, draft, target, tokens, dtype="bfloat16", random_draft=False)
+    assert [0] == stage.metric("eval/lossless_errors")
+    assert 0.5 == read_json(stage.out_dir / "report.json")["tie_margin"]
+
+
+@pytest.mark.parametrize("changes", [{"benchmark": "b.jsonl"}, {"temperature": 0.5}, {"block_size": 3}])
+def test_the_gate_refuses_an_evaluation_that_serving_cannot_repeat(stage, changes):
+    report = read_json(stage.out_dir / "report.json")
+    inputs = {"report": stage.inputs["draft"], **stage.inputs}
+    check_report(report, inputs)
+    with pytest.raises(DataError, match=next(iter(changes))):
+        check_report(report | changes, inputs)
+
+
+def test_the_report_shows_every_part(stage):
+    sections = {section.title: section for section in evaluate_sections(stage.out_dir)}
+    assert [
+        "tau",
+        "Acceptance by slot",
+        "Accepted lengths",
+        "tau by position in the answer",
+        "Losslessness",
+        "Speed",
+        "Answers",
+    ] == list(sections)
+    assert ["all", "image", "text"] == sorted(row[0] for row in sections["tau"].body.rows)
+    (stage.out_dir / "measurements.json").rename(stage.work_dir / "away.json")
+    assert "Speed" not in [section.title for section in evaluate_sections(stage.out_dir)]
+    (stage.work_dir / "away.json").rename(stage.out_dir / "measurements.json")
+
+
+def test_nothing_that_was_measured_is_reported_as_not_a_number(stage):
+    report = (stage.out_dir / "report.json").read_text()
+    assert all(math.isfinite(value) for metrics, _ in stage.logged for value in metrics.values())
+    json.loads(report, parse_constant=lambda name: pytest.fail(f"{name} in report.json"))
+
+
+def test_a_split_without_samples_is_refused(draft, target, tokens, tmp_path):
+    empty = tmp_path / "tokens"
+    empty.mkdir()
+    info = json.loads((tokens.path / "tokens.json").read_text())
+    (empty / "tokens.json").write_text(json.dumps(info | {"shards": []}))
+    (empty / "samples.jsonl").write_text("")
+    (empty / "processor").symlink_to(tokens.path / "processor")
+    with pytest.raises(DataError, match='the split "val" holds no samples'):
+        run_evaluate(tmp_path, draft, target, attrs.evolve(tokens, path=empty), split="val")
+
+
+def test_the_margin_of_a_tie_follows_the_dtype_unless_given():
+    margins = [evaluate_config(dtype=dtype).largest_tie for dtype in ("float32", "float16", "bfloat16")]
+    assert [1e-4, 0.0625, 0.5] == margins
+    assert 0.25 == evaluate_config(dtype="bfloat16", tie_margin=0.25).largest_tie

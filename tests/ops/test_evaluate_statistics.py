@@ -1,0 +1,123 @@
+"""Statistics of an evaluation against slow, obvious references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ops.dflash.decode import Decoded
+from ops.evaluate.journal import PromptResult
+from ops.evaluate.lossless import compare, rounding
+from ops.evaluate.statistics import (
+    BatchTime,
+    acceptance_length,
+    accepted_lengths,
+    speedup,
+    steps_of,
+    tau_by_position,
+)
+
+
+def answer(*accepted: int, cut: int = 0) -> Decoded:
+    """An answer of steps that accepted so many; `cut`: tokens of the last step that lie behind EOS or the limit."""
+    return Decoded(tuple(range(1 + sum(accepted) + len(accepted) - cut)), accepted)
+
+
+def test_the_bootstrap_interval_holds_the_true_tau_in_about_95_of_100_experiments():
+    rng = np.random.default_rng(0)
+    experiments, prompts, held = 300, 60, 0
+    true = 1 + 3.5  # every step yields one token and 0 to 7 more, all equally likely
+    for seed in range(experiments):
+        answers = [answer(*(int(n) for n in rng.integers(0, 8, size=rng.integers(1, 4)))) for _ in range(prompts)]
+        measured = acceptance_length(answers, 400, seed)
+        held += measured.low <= true <= measured.high
+    assert 0.90 <= held / experiments <= 0.99
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 7), min_size=0, max_size=30).map(tuple), min_size=1, max_size=5),
+    st.sampled_from([17, 64, 300, 1000]),
+    st.integers(0, 3),
+)
+def test_tau_by_position_equals_a_walk_through_every_answer(accepted, max_new_tokens, cut):
+    answers = []
+    for lengths in accepted:
+        behind = min(cut, lengths[-1]) if lengths else 0
+        whole = answer(*lengths, cut=behind)
+        if whole.generated <= max_new_tokens:
+            answers.append(whole)
+    width = 16
+    while width * 16 < max_new_tokens:
+        width *= 2
+    walked: dict[int, list[int]] = {}
+    for one in answers:
+        place = 0
+        for count in one.accepted:
+            yielded = len(one.tokens[1 + place : 1 + place + count + 1])
+            walked.setdefault(place // width, []).append(yielded)
+            place += count + 1
+    found = tau_by_position(answers, max_new_tokens, 10, 0) if answers else []
+    assert {part.first // width: part.steps for part in found} == {
+        number: len(yielded) for number, yielded in walked.items()
+    }
+    for part in found:
+        yielded = walked[part.first // width]
+        assert sum(yielded) / len(yielded) == pytest.approx(part.tau)
+        assert part.low <= part.tau + 1e-9
+        assert part.tau <= part.high + 1e-9 or part.prompts < len(answers)
+        assert part.last - part.first < width
+
+
+def test_a_step_that_eos_cut_short_yields_what_stands_in_the_answer():
+    assert [(0, 3), (3, 1), (4, 2)] == steps_of(answer(2, 0, 4, cut=3))
+
+
+def test_accepted_lengths_count_every_step():
+    assert [1, 1, 0, 2] == accepted_lengths([answer(0, 3), answer(3, 1)], 4)
+
+
+def test_the_speedup_is_paired_by_batch_and_per_token():
+    slow_machine = [BatchTime(2.0 * load, 100, 1.0 * load, 100) for load in (1, 5, 30)]
+    even = speedup(slow_machine, 200, 0)
+    assert [2.0, 2.0, 2.0] == pytest.approx(list(even.values()))
+    longer = speedup([BatchTime(2.0, 100, 1.0, 50)], 200, 0)
+    assert {"speedup": 1.0, "speedup_low": None, "speedup_high": None} == longer
+    mixed = speedup([BatchTime(float(fast), 10, 1.0, 10) for fast in (1, 2, 3, 4)], 2000, 0)
+    assert 2.5 == mixed["speedup"]
+    assert 1 < mixed["speedup_low"] < 2.5 < mixed["speedup_high"] < 4
+
+
+def result(plain: Decoded, speculative: Decoded) -> PromptResult:
+    return PromptResult("a", "text", plain, speculative, None)
+
+
+@pytest.mark.parametrize(
+    ("plain_margin", "speculative_margin", "is_tie"),
+    [(0.01, 0.02, True), (0.01, 3.0, False), (3.0, 0.01, False), (3.0, 3.0, False)],
+)
+def test_a_difference_is_a_tie_only_where_both_passes_were_undecided(plain_margin, speculative_margin, is_tie):
+    plain = Decoded((1, 2, 3), margins=(1.0, plain_margin, 1.0))
+    other = Decoded((1, 5, 3), (1,), (1.0, speculative_margin, 1.0))
+    losses = compare([result(plain, other)], 0.1)
+    assert (int(is_tie), int(not is_tie)) == (len(losses.ties), len(losses.errors))
+    (difference,) = losses.ties or losses.errors
+    assert (1, 2, 5) == (difference.position, difference.plain_token, difference.speculative_token)
+
+
+def test_an_answer_that_ends_early_is_never_a_tie():
+    plain = Decoded((1, 2, 3), margins=(1.0, 1e-9, 1e-9))
+    short = Decoded((1, 2), (0,), (1.0, 1e-9))
+    (error,) = compare([result(plain, short)], 0.1).errors
+    assert (2, 3, None) == (error.position, error.plain_token, error.speculative_token)
+    assert (1e-9, None) == (error.plain_margin, error.speculative_margin)
+
+
+def test_rounding_is_measured_where_both_passes_saw_the_same_tokens():
+    plain = Decoded((1, 2, 3, 4), margins=(1.0, 2.0, 0.1, 9.0))
+    other = Decoded((1, 2, 5, 4), (2,), (1.5, 2.1, 0.2, 3.0))
+    measured = rounding([result(plain, other)])
+    assert 2 == measured["tokens"]
+    assert [0.3, 0.5] == pytest.approx([measured["median"], measured["largest"]])
+    assert None is rounding([])["largest"]
