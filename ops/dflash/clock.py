@@ -36,3 +36,15 @@ class DecodeClock:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter()
+
+
+def start(clock: DecodeClock | None) -> None:
+    """Begin to measure, where there is a clock."""
+    if clock is not None:
+        clock.start()
+
+
+def lap(clock: DecodeClock | None, part: Part) -> None:
+    """Everything since the last call was this part, where there is a clock."""
+    if clock is not None:
+        clock.lap(part)

@@ -29,9 +29,9 @@ from dsl.op import Ref, op_of
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
+from ops.dflash.sampling import uniform_draws
 from ops.files import read_json, read_jsonl, write_jsonl
 from ops.load_target.model import Target
-from ops.regenerate_answers.decode import uniform_draws
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat

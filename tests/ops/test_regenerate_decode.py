@@ -10,8 +10,9 @@ import torch
 from family_checkpoints import FAMILIES, make_checkpoint
 from regenerate_cases import make_target
 
+from ops.dflash.sampling import choose, uniform_draws
 from ops.load_target.model import Target
-from ops.regenerate_answers.decode import Sampling, choose, generate, uniform_draws
+from ops.regenerate_answers.decode import Sampling, generate
 from ops.tokenize_chat.shards import TokenSample
 
 
@@ -66,7 +67,7 @@ def test_sampled_tokens_follow_the_softmax_at_the_temperature(temperature):
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0, -math.inf, 1.1])
     count = 20_000
     draws = torch.cat([uniform_draws(7, f"sample {index}", 0, 4) for index in range(count // 4)])
-    tokens = choose(logits.expand(count, -1), draws, Sampling(1, temperature))
+    tokens = choose(logits.expand(count, -1), draws, temperature)
     seen = torch.bincount(tokens, minlength=6) / count
     expected = torch.tensor([math.exp(value / temperature) for value in logits.tolist()])
     expected = expected / expected.sum()
@@ -77,8 +78,8 @@ def test_sampled_tokens_follow_the_softmax_at_the_temperature(temperature):
 def test_top_p_takes_only_the_likeliest_tokens_that_reach_it():
     probabilities = torch.tensor([0.1, 0.4, 0.2, 0.3])
     draws = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
-    tokens = choose(probabilities.log().expand(1000, -1), draws, Sampling(1, 1.0, top_p=0.6))
+    tokens = choose(probabilities.log().expand(1000, -1), draws, 1.0, top_p=0.6)
     counts = Counter(tokens.tolist())
     assert {1, 3} == set(counts)
     assert abs(counts[1] - 1000 * 4 / 7) <= 1
-    assert {1} == set(choose(probabilities.log().expand(1000, -1), draws, Sampling(1, 1.0, top_p=0.01)).tolist())
+    assert {1} == set(choose(probabilities.log().expand(1000, -1), draws, 1.0, top_p=0.01).tolist())

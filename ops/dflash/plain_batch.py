@@ -1,0 +1,59 @@
+"""The target's own answers to a batch of prompts, one token a step for all rows.
+
+B batch, T tokens so far, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ops.dflash.answers import Answers
+from ops.dflash.clock import DecodeClock, lap, start
+from ops.dflash.decode import Decoded
+from ops.dflash.prefill import prefill
+from ops.load_target.model import Target
+from ops.vision.batch import ModelInputs
+
+Choose = Callable[[Tensor, Tensor, int], Tensor]
+
+
+@torch.inference_mode()
+def answer(
+    target: Target, prompts: ModelInputs, most_tokens: int, choose: Choose, clock: DecodeClock | None = None
+) -> list[Decoded]:
+    """What the target answers to each prompt, with at most so many tokens, the EOS included.
+
+    choose(logits_BV, rows_B, step): the token of each row, int64 [B]; rows_B are the rows of `prompts` that are left.
+    """
+    start(clock)
+    begun = prefill(target, prompts)
+    cache, logits_BV, mask_BT = begun.cache, begun.logits_BV, begun.mask_BS
+    next_position_B = mask_BT.sum(-1) + begun.offset_B
+    lap(clock, "prefill")
+    answers = Answers.of(len(prompts), most_tokens, target.eos_token_ids)
+    rows_B = torch.arange(len(prompts), device=logits_BV.device)
+    for step in range(most_tokens):
+        tokens_B = choose(logits_BV, rows_B, step)
+        left = answers.add_one(tokens_B, logits_BV)
+        if not answers.open:
+            break
+        if left is not None:
+            cache.reorder_cache(left)
+            rows_B, tokens_B, mask_BT, next_position_B = (
+                tensor[left] for tensor in (rows_B, tokens_B, mask_BT, next_position_B)
+            )
+        mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(rows_B), 1)], dim=1)
+        lap(clock, "other")
+        logits_BV = target.model(
+            input_ids=tokens_B[:, None],
+            attention_mask=mask_BT,
+            position_ids=(next_position_B + step)[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+        lap(clock, "verify")
+    lap(clock, "other")
+    return answers.decoded()

@@ -1,0 +1,90 @@
+"""Keys and values of a batch whose rows grow by different numbers of tokens.
+
+A row's tokens lie side by side in the columns [start, end) of a buffer. What a forward pass adds is written behind a
+row's own end, and `end` moves over the tokens that are kept: nothing is cropped, since the next pass writes over what
+was refused.
+
+    B batch, T columns, W columns in use, K new columns, G key/value heads, D head size
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from attrs import define
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+
+@define(eq=False)
+class Rows:
+    """Which columns hold each row's tokens: [start_B, end_B), int64. longest: the last end, known to the host."""
+
+    start_B: Tensor
+    end_B: Tensor
+    longest: int
+
+    @property
+    def length_B(self) -> Tensor:
+        """Tokens of each row."""
+        return self.end_B - self.start_B
+
+    def next(self, count: int) -> Tensor:
+        """The columns of the next tokens, int64 [B, count]."""
+        return self.end_B[:, None] + torch.arange(count, device=self.end_B.device)
+
+    def advance(self, kept_B: Tensor) -> None:
+        """Of the tokens behind each end, these many are kept."""
+        self.end_B = self.end_B + kept_B
+        self.longest = int(self.end_B.max())
+
+    def select(self, places: Tensor) -> None:
+        """Go on with these rows alone."""
+        self.start_B, self.end_B = self.start_B[places], self.end_B[places]
+        self.longest = int(self.end_B.max())
+
+
+class RowLayer(DynamicLayer):
+    """One layer of a `RowCache`."""
+
+    def __init__(self, filled: DynamicLayer, room: int, rows: Rows) -> None:
+        super().__init__()
+        self.lazy_initialization(filled.keys, filled.values)
+        self.keys, self.values = with_room(filled.keys, room), with_room(filled.values, room)
+        self.rows = rows
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write behind each row's end, [B, G, K, D]; returns what is in use, [B, G, W, D]."""
+        count = key_states.shape[-2]
+        columns_BK, width = self.rows.next(count), self.rows.longest + count
+        write(self.keys, key_states, columns_BK)
+        write(self.values, value_states, columns_BK)
+        return self.keys[:, :, :width], self.values[:, :, :width]
+
+
+def row_cache(filled: Cache, room: int, rows: Rows) -> Cache:
+    """The cache of a prefill, with `room` more columns behind it."""
+    for index, layer in enumerate(filled.layers):
+        filled.layers[index] = RowLayer(layer, room, rows)  # one by one: the old layer's memory is free for the next
+    return filled
+
+
+def causal_mask(rows: Rows, count: int) -> Tensor:
+    """bool [B, 1, K, W]: which columns the next `count` tokens of each row see; each sees itself at least."""
+    column_W = torch.arange(rows.longest + count, device=rows.end_B.device)
+    from_start_B1W = column_W >= rows.start_B[:, None, None]
+    return (from_start_B1W & (column_W <= rows.next(count)[..., None]))[:, None]
+
+
+def with_room(tensor_BGTD: Tensor, room: int) -> Tensor:
+    """The same with `room` columns of zeros behind."""
+    return F.pad(tensor_BGTD, (0, 0, 0, room))
+
+
+def write(buffer_BGTD: Tensor, new_BGKD: Tensor, columns_BK: Tensor) -> None:
+    """Put new columns into each row, in place."""
+    row_B1 = torch.arange(len(columns_BK), device=columns_BK.device)[:, None]
+    buffer_BGTD[row_B1, :, columns_BK] = new_BGKD.transpose(1, 2)
