@@ -255,9 +255,7 @@ def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
         "image_token_id": family.image_token_id,
     }
     different = [
-        f"{name} {tokens[name]}, and the target's is {value}"
-        for name, value in wanted.items()
-        if tokens[name] != value
+        f"{name} {tokens[name]}, and the target's is {value}" for name, value in wanted.items() if tokens[name] != value
     ]
     if different:
         raise DataError(
