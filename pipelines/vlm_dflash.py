@@ -38,6 +38,8 @@ def pipeline() -> Pipeline:
             num_layers=3,
             num_anchors=16,
             lr=2e-3,
+            eval_every=50,
+            select="tau",
         ),
     )
     draft = p.node("export", ExportDraft(draft=trained, target=target))

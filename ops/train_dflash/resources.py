@@ -19,7 +19,7 @@ from ops.dflash.footprint import (
 )
 from ops.foreseen import DraftForeseen, TargetForeseen, TokensForeseen
 from ops.load_target.sizes import ITEM_SIZES
-from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 from ops.train_dflash.shape import foreseen_shape
 
 LONGEST = 3072  # tokens of a sample where nothing says how long they get
@@ -36,8 +36,15 @@ def train_dflash_resources(outlook: Outlook) -> Resources:
     shape = foreseen_shape(config, target.config, layers if online else getattr(features, "num_layers", layers))
     of_features = tokens if online else getattr(features, "tokens", None) or tokens
     ranks = launch.world_size - config.capture_ranks
-    training = training_memory(config, shape, ranks, launch.sp_degree, of_features, on_cpu=launch.device == "cpu")
+    dtype = config.capture_dtype if online else getattr(features, "dtype", config.dtype)
+    decoding = decoding_memory(config, shape, target, tokens, dtype) if config.measures_tau else {}
+    training = training_memory(
+        config, shape, ranks, launch.sp_degree, of_features, decoding, on_cpu=launch.device == "cpu"
+    )
     training["embedding and head"] = 2 * shape.vocab_size * shape.hidden_size * ITEM_SIZES[config.dtype]
+    if config.measures_tau:
+        training["draft that decodes"] = draft_parameters(shape) * ITEM_SIZES[config.dtype]
+        training["target"] = target.sizes.parameters * ITEM_SIZES[dtype]
     notes = []
     if online:
         capture = capture_memory(target, tokens, layers, config.capture_dtype, config.capture_batch_tokens)
@@ -52,12 +59,20 @@ def train_dflash_resources(outlook: Outlook) -> Resources:
 
 
 def training_memory(
-    config: TrainDflash, shape: DraftConfig, ranks: int, sp_degree: int, tokens: TokensForeseen | None, *, on_cpu: bool
+    config: TrainDflash,
+    shape: DraftConfig,
+    ranks: int,
+    sp_degree: int,
+    tokens: TokensForeseen | None,
+    decoding: dict[str, int],
+    *,
+    on_cpu: bool,
 ) -> dict[str, int]:
     """One rank's weights and what its passes keep.
 
     Over several ranks FSDP2 shards masters, moments and average; the weights of a step are gathered whole, and its
-    gradients are kept whole until they are reduced. The widest of a pass and of an update's scratch counts.
+    gradients are kept whole until they are reduced. The widest counts of a pass, of an update's scratch, and of
+    decoding for tau.
     """
     parameters, optimizer = draft_parameters(shape), 2 if config.optimizer == "adamw" else 1
     longest = tokens.longest if tokens is not None else LONGEST
@@ -84,7 +99,24 @@ def training_memory(
         "optimizer": parameters * MASTER * optimizer // ranks,
         "average": parameters * MASTER // ranks if config.ema_decay is not None else 0,
         "micro-batches that wait": waiting_bytes(work),
-        **larger(passes, {"scratch of an update": scratch}),
+        **larger(larger(passes, {"scratch of an update": scratch}), decoding),
+    }
+
+
+def decoding_memory(
+    config: TrainDflash, shape: DraftConfig, target: TargetForeseen, tokens: TokensForeseen | None, dtype: str
+) -> dict[str, int]:
+    """What a batch of prompts takes to measure tau, beside the weights of target and draft."""
+    sizes, size, own = target.sizes, ITEM_SIZES[dtype], ITEM_SIZES[config.dtype]
+    prompt = tokens.longest if tokens is not None else LONGEST
+    length = prompt + config.eval_new_tokens + shape.block_size
+    own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
+    features = len(shape.target_layer_ids) * shape.hidden_size
+    caches = length * (sizes.cache_per_token * size + own_cache * own) + 2 * sizes.state_per_sequence * size
+    together = PROMPTS_AT_ONCE
+    return {
+        "caches of prompts": together * caches,
+        "prefill of prompts": sizes.forward_bytes(together * prompt, size) + together * prompt * features * size,
     }
 
 
@@ -94,10 +126,13 @@ def larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
-    """Checkpoints hold masters, moments and average; the last so many, the best on val, and the one being written."""
+    """Checkpoints hold masters, moments and average; the last so many, the best, and the one being written."""
     parameters = draft_parameters(shape) * MASTER
     states = 1 + (2 if config.optimizer == "adamw" else 1) + (config.ema_decay is not None)
-    return {"draft": parameters, "checkpoints": (config.keep_checkpoints + 2) * states * parameters}
+    return {
+        "draft": parameters,
+        "checkpoints": (config.keep_checkpoints + 1 + (config.select != "last")) * states * parameters,
+    }
 
 
 def _instead(config: TrainDflash, target: TargetForeseen, tokens: TokensForeseen | None, layers: int, free: int) -> str:

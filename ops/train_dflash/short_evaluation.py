@@ -25,10 +25,9 @@ from ops.evaluate.statistics import acceptance_length
 from ops.load_target.model import Target, check_images_fit, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.train_dflash.inputs import Inputs
-from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 from ops.training import ranks
 
-BATCH = 8
 RESAMPLINGS = 2000
 
 # Gives the target for as long as nobody else may use it.
@@ -58,7 +57,7 @@ class ShortEvaluation:
         if not config.measures_tau:
             return None
         reader = TokenReader(stage.inputs["tokens"], "val")
-        chosen = first_of_each_category(reader, config.eval_prompts)
+        chosen = sorted(first_of_each_category(reader, config.eval_prompts), key=lambda sample: sample.prompt_tokens)
         if not chosen:
             if config.select == "tau":
                 raise DataError(
@@ -73,7 +72,7 @@ class ShortEvaluation:
             lend = _always(target)
         draft = DraftModel(inputs.draft).to(device, getattr(torch, config.dtype)).eval().requires_grad_(False)
         return cls(
-            batches=[chosen[start : start + BATCH] for start in range(0, len(chosen), BATCH)],
+            batches=[chosen[start : start + PROMPTS_AT_ONCE] for start in range(0, len(chosen), PROMPTS_AT_ONCE)],
             lend=lend,
             draft=draft,
             settings=DecodeSettings(max_new_tokens=config.eval_new_tokens),

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
 from ops.files import read_jsonl
-from ops.growth import StepsGrown, TokensGrown
+from ops.growth import Kind, StepsGrown, TokensGrown
 from ops.train_dflash.op import TrainDflash
 
 STEPS = 8
 
 
 def train_dflash_smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
-    """A few steps with a checkpoint between them; measured at the end alone."""
+    """A few steps with a checkpoint between them; measured at the end alone, where the full run measures too."""
     return {
         "max_steps": min(config.max_steps or STEPS, STEPS),
         "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
-        "eval_every": None,
+        "eval_every": None if config.eval_every is None else STEPS,
     }
 
 
@@ -38,10 +39,21 @@ def train_dflash_work(trial: Trial) -> Work | None:
 
 
 def _measuring(trial: Trial, steps: float) -> float:
-    """How many times longer the val split takes to be measured, over all the times that it is."""
-    given = trial.foreseen["features"] or trial.foreseen["tokens"]
-    every = trial.config.eval_every
+    """How many times longer the val split takes to be measured, over all the times that it is.
+
+    That of its loss, which grows with the split, or of tau, which stops at `eval_prompts`: the larger of the two.
+    """
+    config, tokens = trial.config, trial.foreseen["tokens"]
+    given = trial.foreseen["features"] or tokens
     if not isinstance(given, TokensGrown):
         return 1.0
-    times = 1 if every is None else 1 + (steps - 1) // every
-    return times * given.tokens.amount("tokens", ("val",)).growth
+    times = 1 if config.eval_every is None else 1 + (steps - 1) // config.eval_every
+    growth = given.tokens.amount("tokens", ("val",)).growth
+    if config.measures_tau and isinstance(tokens, TokensGrown):
+        small = _prompts(tokens.samples.trial, config.eval_prompts)
+        growth = max(growth, _prompts(tokens.samples.full, config.eval_prompts) / max(small, 1))
+    return times * growth
+
+
+def _prompts(samples: Mapping[Kind, float], limit: int) -> float:
+    return sum(min(count, limit) for (_, split), count in samples.items() if split == "val")
