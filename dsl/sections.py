@@ -47,7 +47,8 @@ a { color: var(--link); }
 
 @frozen
 class Table:
-    """Rows of cells under the names of the columns; a number stands on the right, None as a dash.
+    """Rows of cells under the names of the columns; a number stands on the right, None as a dash. Two columns
+    without names, "", hold names and values, which a report of several runs puts into one table.
 
     Raises ConfigError for a row of another length.
     """

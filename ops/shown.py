@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -12,21 +13,24 @@ from typing import Any
 
 from dsl.sections import Account, Cell, Section, Series, Table
 from ops.files import read_json, read_jsonl
+from ops.tally import NOT_TAKEN
 
 DROPPED_SHOWN = 20
 ROWS_READ = 50_000  # of samples.jsonl: a report must not take minutes
 BINS = 16
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def account_sections(folder: Path) -> list[Section]:
-    """What a data op kept and dropped, and the first of those that it dropped."""
+    """What a data op kept and dropped, and the first of those that it dropped for a fault of theirs."""
     summary = read_json(folder / "summary.json")
     account = Account(came_in=summary["in"], kept=summary["splits"], dropped=summary["dropped"])
     sections = [Section("samples", account)]
     with (folder / "dropped.csv").open(encoding="utf-8", newline="") as file:
-        header, *rows = islice(csv.reader(file), DROPPED_SHOWN + 1)
+        header, *at_fault = (row for row in csv.reader(file) if len(row) > 1 and row[1] != NOT_TAKEN)
+    rows = at_fault[:DROPPED_SHOWN]
     if rows:
-        total = sum(summary["dropped"].values())
+        total = len(at_fault)
         note = f"the first {len(rows)} of {total}; all are in dropped.csv" if total > len(rows) else ""
         sections.append(Section("dropped samples", Table(header, rows), note))
     return sections
@@ -39,7 +43,9 @@ def facts(values: Mapping[str, Any], names: Sequence[str] = ()) -> Table:
 
 
 def shown_value(value: Any) -> Cell:
-    """A value of a JSON file as a cell: numbers and texts as they are."""
+    """A value of a JSON file as a cell: numbers and texts as they are, digests by their beginning."""
+    if isinstance(value, str) and DIGEST.fullmatch(value):
+        return value[:12]
     if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -43,7 +43,7 @@ def drawn(chart: Chart, looks: Sequence[Look] = ()) -> Markup:
         return element("p", "no value was measured", class_="faint")
     if chart.kind == "lines":
         shown = _lines(chart, looks)
-    elif _is_named(chart):
+    elif is_named(chart):
         shown = _named_bars(chart, looks)
     else:
         shown = _numbered_bars(chart, looks)
@@ -65,6 +65,11 @@ def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look
             looks.append(Look(len(looks)) if is_bar else Look(run, place))
     is_log = all(chart.log_y for _, _, chart in charts)
     return Chart(series, first.x_label, first.y_label, first.kind, is_log), looks
+
+
+def is_named(chart: Chart) -> bool:
+    """Whether its bars stand at names, not at numbers."""
+    return any(isinstance(x, str) for series in chart.series for x in series.x)
 
 
 def _lines(chart: Chart, looks: Sequence[Look]) -> Markup:
@@ -280,10 +285,6 @@ def _all_y(series: Series) -> Iterable[float]:
 
 def _numbers(series: Series) -> Sequence[float]:
     return cast(Sequence[float], series.x)
-
-
-def _is_named(chart: Chart) -> bool:
-    return any(isinstance(x, str) for series in chart.series for x in series.x)
 
 
 def _can_stand(value: float, scale: Scale) -> bool:

@@ -34,13 +34,13 @@ class Embedded:
         except OSError as error:
             return _note(f"{alt}: {path} cannot be read ({error.strerror})")
         data = base64.b64encode(content).decode("ascii")
-        return void("img", src=f"data:{kind};base64,{data}", alt=alt, loading="lazy")
+        return void("img", src=f"data:{kind};base64,{data}", alt=alt)
 
     def page(self, text: str, height: int, title: str, folder: Path) -> Markup:
         """In a frame of its own, where no script runs; that nothing is loaded holds there too."""
         if not self._takes(len(text.encode(errors="replace")), PAGE_MOST):
             return _note(f"{title}: {shown_size(len(text))}, too large to be shown here; it lies in {folder}")
-        return element("iframe", srcdoc=text, sandbox="", title=title, style=f"height: {height}px", loading="lazy")
+        return element("iframe", srcdoc=text, sandbox="", title=title, style=f"height: {height}px")
 
     def _takes(self, size: int, most: int) -> bool:
         if size > most or self.used + size > TOTAL_MOST:

@@ -42,11 +42,12 @@ def void(name: str, **attributes: object) -> Markup:
     return Markup(f"<{name}{_attributes(attributes)}/>")
 
 
-def table(columns: Sequence[object], rows: Iterable[Sequence[object]], class_: str = "") -> Markup:
-    """A table that scrolls inside where it is wide; numbers stand on the right."""
-    head = element("tr", *(element("th", column, scope="col") for column in columns))
-    body = [element("tr", *map(_cell, row)) for row in rows]
-    shown = element("table", element("thead", head), element("tbody", *body), class_=class_ or None)
+def table(columns: Sequence[object], rows: Iterable[Sequence[object]], class_: str | None = None) -> Markup:
+    """A table that scrolls inside where it is wide; its numbers stand on the right, if its columns have names."""
+    head = element("thead", element("tr", *(element("th", column, scope="col") for column in columns)))
+    body = element("tbody", *(element("tr", *map(_cell, row)) for row in rows))
+    is_named = any(columns)
+    shown = element("table", head if is_named else "", body, class_=class_ if is_named else "facts")
     return element("div", shown, class_="scroll", tabindex="0")
 
 

@@ -20,7 +20,7 @@ def overview(runs: Sequence[RunFacts]) -> Markup:
     facts = [_facts(run) for run in runs]
     rows = [[name, *(of_run[name] for of_run in facts)] for name in facts[0]]
     notices = [element("li", each, class_="notice") for run in runs for each in _notices(run, len(runs) > 1)]
-    shown = table(["run", *map(run_name, runs)], rows, class_="facts")
+    shown = table(["run", *map(run_name, runs)] if len(runs) > 1 else ("", ""), rows)
     return joined([shown, element("ul", *notices) if notices else ""])
 
 

@@ -59,7 +59,7 @@ def problem_of(own: Account, handed: Sequence[Account]) -> str:
 
 def _table(rows: Sequence[Checked]) -> Markup:
     splits = list(dict.fromkeys(split for row in rows for split in row.account.kept))
-    columns = ["node", "reads", "samples in", "dropped", "for", "kept", *splits, "adds up"]
+    columns = ["node", "in", "dropped", "kept", *splits, "adds up", "splits read", "dropped for"]
     return table(columns, [_row(row, splits) for row in rows])
 
 
@@ -70,11 +70,11 @@ def _row(row: Checked, splits: Sequence[str]) -> list[object]:
     problem = element("span", row.problem, class_="mark bad") if row.problem else "yes"
     return [
         row.node,
-        ", ".join(account.splits) or "all",
         account.came_in,
         sum(account.dropped.values()),
-        reasons or None,
         sum(account.kept.values()),
         *(account.kept.get(split) for split in splits),
         problem,
+        ", ".join(account.splits) or "all",
+        reasons or None,
     ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 from attrs import frozen
 
-from dsl.sections import Account, Chart, Html, Picture, Section, Table
+from dsl.sections import Account, Body, Chart, Html, Picture, Section, Table
 from executor.report.artifacts import Asked, Shown, shown_by_ops
-from executor.report.chart import drawn, together
+from executor.report.chart import drawn, is_named, together
+from executor.report.compared import compared
 from executor.report.embedded import Embedded
 from executor.report.facts import NodeFacts, RunFacts
 from executor.report.markup import Markup, element, html, joined, paragraph, table
@@ -53,7 +55,7 @@ def node_sections(runs: Sequence[RunFacts], shown: Mapping[tuple[int, str], Show
         there = [(run, run.nodes[node_id]) for run in runs if node_id in run.nodes]
         parts = [*_of_op(there, shown, embedded), *_figures(there, embedded)]
         if parts:
-            blocks.append(joined([element("h3", node_id), *parts]))
+            blocks.append(joined([element("h3", node_id), element("div", *parts, class_="parts")]))
     return joined(blocks)
 
 
@@ -66,7 +68,7 @@ def _of_op(
         one = shown.get((run.place, node.id), Shown())
         if one.failed:
             sentence = f"What the op {node.op} shows of its artifact is missing here: {one.failed}"
-            parts.append(paragraph(element("span", sentence, class_="mark bad")))
+            parts.append(paragraph(element("span", sentence, class_="mark bad"), class_="full"))
         for section in one.sections:
             if not isinstance(section.body, Account):
                 pieces.setdefault(section.title, []).append(Piece(run, node, section))
@@ -83,18 +85,37 @@ def _distinct(there: Sequence[tuple[RunFacts, NodeFacts]]) -> list[tuple[RunFact
 
 
 def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:
-    """All runs' sections of that title."""
-    charts = [piece.section.body for piece in pieces]
-    notes = [paragraph(note, class_="faint") for note in dict.fromkeys(piece.section.note for piece in pieces) if note]
-    if len(charts) > 1 and all(isinstance(chart, Chart) and chart.kind == charts[0].kind for chart in charts):  # type: ignore[union-attr]
-        several = [(piece.run.label, piece.run.place, piece.section.body) for piece in pieces]
-        body = drawn(*together(several))  # type: ignore[arg-type]
-        return element("div", element("h4", title), body, *notes, class_="part")
-    cells = []
-    for piece in pieces:
-        name = "" if is_one else paragraph(run_name(piece.run))
-        cells.append(element("div", name, _body(piece, embedded)))
-    return element("div", element("h4", title), element("div", *cells, class_="wide-grid"), *notes, class_="part")
+    """All runs' sections of that title: in one chart or table where they are alike, else beside each other."""
+    head, notes = element("h4", title), _notes(pieces, is_one)
+    runs = [piece.run for piece in pieces]
+    charts = [body for piece in pieces if isinstance(body := piece.section.body, Chart)]
+    if len(charts) == len(pieces) and len({(chart.kind, is_named(chart)) for chart in charts}) == 1:
+        several = [(run.label, run.place, chart) for run, chart in zip(runs, charts, strict=True)]
+        return element("div", head, drawn(*together(several)) if len(several) > 1 else drawn(charts[0]), *notes)
+    facts = [dict(map(tuple, body.rows)) for piece in pieces if is_facts(body := piece.section.body)]
+    if len(facts) == len(pieces) > 1:
+        return element("div", head, compared(runs, facts, ""), *notes)
+    names = [Markup("") if is_one else paragraph(run_name(run)) for run in runs]
+    cells = [element("div", name, _body(piece, embedded)) for name, piece in zip(names, pieces, strict=True)]
+    is_wide = len(cells) > 1 or isinstance(pieces[0].section.body, Html)
+    grid = element("div", *cells, class_="wide-grid")
+    return element("div", head, grid, *notes, class_="full" if is_wide else None)
+
+
+def _notes(pieces: Sequence[Piece], is_one: bool) -> list[Markup]:
+    """Each note once; where runs have other ones, with the run."""
+    noted = [piece for piece in pieces if piece.section.note]
+    is_same = is_one or len({piece.section.note for piece in pieces}) == 1
+    shown = noted[:1] if is_same else noted
+    return [
+        paragraph("" if is_same else joined([run_name(piece.run), " "]), piece.section.note, class_="faint")
+        for piece in shown
+    ]
+
+
+def is_facts(body: Body) -> TypeGuard[Table]:
+    """Whether a table is one of names and values."""
+    return isinstance(body, Table) and list(body.columns) == ["", ""]
 
 
 def _body(piece: Piece, embedded: Embedded) -> Markup:
@@ -120,4 +141,4 @@ def _figures(there: Sequence[tuple[RunFacts, NodeFacts]], embedded: Embedded) ->
         for run, node in _distinct(there)
         for name, path in node.figures.items()
     ]
-    return [element("div", *cells, class_="grid")] if cells else []
+    return [element("div", *cells, class_="grid full")] if cells else []

@@ -2,62 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from executor.report.compared import compared, differ, shown
 from executor.report.facts import NodeFacts, RunFacts
-from executor.report.markup import Markup, details, element, joined, paragraph, table
-from executor.report.overview import run_name
-
-ABSENT = object()
+from executor.report.markup import Markup, details, element, joined, paragraph
 
 
 def configs(runs: Sequence[RunFacts]) -> Markup:
-    """Each node's values, folded away; those that differ between runs come first and are marked."""
+    """Each node's values, folded away; how many differ stands outside."""
     blocks = []
     for node_id in dict.fromkeys(node_id for run in runs for node_id in run.nodes):
         values = [_config(run.nodes.get(node_id)) for run in runs]
-        rows, differing = _rows(runs, values)
+        names = dict.fromkeys(name for of_run in values for name in of_run)
+        differing = sum(differ([shown(of_run.get(name)) for of_run in values]) for name in names)
         op = next(run.nodes[node_id].op for run in runs if node_id in run.nodes)
         head = joined([element("b", node_id), f" {op}", f", {differing} differ" if differing else ""])
-        blocks.append(details(head, table(["value", *_heads(runs)], rows)))
+        blocks.append(details(head, compared(runs, values, "value")))
     return joined(blocks)
 
 
 def environment(runs: Sequence[RunFacts]) -> Markup:
     """Versions of libraries and how the nodes were launched, as the manifests of the artifacts record them."""
-    libraries = [_libraries(run) for run in runs]
-    rows, _ = _rows(runs, libraries)
-    if not rows:
+    libraries = compared(runs, [_libraries(run) for run in runs], "library")
+    launched = [{node.id: _launch(node) for node in run.nodes.values() if node.manifest is not None} for run in runs]
+    devices = compared(runs, launched, "node")
+    if not devices:
         return paragraph("No artifact is there that tells of versions and devices.", class_="faint")
-    launched = [
-        [node.id, *(_launch(run.nodes.get(node.id)) for run in runs)]
-        for node in {node.id: node for run in runs for node in run.nodes.values()}.values()
-    ]
-    return joined(
-        [
-            table(["library", *_heads(runs)], rows),
-            details("devices and processes", table(["node", *_heads(runs)], launched)),
-        ]
-    )
-
-
-def _heads(runs: Sequence[RunFacts]) -> list[object]:
-    return [run_name(run) for run in runs] if len(runs) > 1 else [""]
-
-
-def _rows(runs: Sequence[RunFacts], values: Sequence[Mapping[str, Any]]) -> tuple[list[list[object]], int]:
-    """A row for each name, those with different values first, and how many those are."""
-    names = dict.fromkeys(name for of_run in values for name in of_run)
-    differing: list[list[object]] = []
-    alike: list[list[object]] = []
-    for name in names:
-        cells = [_shown(of_run.get(name, ABSENT)) for of_run in values]
-        is_other = len(set(cells)) > 1
-        shown = [element("b", cell, class_="change") if is_other else cell for cell in cells]
-        (differing if is_other else alike).append([name, *shown])
-    return differing + alike, len(differing)
+    return joined([libraries, details("devices and processes", devices)])
 
 
 def _config(node: NodeFacts | None) -> Mapping[str, Any]:
@@ -75,14 +48,6 @@ def _libraries(run: RunFacts) -> dict[str, str]:
     return {name: ", ".join(dict.fromkeys(versions)) for name, versions in sorted(found.items())}
 
 
-def _launch(node: NodeFacts | None) -> str | None:
-    launch = (node.manifest or {}).get("launch", {}) if node is not None else {}
-    return ", ".join(f"{name} {_shown(value)}" for name, value in launch.items()) or None
-
-
-def _shown(value: Any) -> str | None:
-    if value is ABSENT or value is None:
-        return None
-    if isinstance(value, dict) and value.keys() == {"ref"}:
-        return f"@{value['ref']}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _launch(node: NodeFacts) -> str:
+    launch = (node.manifest or {}).get("launch", {})
+    return ", ".join(f"{name} {shown(value)}" for name, value in launch.items())

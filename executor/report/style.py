@@ -31,10 +31,13 @@ td.number { text-align: right; }
 .figures td, td.number { white-space: nowrap; }
 .beside { display: flex; flex-wrap: wrap; gap: 8px 24px; align-items: flex-start; }
 .beside > * { min-width: 0; } .beside > .graph + .scroll, .beside > .grid { flex: 1 1 500px; }
+.facts td.number { text-align: left; } .facts td:first-child { color: var(--faint); }
 pre { overflow-x: auto; background: var(--panel); padding: 10px; border-radius: 6px; font-size: 12.5px; }
 details { margin: 4px 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(330px, 100%), 1fr)); gap: 8px 20px; }
 .wide-grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); gap: 8px 24px; }
+.parts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: 4px 28px; }
+.parts > * { min-width: 0; } .parts > .full { grid-column: 1 / -1; }
 .grid > *, .wide-grid > * { min-width: 0; }
 figure { margin: 0; }
 figcaption { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 12.5px; color: var(--faint); }

@@ -24,7 +24,6 @@ def train_dflash_sections(folder: Path) -> Sequence[Section]:
         Section("samples", train_account(training)),
         Section("training", facts(training, SHOWN), note),
         Section("measured in the end", facts(measured)),
-        Section("recipe", facts(training["recipe"])),
     ]
 
 
