@@ -1,0 +1,130 @@
+"""`dflow diagnose`: the usual causes of a low tau, measured on what a run made.
+
+The computation is a process of its own (ops/diagnose/run.py), because this one must not load torch.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError, did_you_mean
+from dsl.graph import Graph
+from dsl.graph_json import graph_to_json
+from executor.jsonlines import read_json, read_lines, write_json
+from executor.launch import stage_environment
+from executor.machine import threads_of
+from executor.points import NodeEvents
+from executor.record import Record
+from executor.store import Store
+from ops.diagnose.chain import drafts_of, last_drafts_of, training_of
+
+ENTRY = "ops.diagnose.run"
+NOW = "dflow: now: "  # what ops/diagnose/run.py begins a line with that says what it does next
+LOG_LINES = 20
+RESULT = "diagnosis.json"
+
+Result = Mapping[str, Any]
+
+
+def diagnose(
+    store: Store, record: Record, node_id: str | None, prompts: int, tell: Callable[[str], None]
+) -> Iterator[Result]:
+    """What ops/diagnose/run.py says of each draft of a run, or of that of the named node, one after the other.
+
+    tell: called with what is measured next. Raises PipelineError where there is no such node, StoreError where its
+    draft is not in the store, and DataError where it cannot be measured.
+    """
+    graph = record.graph()
+    nodes = _chosen(graph, record.run, node_id)
+    made = {name: state.digest for name, state in record.state.nodes.items() if state.digest is not None}
+    artifacts = {name: [str(store.object_path(digest)), digest] for name, digest in made.items() if store.has(digest)}
+    missing = [name for name in nodes if name not in artifacts]
+    if missing:
+        raise StoreError(
+            f"run {record.run}: the store holds no draft of {' and '.join(missing)}; make it: dflow resume {record.run}"
+        )
+    for name in nodes:
+        request = {
+            "graph": graph_to_json(graph),
+            "node": name,
+            "artifacts": artifacts,
+            "prompts": prompts,
+            "loss": loss_curve(store, record, training_of(graph, name)),
+            "again": f"dflow resume {record.run} --from {name}",
+        }
+        yield _measured(request, threads_of(graph.nodes[name].launch), tell)
+
+
+def keep(record: Record, results: Sequence[Result]) -> None:
+    """In the run's record: {"drafts": [what was said of each, ...]}."""
+    write_json(record.folder / RESULT, {"drafts": [dict(result) for result in results]})
+
+
+def _chosen(graph: Graph, run: str, node_id: str | None) -> list[str]:
+    drafts = drafts_of(graph)
+    if node_id in drafts:
+        return [str(node_id)]
+    if node_id is not None:
+        hint = did_you_mean(node_id, drafts) or f"nodes that make one: {', '.join(drafts) or 'none'}"
+        raise PipelineError([Mistake(f'"{node_id}" makes no draft in run {run}', hint=hint)])
+    if not drafts:
+        raise PipelineError([Mistake(f"run {run} of {graph.name} makes no draft: there is nothing to diagnose")])
+    return last_drafts_of(graph)
+
+
+def loss_curve(store: Store, record: Record, node_id: str | None) -> list[tuple[int, float]]:
+    """[step, train/loss] of a node, from the run that made its artifact; nothing where that is gone."""
+    state = None if node_id is None else record.state.nodes.get(node_id)
+    if state is None:
+        return []
+    if state.cache == "hit" and state.source_run is not None:
+        folder = store.records / state.source_run
+        if not folder.is_dir():
+            return []
+        record = Record.load(folder)
+        node_id = next((name for name, other in record.state.nodes.items() if other.key == state.key), node_id)
+    events = NodeEvents()
+    for event in read_lines(record.events_path):
+        if event["node"] == node_id:
+            events.add(event)
+    return [(point.step, point.metrics["train/loss"]) for point in events.points if "train/loss" in point.metrics]
+
+
+def _measured(request: Mapping[str, Any], threads: int, tell: Callable[[str], None]) -> Result:
+    """What the process wrote. Raises DataError where it refused, DflowError where it broke down."""
+    with tempfile.TemporaryDirectory(prefix="dflow-diagnose-") as folder:
+        asked, answer = Path(folder) / "request.json", Path(folder) / "result.json"
+        write_json(asked, request)
+        code, tail = _run([sys.executable, "-m", ENTRY, str(asked), str(answer)], threads, tell)
+        said: Result | None = read_json(answer)
+    if said is None:
+        raise DflowError("\n  ".join([f"{request['node']}: the diagnosis ended with exit code {code}:", *tail]))
+    if "error" in said:
+        raise DataError(f"{request['node']}: {said['error']}")
+    return said
+
+
+def _run(command: Sequence[str], threads: int, tell: Callable[[str], None]) -> tuple[int, Sequence[str]]:
+    """The exit code, and the last lines that say nothing of what is done next."""
+    tail: deque[str] = deque(maxlen=LOG_LINES)
+    with subprocess.Popen(
+        command,
+        env=stage_environment(threads),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            if line.startswith(NOW):
+                tell(line.removeprefix(NOW).strip())
+            else:
+                tail.append(line.rstrip())
+    return process.returncode, tail

@@ -1,0 +1,53 @@
+"""What `dflow diagnose` prints of a draft: tau, a line for each check, and a verdict."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+BEHIND_STATE = 7  # columns of a state and the gap behind it
+
+
+def diagnosis_text(result: Mapping[str, Any]) -> str:
+    """result: the JSON values that ops/diagnose/run.py lays down."""
+    tau = result["tau"]
+    head = (
+        f"{result['node']}: tau {tau['exported']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}] on {result['prompts']} "
+        f"prompts of {result['split']}, in {result['dtype']} on the {result['device']}"
+    )
+    if tau["mended"] != tau["exported"]:
+        head += f"; {tau['mended']:.2f} with what it is fed put right"
+    return "\n".join([head, *map(_folded, map(_line, result["findings"])), _verdict(result)])
+
+
+def _line(finding: Mapping[str, Any]) -> str:
+    """What to do is told of causes alone."""
+    state = {True: "CAUSE", False: "ok"}[finding["is_cause"]] if finding["is_measured"] else "--"
+    parts = [f"{state:5}  {finding['name']}: {finding['measured']}"]
+    if finding["normal"]:
+        parts.append(f"normal: {finding['normal']}")
+    if finding["is_cause"]:
+        parts.append(f"do: {finding['advice']}")
+    return " | ".join(parts)
+
+
+def _folded(line: str) -> str:
+    """On a terminal folded to its width, the rest of the line behind the state."""
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent=" " * BEHIND_STATE)
+
+
+def _verdict(result: Mapping[str, Any]) -> str:
+    causes = [
+        finding["name"] + ("" if finding["gain"] is None else f" (tau +{finding['gain']:.2f})")
+        for finding in result["findings"]
+        if finding["is_cause"]
+    ]
+    if causes:
+        return f"causes of a low tau, the weightiest first: {', '.join(causes)}"
+    left = [str(finding["name"]) for finding in result["findings"] if not finding["is_measured"]]
+    return "none of the usual causes of a low tau" + (f"; not measured: {', '.join(left)}" if left else "")

@@ -1,0 +1,136 @@
+"""A draft on some prompts, decoded under several settings; every setting once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import asdict, define, evolve, field, frozen
+from torch import Tensor
+
+from ops.dflash.config import DraftConfig
+from ops.dflash.decode import Decoded
+from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.dflash.model import DraftModel
+from ops.dflash.use import DraftUse
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader, TokenSample
+
+RESAMPLINGS = 2000
+# A gain counts from here on. Several settings are tried, so one that is no better must not win by chance.
+LEAST_GAIN = 0.05
+CHANCE = 0.5  # percent
+EXPORTED, TRAINED = "those of the export", "those of the training"
+
+
+@frozen
+class Setting:
+    """The draft's shape and how it is fed. block_offset: as in DraftUse. weights: EXPORTED or TRAINED."""
+
+    config: DraftConfig
+    block_offset: int = 0
+    weights: str = EXPORTED
+
+    @property
+    def use(self) -> DraftUse:
+        return evolve(DraftUse.of(self.config), block_offset=self.block_offset)
+
+    def evolved(self, **fields: Any) -> Setting:
+        """The same with other fields of its config."""
+        return evolve(self, config=evolve(self.config, **fields))
+
+
+@define
+class Bench:
+    """weights: the state dicts to choose from. tell: called with what is done next."""
+
+    target: Target
+    weights: Mapping[str, Mapping[str, Tensor]]
+    settings: DecodeSettings
+    tell: Callable[[str], None]
+    _decoded: list[tuple[Setting, Sequence[TokenSample], list[Decoded]]] = field(factory=list)
+    _built: list[tuple[Setting, DraftModel]] = field(factory=list)
+
+    def decode(self, setting: Setting, prompts: Sequence[TokenSample], what: str) -> list[Decoded]:
+        for known, of, answers in self._decoded:
+            if known == setting and of is prompts:
+                return answers
+        self.tell(f"decoding {len(prompts)} prompts, {what}")
+        answers = decode_speculative_batch(self.target, self.draft(setting), prompts, self.settings, setting.use)
+        self._decoded.append((setting, prompts, answers))
+        return answers
+
+    def draft(self, setting: Setting) -> DraftModel:
+        """One model serves all settings that differ only in what DraftUse says."""
+        shape = _shape(setting.config)
+        for known, model in self._built:
+            if known.weights == setting.weights and _shape(known.config) == shape:
+                return model
+        model = DraftModel(setting.config)
+        model.load_state_dict(dict(self.weights[setting.weights]), strict=True)
+        model = model.to(self.target.device, self.target.embed_weight.dtype).eval().requires_grad_(False)
+        self._built.append((setting, model))
+        return model
+
+
+def _shape(config: DraftConfig) -> dict[str, Any]:
+    fed = ("target_layer_ids", "mask_token_id")
+    return {name: value for name, value in asdict(config).items() if name not in fed}
+
+
+def tau_of(answers: Sequence[Decoded]) -> float:
+    """Generated tokens over verification steps; nan without a step."""
+    steps = sum(answer.steps for answer in answers)
+    return sum(answer.generated for answer in answers) / steps if steps else float("nan")
+
+
+def interval(answers: Sequence[Decoded]) -> tuple[float, float]:
+    """95 % bootstrap interval of tau over the prompts."""
+    low, high = np.percentile(_resampled(answers, seed=0), [2.5, 97.5])
+    return float(low), float(high)
+
+
+@frozen
+class Gain:
+    """tau of some answers minus that of others. counts: it is large enough; is_certain: and not by chance."""
+
+    value: float
+    counts: bool
+    is_certain: bool
+
+
+def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
+    """Of the same prompts: both are resampled together."""
+    return _gain(after, before, _resampled(after, seed=0) - _resampled(before, seed=0))
+
+
+def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
+    """Of different prompts."""
+    return _gain(after, before, _resampled(after, seed=0) - _resampled(before, seed=1))
+
+
+def _gain(after: Sequence[Decoded], before: Sequence[Decoded], differences: np.ndarray) -> Gain:
+    value = tau_of(after) - tau_of(before)
+    counts = value >= LEAST_GAIN * tau_of(before)
+    return Gain(value, counts, counts and float(np.percentile(differences, CHANCE)) > 0)
+
+
+def _resampled(answers: Sequence[Decoded], seed: int) -> np.ndarray:
+    generated = np.array([answer.generated for answer in answers], dtype=np.float64)
+    steps = np.array([answer.steps for answer in answers], dtype=np.float64)
+    draws = np.random.default_rng(seed).integers(0, len(answers), size=(RESAMPLINGS, len(answers)))
+    return generated[draws].sum(1) / steps[draws].sum(1).clip(min=1)
+
+
+def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:
+    """So many samples at most, of every category alike as far as there are, spread evenly over each."""
+    places: dict[str, list[int]] = {}
+    for index, record in enumerate(reader.records):
+        places.setdefault(record["category"], []).append(index)
+    chosen: list[int] = []
+    for done, group in enumerate(sorted(places.values(), key=len)):
+        share = (count - len(chosen)) // (len(places) - done)
+        taken = min(len(group), share)
+        chosen += [group[number * len(group) // taken] for number in range(taken)]
+    return [reader.sample(index) for index in sorted(chosen)]

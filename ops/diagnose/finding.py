@@ -1,0 +1,44 @@
+"""What a diagnosis says: one finding for each usual cause of a low tau."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from attrs import asdict, frozen
+
+
+@frozen(kw_only=True)
+class Finding:
+    """One line: what was measured, what is normal and why, and of a cause what to do about it.
+
+    is_cause: it lowers tau, or keeps it low. gain: by how much tau rises where it is put right, as measured; None where
+    only another training could tell. is_measured: False where something is missing, which `measured` then says.
+    """
+
+    name: str
+    measured: str
+    normal: str
+    advice: str = ""
+    is_cause: bool = False
+    gain: float | None = None
+    is_measured: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def unmeasured(name: str, why: str) -> Finding:
+    """Where a check could not be made; why: what is missing."""
+    return Finding(name=name, measured=why, normal="", is_measured=False)
+
+
+def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Causes first, by how much tau they explain, those that cannot be told in tau behind them; what was not measured
+    last.
+    """
+    return sorted(findings, key=_rank)
+
+
+def _rank(finding: Finding) -> tuple[bool, bool, float]:
+    return not finding.is_cause, not finding.is_measured, -(finding.gain or 0.0) if finding.is_cause else 0.0

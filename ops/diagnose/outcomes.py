@@ -1,0 +1,95 @@
+"""What tau says by itself: of which prompts it is low, whether they are new ones, and whether anything was learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ops.dflash.decode import Decoded
+from ops.diagnose.bench import paired_gain, tau_of, unpaired_gain
+from ops.diagnose.finding import Finding, unmeasured
+from ops.tokenize_chat.shards import TokenSample
+
+CATEGORY_RATIO = 2.0
+GAP_RATIO = 1.5
+OF_EXPECTED = 0.6
+
+
+def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded]) -> Finding:
+    groups: dict[str, list[Decoded]] = {}
+    for prompt, answer in zip(prompts, answers, strict=True):
+        groups.setdefault(prompt.category, []).append(answer)
+    by_tau = sorted(groups, key=lambda name: tau_of(groups[name]))
+    told = ", ".join(f"{name} {tau_of(groups[name]):.2f} ({len(groups[name])} prompts)" for name in by_tau)
+    if len(groups) < 2:
+        return Finding(name="categories", measured=f"tau {told}", normal="there is one category only")
+    lowest, highest = groups[by_tau[0]], groups[by_tau[-1]]
+    gain = unpaired_gain(highest, lowest)
+    return Finding(
+        name="categories",
+        measured=f"tau {told}",
+        normal=f"within a factor of {CATEGORY_RATIO:g} of each other; what one draft reaches on easy and on hard text "
+        "differs by less",
+        advice=f'train on more samples of "{by_tau[0]}", with answers of the target\'s own',
+        is_cause=gain.is_certain and tau_of(highest) > CATEGORY_RATIO * tau_of(lowest),
+        gain=tau_of(highest) - tau_of(answers),
+    )
+
+
+def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
+    """seen: of prompts of the training; training: training.json, for what it measured of its val split."""
+    told = f"tau {tau_of(seen):.2f} on prompts of the training, {tau_of(held_out):.2f} on held-out ones"
+    accuracies = [
+        f"{metrics[f'{split}/accuracy']:.0%} {name}"
+        for split, name, metrics in (
+            ("train", "in training", training.get("final_metrics")),
+            ("val", "on val", training.get("val_metrics")),
+        )
+        if metrics
+    ]
+    if accuracies:
+        told += f"; slots right: {', '.join(accuracies)}"
+    gain = unpaired_gain(seen, held_out)
+    return Finding(
+        name="held-out gap",
+        measured=told,
+        normal=f"tau on the training's own prompts is at most {GAP_RATIO:g} times as high; more is learnt by heart",
+        advice="train on more, and more varied, samples like those that are to be served, for fewer epochs",
+        is_cause=gain.is_certain and tau_of(seen) > GAP_RATIO * tau_of(held_out),
+        gain=gain.value,
+    )
+
+
+def decoding_finding(seen: Sequence[Decoded], training: Mapping[str, Any], *, is_own: bool) -> Finding:
+    """What training measured of its slots against real decoding of the same prompts. is_own: the answers are."""
+    name, metrics = "training against decoding", training.get("final_metrics")
+    if not metrics:
+        return unmeasured(name, "the training's record is gone")
+    expected, real = metrics["train/expected_tau"], tau_of(seen)
+    told = (
+        f"accuracy {metrics['train/accuracy']:.0%} in training, which promises tau {expected:.2f}; decoding its "
+        f"prompts gives {real:.2f}"
+    )
+    normal = f"at least {OF_EXPECTED:g} of what is promised, since training counts a slot as right by itself"
+    if not is_own:
+        return Finding(name=name, measured=f"{told}; but the answers are not the target's own", normal=normal)
+    return Finding(
+        name=name,
+        measured=told,
+        normal=normal,
+        advice="decoding feeds the draft otherwise than training did, in a way not measured here; report it with this",
+        is_cause=real - 1 < OF_EXPECTED * (expected - 1),
+        gain=expected - real,
+    )
+
+
+def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> Finding:
+    """Against a draft of random weights, on the same prompts."""
+    return Finding(
+        name="anything learnt",
+        measured=f"tau {tau_of(answers):.2f} against {tau_of(untrained):.2f} of random weights",
+        normal="clearly above random weights, whose proposals are almost never accepted",
+        advice="nothing was learnt that decoding can use: put the other causes right; without any, look at train/loss, "
+        "raise lr, and train on more steps",
+        is_cause=not paired_gain(answers, untrained).is_certain,
+    )

@@ -1,0 +1,143 @@
+"""Measure the usual causes of a low tau: a process of its own, as
+
+    python -m ops.diagnose.run REQUEST RESULT
+
+REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "loss": [[step, train/loss], ...], "again":
+the command that writes the draft again}. RESULT gets what `diagnose` describes, or {"error"}. Before each measurement a
+line is printed that says what it is, behind NOW.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsl.errors import DataError, DflowError
+from dsl.graph_json import graph_from_json
+from ops.artifacts import TokenShards
+from ops.dflash.config import from_serving
+from ops.dflash.decode import Decoded
+from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.dflash.load import random_draft
+from ops.diagnose.answers import own_finding
+from ops.diagnose.bench import Bench, Setting, interval, spread_samples, tau_of
+from ops.diagnose.chain import Chain
+from ops.diagnose.curve import curve_finding
+from ops.diagnose.features import features_finding
+from ops.diagnose.feeding import mend
+from ops.diagnose.finding import Finding, sorted_findings, unmeasured
+from ops.diagnose.masks import mask_findings
+from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
+from ops.diagnose.trained import target_finding, trained_of
+from ops.files import read_json, write_json
+from ops.load_target.model import Target, check_images_fit, check_tokens_fit
+from ops.tokenize_chat.shards import TokenReader, TokenSample
+
+NOW = "dflow: now: "
+LEARNT = "train"  # the split that a draft is trained on
+
+
+def main(arguments: Sequence[str]) -> int:
+    request_file, result_file = map(Path, arguments)
+    request = read_json(request_file)
+    try:
+        made = {name: (Path(place), digest) for name, (place, digest) in request["artifacts"].items()}
+        chain = Chain.of(graph_from_json(request["graph"]), made, request["node"])
+        result = diagnose(chain, request["prompts"], request["loss"], request["again"], _tell)
+    except DflowError as error:
+        result = {"error": str(error)}
+    write_json(result_file, result)
+    return 0
+
+
+def _tell(what: str) -> None:
+    print(f"{NOW}{what}", flush=True)
+
+
+def diagnose(
+    chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """{"node", "split", "prompts", "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"},
+    "findings": [the fields of Finding, ...]}: causes first. "mended": with all put right that can be without training.
+
+    prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where the draft cannot
+    be loaded, or the split holds no prompt.
+    """
+    device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
+    tell("loading the target")
+    target = Target.load(chain.target, device, getattr(torch, chain.dtype))
+    held_out = _samples(chain.judged, chain.split, target, prompts)
+    if not held_out:
+        raise DataError(f'{chain.node}: the split "{chain.split}" holds no prompts to decode')
+    exported = Setting(from_serving(read_json(chain.draft.path / "config.json")))
+    trained, weights = trained_of(chain.draft, chain.training, chain.target)
+    bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), tell)
+    as_exported = bench.decode(exported, held_out, "as exported")
+    if not any(answer.steps for answer in as_exported):
+        raise DataError(f"{chain.node}: every answer is one token long, which takes no draft")
+    mended = mend(bench, exported, trained, held_out, again)
+    answers = bench.decode(mended.setting, held_out, "put right")
+    tell("decoding with random weights")
+    untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
+    by_chance = decode_speculative_batch(target, untrained, held_out, bench.settings)
+    findings = [
+        *mended.findings,
+        target_finding(chain.draft, chain.training, chain.target),
+        random_finding(answers, by_chance),
+        category_finding(held_out, answers),
+        *_against_training(chain, bench, mended.setting, answers, prompts),
+        *mask_findings(chain.learnt, chain.target, exported.config.mask_token_id, exported.config.block_size),
+        curve_finding(curve),
+    ]
+    low, high = interval(as_exported)
+    return {
+        "node": chain.node,
+        "split": chain.split,
+        "prompts": len(held_out),
+        "dtype": chain.dtype,
+        "device": device,
+        "max_new_tokens": chain.max_new_tokens,
+        "tau": {"exported": tau_of(as_exported), "low": low, "high": high, "mended": tau_of(answers)},
+        "findings": [finding.to_json() for finding in sorted_findings(findings)],
+    }
+
+
+def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> list[TokenSample]:
+    """Raises DataError where the target cannot read these tokens."""
+    reader = TokenReader(tokens, split)
+    check_tokens_fit(reader.info, target.info)
+    check_images_fit(reader, target.family)
+    return spread_samples(reader, count)
+
+
+def _against_training(
+    chain: Chain, bench: Bench, setting: Setting, held_out: Sequence[Decoded], prompts: int
+) -> list[Finding]:
+    """What takes the samples that the draft was trained on, and their features."""
+    bench.tell("recomputing features")
+    features = features_finding(bench.target, chain.features, chain.learnt, is_online=chain.is_online)
+    samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
+    if not samples:
+        why = "the store has not kept the samples of the training"
+        return [
+            features,
+            *(unmeasured(name, why) for name in ("own answers", "held-out gap", "training against decoding")),
+        ]
+    training = {} if chain.training is None else read_json(chain.training.path / "training.json")
+    seen = bench.decode(setting, samples, "of the training")
+    bench.tell("the target's own choices along the answers of the training")
+    own = own_finding(bench.target, samples)
+    return [
+        features,
+        own,
+        gap_finding(seen, held_out, training),
+        decoding_finding(seen, training, is_own=not own.is_cause),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""`dflow diagnose` on a draft that knows the answers by heart: it names the cause that was put in, that one alone, and
+none where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from diagnose_cases import AGAIN, BLOCK, LAYER, causes, diagnosed, finding, make_chain, with_config, with_weights
+from lively_target import make_lively
+
+from ops.artifacts import TargetModel
+from ops.dflash.model import DraftModel
+from ops.diagnose.chain import Chain
+from ops.diagnose.trained import trained_of
+
+
+@pytest.fixture(scope="module")
+def target(target, tmp_path_factory) -> TargetModel:
+    """A target whose greedy answers have no rule: a draft can know them from the features alone."""
+    return make_lively(target, tmp_path_factory.mktemp("lively") / "target")
+
+
+@pytest.fixture(scope="module")
+def chain(target, tokens, tmp_path_factory) -> Chain:
+    return make_chain(tmp_path_factory.mktemp("diagnose") / "healthy", target, tokens)
+
+
+@pytest.fixture(scope="module")
+def healthy(chain) -> Mapping[str, Any]:
+    return diagnosed(chain)
+
+
+@pytest.fixture(scope="module")
+def displaced(target, tokens, tmp_path_factory) -> Chain:
+    """A draft whose training placed every block one position behind where decoding places it."""
+    forward_blocks = DraftModel.forward_blocks
+
+    def late(model, anchors_NM, mask_M, positions_N, *others, **options):
+        return forward_blocks(model, anchors_NM, mask_M, positions_N + 1, *others, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftModel, "forward_blocks", late)
+        return make_chain(tmp_path_factory.mktemp("diagnose") / "displaced", target, tokens)
+
+
+def test_no_cause_is_named_of_a_healthy_draft(healthy):
+    assert [] == causes(healthy)
+    assert healthy["tau"]["exported"] > BLOCK / 2
+    assert healthy["tau"]["mended"] == healthy["tau"]["exported"]
+    assert [] == [each["name"] for each in healthy["findings"] if not each["is_measured"]]
+
+
+def test_layer_ids_off_by_one_are_named_and_nothing_else(chain, healthy, tmp_path):
+    spoilt = with_config(chain, tmp_path / "spoilt", dflash_config={"target_layer_ids": [LAYER + 1]})
+    result = diagnosed(spoilt)
+    assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
+    assert ["layer ids"] == causes(result)
+    named = finding(result, "layer ids")
+    assert f"with [{LAYER + 1}]" in named["measured"] and f"with [{LAYER}], as trained" in named["measured"]
+    assert AGAIN in named["advice"]
+    assert named["gain"] == pytest.approx(healthy["tau"]["exported"] - result["tau"]["exported"])
+
+
+def test_layer_ids_off_by_one_are_named_even_where_no_record_of_the_training_is_left(chain, healthy, tmp_path):
+    spoilt = with_config(
+        chain, tmp_path / "spoilt", dflash_config={"target_layer_ids": [LAYER + 1]}, dflow={"trained": 0}
+    )
+    result = diagnosed(evolve(spoilt, training=None, features=None, learnt=None))
+    assert ["layer ids"] == causes(result)
+    assert f"with [{LAYER}], one lower" in finding(result, "layer ids")["measured"]
+    unmeasured = {each["name"] for each in result["findings"] if not each["is_measured"]}
+    assert {"features", "own answers", "held-out gap", "training against decoding", "loss mask"} <= unmeasured
+
+
+def test_another_mask_token_is_named_and_nothing_else(chain, healthy, tmp_path):
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500}))
+    assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
+    assert ["mask token"] == causes(result)
+    assert result["tau"]["mended"] == healthy["tau"]["exported"]
+
+
+def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displaced, healthy):
+    result = diagnosed(displaced)
+    assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
+    assert ["positions"] == causes(result)
+    assert "one later" in finding(result, "positions")["measured"]
+
+
+def test_two_mistakes_at_once_are_both_named_the_weightier_first(chain, healthy, tmp_path):
+    wrong = {"target_layer_ids": [LAYER + 1], "mask_token_id": 500}
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config=wrong))
+    assert {"layer ids", "mask token"} == set(causes(result))
+    gains = [finding(result, name)["gain"] for name in causes(result)]
+    assert gains == sorted(gains, reverse=True)
+    assert result["tau"]["mended"] == healthy["tau"]["exported"]
+
+
+def test_another_rope_theta_than_in_training_is_named(chain, tmp_path):
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", rope_theta=1e6))
+    assert ["config"] == causes(result)
+    assert "rope_theta 1000000.0" in finding(result, "config")["measured"]
+
+
+def test_weights_that_are_not_those_of_the_training_are_named(chain, tmp_path):
+    result = diagnosed(
+        with_weights(chain, tmp_path / "spoilt", lambda weight: weight + 0.3 * torch.randn(weight.shape))
+    )
+    assert ["weights"] == causes(result)
+
+
+def test_weights_that_the_export_only_rounded_are_those_of_the_training(chain, tmp_path):
+    rounded = with_weights(chain, tmp_path / "rounded", lambda weight: weight.bfloat16())
+    trained, _ = trained_of(rounded.draft, chain.training, chain.target)
+    assert () == trained.differing_tensors
