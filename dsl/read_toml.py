@@ -23,30 +23,35 @@ from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
 from dsl.told_once import told_once
 from dsl.values import interpolate
-from dsl.variants import Sweep
-from dsl.wiring import absolute_path, wiring_mistakes
+from dsl.variants import Sweep, sort_of
+from dsl.wiring import Absent, absolute_path, wiring_mistakes
 from dsl.written import WrittenNode, add_checked_node, written_nodes
 
 TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 
 
-def read_graph(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Graph:
+def read_graph(
+    file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), absent: Absent | None = None
+) -> Graph:
     """Read and compile. Raises PipelineError with all mistakes of both, in the order of the file."""
-    return compiled(read_pipeline(file, overrides, sweeps))
+    return compiled(read_pipeline(file, overrides, sweeps, absent))
 
 
-def read_pipeline(file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = ()) -> Pipeline:
+def read_pipeline(
+    file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), absent: Absent | None = None
+) -> Pipeline:
     """The pipeline of a `*.toml`, or of a `*.py` with `pipeline() -> Pipeline`, with `node.field=value` overrides.
 
     What is returned compiles. Raises PipelineError with all mistakes, in the order of the file, overrides last.
+    absent: where given, takes up the files and folders that are not there, which are no mistakes then.
     """
     if not is_there(file, Path.is_file):
         raise PipelineError([Mistake(f"there is no pipeline file {file}")])
     swept = [Sweep(text) for text in sweeps]
     if file.suffix == ".toml":
-        return _read_toml(file, overrides, swept)
+        return _read_toml(file, overrides, swept, absent)
     if file.suffix == ".py":
-        return _read_python(file, overrides, swept)
+        return _read_python(file, overrides, swept, absent)
     raise PipelineError([Mistake(f"{file} is no pipeline file: its name ends neither in .toml nor in .py")])
 
 
@@ -57,7 +62,7 @@ def op_files_of(file: Path) -> tuple[Path, ...]:
     return _op_files(document, {"pipeline": head}, absolute_path(file.parent, Path.cwd()), [])
 
 
-def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep]) -> Pipeline:
+def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent: Absent | None) -> Pipeline:
     document = read_document(file)
     mistakes = _top_level_mistakes(document, file)
     tables = {name: written_table(name, document.table(name), Places(document, (name,))) for name in TABLE_NAMES}
@@ -77,11 +82,15 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep]) -> Pip
     mistakes += [*wrong, *unknown_owners(overrides, nodes), *interpolate(nodes, tables)]
     pipeline, wrong = pipeline_of(tables, root, op_files)
     mistakes += wrong
+    pipeline.sort_by, wrong = sort_of(document)
+    mistakes += wrong
     for node in nodes.values():
         mistakes += add_checked_node(pipeline, node)
-    mistakes += wiring_mistakes(nodes, root, pipeline.machine)
+    mistakes += wiring_mistakes(nodes, root, pipeline.machine, absent)
     if mistakes:
         raise PipelineError(_in_order(told_once(mistakes, nodes), document))
+    if absent:
+        absent |= {node_id: told_once(lacking, nodes) for node_id, lacking in absent.items()}
     return pipeline
 
 
@@ -188,7 +197,7 @@ class _NodeReader:
         return None
 
 
-def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep]) -> Pipeline:
+def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep], absent: Absent | None) -> Pipeline:
     pipeline = _run_python(file)
     if not pipeline.root_given:
         pipeline.root = absolute_path(file.parent, Path.cwd())
@@ -205,7 +214,7 @@ def _read_python(file: Path, overrides: Sequence[str], sweeps: Sequence[Sweep]) 
         pipeline = apply_overrides(pipeline, overrides, sweeps)
     except PipelineError as error:
         mistakes += error.mistakes
-    mistakes += wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine)
+    mistakes += wiring_mistakes(written_nodes(pipeline), pipeline.root, pipeline.machine, absent)
     if mistakes:
         raise PipelineError(_in_order(mistakes, None))
     return pipeline

@@ -20,15 +20,26 @@ from dsl.written import WrittenNode
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_OF_CYCLE = 12  # nodes of a cycle that are shown
+Absent = dict[str, list[Mistake]]  # what is to be said of files and folders that are not there, by node
 
 
-def wiring_mistakes(nodes: Mapping[str, WrittenNode], root: Path, machine: Machine) -> list[Mistake]:
-    """All mistakes between the nodes, also where some nodes are known in part. Paths are relative to root."""
+def wiring_mistakes(
+    nodes: Mapping[str, WrittenNode], root: Path, machine: Machine, absent: Absent | None = None
+) -> list[Mistake]:
+    """All mistakes between the nodes, also where some nodes are known in part. Paths are relative to root.
+
+    absent: where given, takes up the files and folders that are not there, which are no mistakes then.
+    """
     mistakes: list[Mistake] = []
     for node in nodes.values():
         if node.op is not None:
             mistakes += _edge_mistakes(node, node.op, nodes)
-            mistakes += _external_mistakes(node, node.op, root)
+            not_there = list(_absent_paths(node, node.op, root))
+            if absent is None:
+                mistakes += not_there
+            elif not_there:
+                absent[node.id] = not_there
+            mistakes += _empty_paths(node, node.op)
             mistakes += _pin_mistakes(node, node.op, root)
             mistakes += _launch_mistakes(node, node.op)
             mistakes += _machine_mistakes(node, machine)
@@ -95,26 +106,29 @@ def _who_gives(wanted: type, nodes: Mapping[str, WrittenNode]) -> str:
     return f"{wanted.__name__}: {shortened(', '.join(givers))}" if givers else f"no node gives {wanted.__name__}"
 
 
-def _external_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
-    for field in op.fields.values():
-        if not field.external:
+def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
+    for field, value in _external_values(node, op):
+        path = external_path(value, node.places.folder(field.name) or root)
+        if not value or path is None or is_there(path) or _may_be_model_id(str(value), field, path):
             continue
-        given = node.values.get(field.name)
-        for value in given if isinstance(given, (tuple, list)) else (given,):
-            yield from _path_mistakes(node, field, value, root)
-
-
-def _path_mistakes(node: WrittenNode, field: ConfigField, value: object, root: Path) -> Iterator[Mistake]:
-    path = external_path(value, node.places.folder(field.name) or root)
-    if path is None:
-        return
-    if not value:
-        yield node.mistake(field.name, "expected a path, got an empty string")
-    elif not is_there(path) and not _may_be_model_id(str(value), field, path):
         hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
         if not hint and not node.is_argument(field.name):
             hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
         yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
+
+
+def _empty_paths(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
+    for field, value in _external_values(node, op):
+        if value == "":
+            yield node.mistake(field.name, "expected a path, got an empty string")
+
+
+def _external_values(node: WrittenNode, op: OpSpec) -> Iterator[tuple[ConfigField, object]]:
+    """Of a list each member."""
+    for field in op.fields.values():
+        if field.external:
+            given = node.values.get(field.name)
+            yield from ((field, value) for value in (given if isinstance(given, (tuple, list)) else (given,)))
 
 
 def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:

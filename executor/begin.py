@@ -43,16 +43,29 @@ class Session:
 
 
 def make_planner(
-    store: Store, graph: Graph, pinned: Mapping[str, str] | None = None, forced: Iterable[str] = ()
+    store: Store,
+    graph: Graph,
+    pinned: Mapping[str, str] | None = None,
+    forced: Iterable[str] = (),
+    absent: Collection[str] = (),
 ) -> Planner:
     """A planner for the graph as it stands now; code and data of pinned nodes are not looked at.
+
+    absent: nodes whose data is not there; their keys cannot be known.
 
     Raises DataError where an external input cannot be read.
     """
     pinned = pinned or {}
-    parts = graph_parts(graph, Sources.now(store.external_memo), without=pinned)
-    previous = PreviousNodes(store, graph.name)
-    return Planner(graph=graph, parts=parts, store=store, previous=previous, pinned=pinned, forced=frozenset(forced))
+    parts = graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *absent})
+    return Planner(
+        graph=graph,
+        parts=parts,
+        store=store,
+        previous=PreviousNodes(store, graph.name),
+        pinned=pinned,
+        forced=frozenset(forced),
+        absent=frozenset(absent),
+    )
 
 
 def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:

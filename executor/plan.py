@@ -64,6 +64,7 @@ class Planner:
 
     pinned: nodes whose artifact is taken as it is, whatever their key would be now (digest by node id).
     forced: nodes that run whatever the store holds.
+    absent: nodes whose data is not there, so that they have no parts.
     """
 
     graph: Graph
@@ -72,6 +73,7 @@ class Planner:
     previous: PreviousView
     pinned: Mapping[str, str] = {}
     forced: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
 
     def plan(self) -> dict[str, Decision]:
         """The decision for every node before anything has run. Raises StoreError where a pinned artifact is gone."""
@@ -88,6 +90,8 @@ class Planner:
         node = self.graph.nodes[node_id]
         if node_id in self.pinned:
             return self._pinned(node_id)
+        if node_id in self.absent:
+            return Decision("miss", "its data is not there")
         unknown = [parent for parent in node.parents if parent not in digests]
         if unknown:
             return self._below(node, digests, unknown)

@@ -14,6 +14,7 @@ from pathlib import Path
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
+from dsl.wiring import Absent
 from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
 from executor.exits import OK
@@ -39,9 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     if options.picture is not None and options.picture.suffix not in PICTURES:
         raise DflowError(f"{options.picture}: a picture's name ends in {', '.join(PICTURES)}")
-    graph = read_graph(options.file, options.set, options.sweep)
+    absent: Absent = {}
+    graph = read_graph(options.file, options.set, options.sweep, absent)
     store = Store.open(store_path(options.store, options.file), write=False)
-    states = {node_id: WORDS[decision.cache] for node_id, decision in make_planner(store, graph).plan().items()}
+    decisions = make_planner(store, graph, absent=absent).plan()
+    states = {node_id: WORDS[decision.cache] for node_id, decision in decisions.items()}
     if options.picture is not None:
         importlib.import_module("executor.graph_picture").save_picture(graph, states, options.picture)
     if options.json:

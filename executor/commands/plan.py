@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
+from dsl.wiring import Absent
 from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
 from executor.exits import OK
@@ -31,10 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
+    absent: Absent = {}
+    graph = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
     store = Store.open(store_path(options.store, options.file), write=False)
-    decisions = make_planner(store, graph).plan()
-    missing = [str(each) for each in unmet(graph, decisions)]
+    decisions = make_planner(store, graph, absent=absent).plan()
+    not_there = [mistake for mistakes in absent.values() for mistake in mistakes]
+    missing = list(dict.fromkeys(str(each) for each in [*not_there, *unmet(graph, decisions)]))
     require_others(decisions, options.only)
     rows = [
         row
@@ -43,10 +46,11 @@ def main(options: argparse.Namespace) -> int:
     ]
     made = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
     free_disk = free_bytes(store.path)
-    needs = graph_resources(graph, made, free_disk)
+    told = graph_resources(graph, made, free_disk)
+    needs = {node_id: need for node_id, need in told.items() if node_id not in absent}
     if options.json:
-        told = {node_id: resources_row(need) for node_id, need in needs.items()}
-        whole = {"pipeline": graph.name, "nodes": rows, "resources": told, "free_disk": free_disk, "unmet": missing}
+        sizes = {node_id: resources_row(need) for node_id, need in needs.items()}
+        whole = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk, "unmet": missing}
         print_lines(json.dumps(whole, indent=1))
     else:
         print_plan(rows, missing)
