@@ -132,11 +132,10 @@ def page(shown: Sequence[Shown], total: int) -> str:
     )
     title = f"{total} prompts" if len(shown) == total else f"{len(shown)} of {total} prompts (all: prompts.jsonl)"
     radios = "\n".join(
-        f'<input type="radio" name="order" id="{name}"{" checked" if name == "file" else ""}>'
-        f'<label for="{name}">{text}</label>'
+        f'<label><input type="radio" name="order" id="{name}"{" checked" if name == "file" else ""}>{text}</label>'
         for name, text in ORDERS
     )
-    orders = "\n".join(f"#{name}:checked ~ .prompts article {{ order: var(--{name}); }}" for name, _ in ORDERS)
+    orders = "\n".join(f"body:has(#{name}:checked) article {{ order: var(--{name}); }}" for name, _ in ORDERS)
     return PAGE.format(style=STYLE, orders=orders, title=title, radios=radios, articles=articles)
 
 
@@ -213,11 +212,11 @@ def _texts(processor: Processor, groups: Iterable[Sequence[int]]) -> Iterator[st
 def _article(shown: Shown, places: dict[str, int]) -> str:
     colour, verdict = VERDICTS[shown.verdict]
     tau = "no step" if shown.tau is None else f"tau {shown.tau:.2f}"
-    facts = f"{escape(shown.category)}, {tau}, {shown.answer.steps} steps, {len(shown.answer.tokens)} tokens"
+    facts = f"{visible(shown.category)}, {tau}, {shown.answer.steps} steps, {len(shown.answer.tokens)} tokens"
     pictures = "".join(f'<img alt="" src="{escape(address)}">' for address in shown.pictures)
     style = "; ".join(f"--{name}: {place}" for name, place in places.items())
     return (
-        f'<article style="{style}"><div class="head"><h2>{escape(shown.id)}</h2>'
+        f'<article style="{style}"><div class="head"><h2>{visible(shown.id)}</h2>'
         f'<span class="verdict {colour}">{verdict}</span></div><div class="facts">{facts}</div>{pictures}'
         f'<details><summary>prompt</summary><div class="text">{visible(shown.prompt)}</div></details>'
         f'<div class="text">{"".join(_run(*run) for run in shown.runs)}</div></article>'
