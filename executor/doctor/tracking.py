@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import re
 import sqlite3
@@ -32,9 +33,15 @@ def tracking_findings(store: Path, uri: str | None) -> Iterator[Finding]:
 
 
 def _server(uri: str) -> Finding:
-    shown = _without_password(uri)
+    """Asked as MLflow would: a name and a password in the address are sent as basic authentication."""
+    parts = urlsplit(uri)
+    user, _, place = parts.netloc.rpartition("@")
+    shown = parts._replace(netloc=place).geturl()
+    asked = urllib.request.Request(f"{shown.rstrip('/')}/health")
+    if user:
+        asked.add_header("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
     try:
-        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=ANSWER_S):
+        with urllib.request.urlopen(asked, timeout=ANSWER_S):
             return Finding("MLflow", "ok", f"{shown} answers")
     except urllib.error.HTTPError as error:
         return Finding("MLflow", "warning", f"{shown}/health answers with {error.code} {error.reason}", AWAY)
@@ -75,8 +82,3 @@ def _revisions() -> tuple[set[str], set[str]]:
             for is_before, revision in REVISION.findall(file.read_text("utf-8")):
                 (before if is_before else known).add(revision)
     return known, known - before
-
-
-def _without_password(uri: str) -> str:
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,0 +1,256 @@
+"""`dflow init`: what it sees in a user's data, and a file that compiles as it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+from format_cases import (
+    as_struct,
+    data_url,
+    llava,
+    openai,
+    own,
+    write_arrow,
+    write_images,
+    write_json,
+    write_parquet,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft7Validator
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from dsl.errors import PipelineError
+from dsl.read_toml import read_graph
+from executor.cli import main
+from executor.commands import init
+from ops.own_data.lengths import PixelRules
+from ops.own_data.text import PLACEHOLDER
+
+TEXT = {
+    "model_type": "qwen3",
+    "vocab_size": 400,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "torch_dtype": "float32",
+}
+VISION = {"patch_size": 16, "spatial_merge_size": 2, "depth": 2, "hidden_size": 32, "intermediate_size": 48}
+VISION |= {"out_hidden_size": 32, "num_position_embeddings": 64, "num_heads": 2}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DFLOW_STORE", raising=False)
+    return tmp_path
+
+
+def checkpoint(folder: Path, sees: bool) -> str:
+    """What init reads of a checkpoint: no weights, and a tokenizer of one token a word."""
+    folder.mkdir()
+    config = {"model_type": "qwen3_vl", "text_config": TEXT, "vision_config": VISION} if sees else TEXT
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if sees:
+        limits = {"size": {"shortest_edge": 4096, "longest_edge": 16_777_216}}
+        (folder / "preprocessor_config.json").write_text(json.dumps(limits))
+    return str(folder)
+
+
+def chat(path: Path, count: int, answer: str | None = "one two three four", image: str | None = None) -> Path:
+    with path.open("w") as file:
+        for place in range(count):
+            turns = [{"role": "user", "content": f"Count to {place}"}]
+            turns += [] if answer is None else [{"role": "assistant", "content": answer}]
+            row = {"messages": turns} if image is None else {"messages": turns, "image": image}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def nodes(path: Path) -> dict[str, Any]:
+    """The nodes of a file that compiles, and that the schema beside it takes."""
+    read_graph(path, [], [])
+    values = tomli.loads(path.read_text())
+    schema = json.loads((path.parent / "dflow.schema.json").read_text())
+    assert [] == [error.message for error in Draft7Validator(schema).iter_errors(values)]
+    assert path.read_text().startswith("#:schema ./dflow.schema.json\n")
+    found: dict[str, Any] = values["node"]
+    return found
+
+
+def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat(project / "chat.jsonl", 200, answer=" ".join(["word"] * 295))
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    said = capsys.readouterr().out
+    assert "data: 200 samples (json), 0 with images, 200 text only" in said
+    assert "tokens of a sample: median 308, 95 % 308, longest 308 (by the target's tokenizer; of 200 samples)" in said
+    assert "tokens of an answer: median 300, 95 % 300, longest 300" in said
+    assert "features: stored; 61,600 tokens x 645 bytes (5 layers of 32, 4 bytes each) = 40 MB" in said
+    assert ("chat.jsonl", 61_600) == (made["ingest"]["source"], made["tokenize"]["expected_tokens"])
+    assert (640, 256, 896) == (
+        made["regenerate"]["max_new_tokens"],
+        made["regenerate"]["max_prompt_tokens"],
+        made["tokenize"]["max_length"],
+    )
+    assert "max_pixels" not in made["tokenize"] and "require_answers" not in made["ingest"]
+    assert (16, 32) == (made["train"]["block_size"], made["tokenize"]["min_loss_tokens"])
+
+
+def test_without_a_target_lengths_are_estimated_and_only_the_checkpoint_is_left_to_fill_in(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / "chat.jsonl", 30)
+    assert 0 == main(["init", "chat.jsonl", "-o", "mine.toml"])
+    assert "estimated at 4 bytes a token" in capsys.readouterr().out
+    with pytest.raises(PipelineError) as caught:
+        read_graph(Path("mine.toml"), [], [])
+    (mistake,) = map(str, caught.value.mistakes)
+    assert "node.target.checkpoint: there is no file or folder" in mistake and PLACEHOLDER in mistake
+
+
+def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
+    chat(project / "chat.jsonl", 30, answer=None)
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert (False, 512) == (made["ingest"]["require_answers"], made["regenerate"]["max_new_tokens"])
+
+
+def test_large_images_get_a_limit_and_broken_ones_are_counted(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (2048, 2048)).save(project / "large.png")
+    (project / "broken.png").write_bytes(b"<html>404</html>")
+    rows = [
+        {"messages": [{"role": "user", "content": "?"}], "image": name}
+        for name in ("large.png", "broken.png", "no.png")
+    ]
+    (project / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows * 5))
+    assert 0 == main(["init", "data.jsonl", "--target", checkpoint(project / "target", sees=True)])
+    said = capsys.readouterr().out
+    assert "dropped: 5 image missing, such as 3: no.png" in said
+    assert "images: 5 of 10 looked at can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
+    assert "images: 5 image undecodable, such as 2: 16 bytes" in said
+    made = nodes(project / "pipeline.toml")
+    assert [1_048_576] * 2 == [made[node]["max_pixels"] for node in ("regenerate", "tokenize")]
+    assert 1280 + 256 == made["regenerate"]["max_prompt_tokens"]  # 1,024 for the image, and a quarter more
+
+
+@pytest.mark.parametrize(
+    ("form", "write"),
+    [
+        ("json", lambda folder: write_json(folder, own)),
+        ("json", lambda folder: write_json(folder, llava, array=True)),
+        ("json", lambda folder: write_json(folder, openai(data_url))),
+        ("parquet", lambda folder: write_parquet(folder, as_struct)),
+        ("arrow", lambda folder: write_arrow(folder, as_struct)),
+    ],
+)
+def test_the_same_samples_are_seen_in_every_format(
+    project: Path, capsys: pytest.CaptureFixture[str], form: str, write: Callable[[Path], Path]
+) -> None:
+    write_images(project)
+    source = write(project)
+    assert 0 == main(["init", str(source), "--target", checkpoint(project / "target", sees=True)])
+    said = capsys.readouterr().out
+    assert f"data: 10 samples ({form}), 8 with images, 2 text only" in said
+    assert "images: 10 of 10 looked at can be decoded, 40 x 36 to 96 x 36 pixels" in said
+    made = nodes(project / "pipeline.toml")
+    assert "in-place" == made["inject"]["image_policy"]
+    assert source == project / made["ingest"]["source"] and not Path(made["ingest"]["source"]).is_absolute()
+
+
+def test_images_by_class_get_a_question(project: Path) -> None:
+    for name in ("cat", "dog"):
+        (project / "photos" / name).mkdir(parents=True)
+        for place in range(12):
+            Image.new("RGB", (64, 48)).save(project / "photos" / name / f"{place}.png")
+    assert 0 == main(["init", "photos", "--target", checkpoint(project / "target", sees=True)])
+    made = nodes(project / "pipeline.toml")
+    assert ("What is in the image?", 8) == (made["ingest"]["question"], made["train"]["block_size"])
+
+
+def test_features_that_the_disk_does_not_hold_are_captured_while_training(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / "chat.jsonl", 100)
+    monkeypatch.setattr(init, "free_bytes", lambda _folder: 1000)
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert ("online", "@tokenize") == (made["train"]["capture"], made["shard"]["tokens"])
+    assert "capture" not in made and "features: captured while training" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("empty", ["holds neither JSON nor Parquet", "it is empty"]),
+        ("papers", ["holds neither JSON nor Parquet", "seen there: 2 .pdf, 1 no suffix"]),
+        ("flat", ["seen there: 3 .png", "images by class lie in a folder for each class"]),
+        ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "conversations"']),
+        ("nothing.jsonl", ["nothing.jsonl: holds no samples"]),
+        ("missing.jsonl", ["none of its 2 samples can be used", "2 image missing, such as 1: no.png", "--image-root"]),
+        ("nowhere", ["nowhere: no such file or folder"]),
+    ],
+)
+def test_data_that_cannot_be_used_is_told_with_all_that_is_wrong(
+    project: Path, capsys: pytest.CaptureFixture[str], source: str, told: list[str]
+) -> None:
+    (project / "empty").mkdir()
+    (project / "papers").mkdir()
+    for name in ("a.pdf", "b.PDF", "c"):
+        (project / "papers" / name).write_bytes(b"%PDF")
+    (project / "flat").mkdir()
+    for place in range(3):
+        Image.new("RGB", (8, 8)).save(project / "flat" / f"{place}.png")
+    (project / "broken.jsonl").write_text('{"messages": []}\n{"messages": \n{"conversations": 3}\n')
+    (project / "nothing.jsonl").write_text("\n")
+    chat(project / "missing.jsonl", 2, image="no.png")
+    assert 1 == main(["init", source])
+    said = capsys.readouterr().err
+    assert [] == [part for part in told if part not in said], said
+    assert [] == [*project.glob("*.toml")]
+
+
+def test_data_target_and_file_are_refused_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (64, 64)).save(project / "a.png")
+    chat(project / "data.jsonl", 3, image="a.png")
+    (project / "pipeline.toml").write_text("mine")
+    target = checkpoint(project / "target", sees=False)
+    assert 1 == main(["init", "data.jsonl", "--target", target])
+    said = capsys.readouterr().err
+    assert "pipeline.toml is there already" in said and "the target (qwen3) sees none" in said
+    assert "mine" == (project / "pipeline.toml").read_text()
+    chat(project / "text.jsonl", 3)
+    (project / "dflow.schema.json").write_text("{}")
+    assert 0 == main(["init", "text.jsonl", "--target", target, "--force"])
+    assert "{}" == (project / "dflow.schema.json").read_text()
+
+
+def test_held_out_prompts_are_there_however_small_the_data(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat(project / "chat.jsonl", 10)
+    assert 0 == main(["init", "chat.jsonl"])
+    said = capsys.readouterr().out
+    assert "splits: 7 train, 1 val, 2 test" in said and "note: 10 samples show whether the chain runs" in said
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([28, 32]), st.sampled_from([4096, 1_048_576]))
+def test_image_tokens_are_those_of_transformers(width: int, height: int, factor: int, most: int) -> None:
+    rules = PixelRules(factor, 3136, most)
+    if max(width, height) > 200 * min(width, height):
+        assert 0 == rules.tokens((width, height))
+    else:
+        rows, columns = smart_resize(height, width, factor, 3136, most)
+        assert rows * columns // factor**2 == rules.tokens((width, height))
