@@ -28,6 +28,7 @@ from dsl.document import Document, Places, merged
 from dsl.errors import Mistake, Position, known_nodes, shortened
 from dsl.op import Ref
 from dsl.order import children_of
+from dsl.pipeline import Copy
 from dsl.positions import KeyPath
 from dsl.values import FIELD, OPENING, TOKEN, Cell, referred_fields
 from dsl.variants import Group, Sweep, Variant, groups_of, mistake_at
@@ -163,7 +164,8 @@ class _Expansion:
             values = merged(values, rest)
             launch = merged(launch, change.get("launch", {}))
             places = places.moved(moved)
-        copy = WrittenNode(copy_id, op, {}, {}, places, template=node.id)
+        shown = {group.shown: variant.shown for group, variant in zip(self.member_of[node.id], chosen, strict=True)}
+        copy = WrittenNode(copy_id, op, {}, {}, places, copy=Copy(node.id, shown))
         is_edge = {name: op is None or name in copy.edges for name in values}
         copy.values = {name: self._rewired(value, names, is_edge[name]) for name, value in values.items()}
         copy.launch = {name: self._rewired(value, names, False) for name, value in launch.items()}

@@ -13,20 +13,24 @@ from dsl.errors import PipelineError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.order import above, below, in_order
-from dsl.pipeline import Node, Pipeline
+from dsl.pipeline import Copy, Node, Pipeline
 from dsl.wiring import absolute_path, external_value, inputs_of, wiring_mistakes
 from dsl.written import written_nodes
 
 
 @frozen
 class GraphNode:
-    """A checked node: external paths in the config are absolute; inputs maps each edge to the ids of its producers."""
+    """A checked node: external paths in the config are absolute; inputs maps each edge to the ids of its producers.
+
+    copy: which one it is, where a sweep or for_each copied it.
+    """
 
     id: str
     config: Any
     op: OpSpec
     launch: Launch
     inputs: Mapping[str, tuple[str, ...]]
+    copy: Copy | None = None
 
     @property
     def parents(self) -> tuple[str, ...]:
@@ -48,6 +52,7 @@ class Graph:
     tags: Mapping[str, str] = attrs.field(factory=dict)
     notes: str = ""
     machine: Machine = attrs.field(factory=Machine)
+    sort_by: str = ""
 
     @property
     def result_nodes(self) -> tuple[str, ...]:
@@ -89,6 +94,7 @@ def compiled(pipeline: Pipeline) -> Graph:
         tags=pipeline.tags,
         notes=pipeline.notes,
         machine=pipeline.machine,
+        sort_by=pipeline.sort_by,
     )
 
 
@@ -104,9 +110,10 @@ def graph_to_pipeline(graph: Graph) -> Pipeline:
         tags=graph.tags,
         notes=graph.notes,
         machine=graph.machine,
+        sort_by=graph.sort_by,
     )
     for node in graph.nodes.values():
-        pipeline.node(node.id, node.config, launch=node.launch)
+        pipeline.node(node.id, node.config, launch=node.launch, copy=node.copy)
     return pipeline
 
 
@@ -118,4 +125,4 @@ def _compiled(node: Node, root: Path) -> GraphNode:
         if field.external
     }
     config = attrs.evolve(node.config, **paths) if paths else node.config
-    return GraphNode(node.id, config, op, node.launch, inputs_of(op, attrs.asdict(config, recurse=False)))
+    return GraphNode(node.id, config, op, node.launch, inputs_of(op, attrs.asdict(config, recurse=False)), node.copy)

@@ -14,11 +14,12 @@ from dsl.graph import Graph, GraphNode
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref
 from dsl.op_table import load_op
+from dsl.pipeline import Copy
 from dsl.wiring import inputs_of
 
 FORMAT = 1
 Made = TypeVar("Made")
-PLAIN = ("name", "seed", "experiment", "tracking_uri", "notes")
+PLAIN = ("name", "seed", "experiment", "tracking_uri", "notes", "sort_by")
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
@@ -78,13 +79,14 @@ def _ops_of(data: Mapping[str, Any]) -> tuple[tuple[Path, ...], Callable[[str], 
 
 
 def _node_to_json(node: GraphNode) -> dict[str, Any]:
-    return {
+    row = {
         "id": node.id,
         "op": node.op.name,
         "version": node.op.version,
         "config": _to_json(node.config),
         "launch": _to_json(node.launch),
     }
+    return row if node.copy is None else {**row, "copy": _to_json(node.copy)}
 
 
 def _node(data: Mapping[str, Any], load: Callable[[str], OpSpec]) -> GraphNode:
@@ -96,7 +98,8 @@ def _node(data: Mapping[str, Any], load: Callable[[str], OpSpec]) -> GraphNode:
         message = f"the recorded config does not fit the op {op.name} as it is now: {error}"
         raise PipelineError([Mistake(message, f"node.{data['id']}")]) from error
     launch = _made(Launch, data["launch"], f"node.{data['id']}.launch")
-    return GraphNode(data["id"], config, op, launch, inputs_of(op, values))
+    copy = Copy(**data["copy"]) if "copy" in data else None
+    return GraphNode(data["id"], config, op, launch, inputs_of(op, values), copy)
 
 
 def _made(kind: type[Made], values: Mapping[str, Any], path: str) -> Made:

@@ -141,6 +141,8 @@ class OpSpec:
     smoke: str | None
     work: str | None
     report: str | None
+    model: str | None
+    judged_by: str
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]
@@ -164,6 +166,8 @@ def op(
     smoke: str | None = None,
     work: str | None = None,
     report: str | None = None,
+    model: str | None = None,
+    judged_by: str = "",
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
 
@@ -179,6 +183,9 @@ def op(
     library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either. smoke
     and work: "module:function" of dsl/smoke.py, for `dflow run --smoke`. report: "module:function" of dsl/sections.py
     that shows an artifact in `dflow report`, without torch; no part of the key, since showing is not computing.
+    model: "module:function" of dsl/logged_model.py, where the artifact is a model that MLflow shows as one. judged_by: the
+    metric of this op that tells how good a pipeline's result is, which sorts the table of a sweep; "-" before it where
+    less is better. Both are no part of the key.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -212,6 +219,8 @@ def op(
             smoke=smoke,
             work=work,
             report=report,
+            model=model,
+            judged_by=judged_by,
             config_class=cls,
             output=output,
             edges=edges,

@@ -87,7 +87,7 @@ def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[S
     overrides, refused = put_into(nodes, overrides)
     mistakes += [*refused, *unknown_owners(overrides, nodes), *interpolate(nodes, tables, only_arguments=True)]
     changed, wrong = pipeline_of(tables, pipeline.root, pipeline.op_files)
-    changed.root_given = pipeline.root_given
+    changed.root_given, changed.sort_by = pipeline.root_given, pipeline.sort_by
     mistakes += wrong
     for node in nodes.values():
         mistakes += add_checked_node(changed, node)

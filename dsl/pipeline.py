@@ -22,6 +22,7 @@ from dsl.errors import ConfigError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
 from dsl.shown import shown_value
+from dsl.tracking_uri import check_tracking_uri
 
 __all__ = ["Launch", "Machine", "Node", "Pipeline", "check_tags"]
 
@@ -42,6 +43,17 @@ def check_tags(tags: Mapping[str, str]) -> None:
 
 
 @frozen
+class Copy:
+    """Which copy of a written node a node is: that node's id, and by group, of a sweep the field, what it differs in.
+
+    Copy("train", {"train.lr": "0.001"}).
+    """
+
+    template: str
+    values: Mapping[str, str]
+
+
+@frozen
 class Node:
     """One node as written. takes_seed: it gave no seed of its own, so its config holds the pipeline's."""
 
@@ -50,6 +62,7 @@ class Node:
     launch: Launch = attrs.field(factory=Launch)
     places: Places = attrs.field(factory=Places, eq=False, repr=False)
     takes_seed: bool = attrs.field(default=False, eq=False, repr=False)
+    copy: Copy | None = None
 
     @property
     def op(self) -> OpSpec:
@@ -61,7 +74,8 @@ class Pipeline:
 
     root is the folder that relative paths start from: unless given, that of the pipeline file that is read, or else
     the working directory. op_files are the user's own op modules, loaded beside the built-in ones. tags and notes stand
-    in MLflow at the pipeline's run. machine: what its nodes may use of this machine together.
+    in MLflow at the pipeline's run. machine: what its nodes may use of this machine together. sort_by: the metric by
+    which the table of a sweep is sorted, "-" before it where the least comes first.
     """
 
     def __init__(
@@ -76,8 +90,10 @@ class Pipeline:
         tags: Mapping[str, str] | None = None,
         notes: str = "",
         machine: Machine | None = None,
+        sort_by: str = "",
     ) -> None:
         check_tags(tags or {})
+        check_tracking_uri(tracking_uri or "")
         self.name = name
         self.seed = seed
         self.experiment = experiment or name
@@ -88,6 +104,7 @@ class Pipeline:
         self.tags = dict(tags or {})
         self.notes = notes
         self.machine = machine or Machine()
+        self.sort_by = sort_by
         self.nodes: dict[str, Node] = {}
 
     def without_nodes(self) -> Pipeline:
@@ -102,6 +119,7 @@ class Pipeline:
             tags=self.tags,
             notes=self.notes,
             machine=self.machine,
+            sort_by=self.sort_by,
         )
         pipeline.root_given = self.root_given
         return pipeline
@@ -113,6 +131,7 @@ class Pipeline:
         *,
         launch: Launch | None = None,
         places: Places | None = None,
+        copy: Copy | None = None,
     ) -> Any:
         """Add a node and return the reference to its output, to be given to the configs of later nodes.
 
@@ -127,5 +146,5 @@ class Pipeline:
         takes_seed = "seed" in op_of(config).fields and config.seed is None
         if takes_seed:
             config = attrs.evolve(config, seed=self.seed)
-        self.nodes[node_id] = Node(node_id, config, launch or Launch(), places or Places(), takes_seed)
+        self.nodes[node_id] = Node(node_id, config, launch or Launch(), places or Places(), takes_seed, copy)
         return Ref(node_id)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from dsl.document import Document, Places, read_document
-from dsl.errors import Mistake, PipelineError, Position, did_you_mean
+from dsl.errors import Mistake, PipelineError, Position, did_you_mean, shortened
 from dsl.for_each import expanded
 from dsl.from_source import import_from_source
 from dsl.graph import Graph, compiled
@@ -45,8 +45,7 @@ def read_pipeline(
     What is returned compiles. Raises PipelineError with all mistakes, in the order of the file, overrides last.
     absent: where given, takes up the files and folders that are not there, which are no mistakes then.
     """
-    if not is_there(file, Path.is_file):
-        raise PipelineError([Mistake(f"there is no pipeline file {file}")])
+    _require_file(file)
     swept = [Sweep(text) for text in sweeps]
     if file.suffix == ".toml":
         return _read_toml(file, overrides, swept, absent)
@@ -57,9 +56,20 @@ def read_pipeline(
 
 def op_files_of(file: Path) -> tuple[Path, ...]:
     """The user's op files that a TOML pipeline names, whatever else is wrong with it. Raises PipelineError."""
+    _require_file(file)
     document = read_document(file)
     head = written_table("pipeline", document.table("pipeline"), Places(document, ("pipeline",)))
     return _op_files(document, {"pipeline": head}, absolute_path(file.parent, Path.cwd()), [])
+
+
+def _require_file(file: Path) -> None:
+    if is_there(file, Path.is_file):
+        return
+    if not is_there(file, Path.is_dir):
+        raise PipelineError([Mistake(f"there is no pipeline file {file}")])
+    inside = [str(each) for each in sorted(file.glob("*.toml"))]
+    hint = shortened(f"in it: {', '.join(inside)}", 300) if inside else "there is no *.toml in it"
+    raise PipelineError([Mistake(f"{file} is a folder, no pipeline file", hint=hint)])
 
 
 def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent: Absent | None) -> Pipeline:

@@ -16,7 +16,7 @@ from dsl.launch import Launch
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import NODE_ID, TABLE_NAMES
 from dsl.tables import CLASSES
-from dsl.variants import NAME
+from dsl.variants import NAME, SORT
 
 Schema = dict[str, Any]
 
@@ -66,7 +66,15 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
                 _table_of(_table_of({"$ref": "#/definitions/change"}), NAME.pattern, "variants"),
                 help="groups of variants: every node that one changes, and all below it, is copied for each",
             ),
-            "sweep": _table_of({"type": "object"}, help="node.field = [values]: a copy for every value"),
+            "sweep": {
+                **_table_of({"type": "object"}, help="node.field = [values]: a copy for every value"),
+                "properties": {
+                    SORT: {
+                        "type": ["string", "object"],
+                        "description": 'the metric that sorts its table; "-" before it: the least first',
+                    }
+                },
+            },
         },
         "additionalProperties": False,
         "anyOf": [{"required": ["extends"]}, {"required": ["pipeline", "node"]}],

@@ -15,15 +15,20 @@ from dsl.typed_text import typed_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 VALUE_LENGTH = 32
+SORT = "sort"  # the key of [sweep] that sweeps nothing: the metric by which its table is sorted
 
 
 @frozen
 class Variant:
-    """What one variant changes: node id -> the node's table as far as it is another one. place is where it stands."""
+    """What one variant changes: node id -> the node's table as far as it is another one. place is where it stands.
+
+    shown: what a user reads of it, the value of a sweep say.
+    """
 
     name: str
     changes: Mapping[str, Mapping[str, Any]]
     place: KeyPath | Position
+    shown: str
 
 
 @frozen
@@ -32,6 +37,11 @@ class Group:
 
     name: str
     variants: tuple[Variant, ...]
+
+    @property
+    def shown(self) -> str:
+        """`draft` of `for_each.draft`, `train.lr` of `sweep.train.lr`."""
+        return self.name.partition(".")[2]
 
 
 @frozen
@@ -53,7 +63,7 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
     if document is not None:
         groups += _written_groups(document, mistakes)
         table = document.table("sweep")
-        swept |= {".".join(path): (values, ("sweep", *path)) for path, values in _leaves(table)}
+        swept |= {".".join(path): (values, ("sweep", *path)) for path, values in _leaves(table) if path != (SORT,)}
     given: set[str] = set()
     for sweep in sweeps:
         path, equals, text = (part.strip() for part in sweep.text.partition("="))
@@ -75,6 +85,17 @@ def groups_of(document: Document | None, sweeps: Sequence[Sweep]) -> tuple[list[
     return groups, mistakes
 
 
+def sort_of(document: Document) -> tuple[str, list[Mistake]]:
+    """The metric that `[sweep] sort` names; empty where it names none."""
+    named = document.table("sweep").get(SORT, "")
+    if isinstance(named, str):
+        return named, []
+    if isinstance(named, dict):  # a node of that name
+        return "", []
+    message = "expected the name of a metric"
+    return "", [mistake_at(document, ("sweep", SORT), message, 'sort = "eval/tau", "-train/loss" for the least first')]
+
+
 def _written_groups(document: Document, mistakes: list[Mistake]) -> Iterator[Group]:
     for name, variants in document.table("for_each").items():
         place = ("for_each", name)
@@ -89,7 +110,7 @@ def _written_groups(document: Document, mistakes: list[Mistake]) -> Iterator[Gro
             if wrong:
                 mistakes.append(mistake_at(document, here, wrong, "train.num_layers = 2"))
                 continue
-            found.append(Variant(variant, changes, here))
+            found.append(Variant(variant, changes, here, variant))
         if found and not any(variant.changes for variant in found):
             mistakes.append(mistake_at(document, place, "no variant of this group changes a value"))
         elif found:
@@ -121,8 +142,10 @@ def _swept_group(
         mistakes.append(mistake_at(document, place, "a value is given twice"))
     else:
         names = _value_names(field, values)
-        tables = [_nested(field.split("."), value) for value in values]
-        variants = [Variant(name, {node_id: table}, place) for name, table in zip(names, tables, strict=True)]
+        variants = [
+            Variant(name, {node_id: _nested(field.split("."), value)}, place, _shown(value))
+            for name, value in zip(names, values, strict=True)
+        ]
         yield Group(f"sweep.{path}", tuple(variants))
 
 

@@ -12,7 +12,7 @@ from attrs import define
 from dsl.document import Places
 from dsl.errors import ConfigError, Mistake, Position, did_you_mean, shortened
 from dsl.op import ConfigField, Edge, OpSpec, Ref, config_fields, edge_mistake, type_mistake, type_name
-from dsl.pipeline import Launch, Pipeline
+from dsl.pipeline import Copy, Launch, Pipeline
 
 LAUNCH_FIELDS = config_fields(Launch)
 DEFAULT_LAUNCH = Launch()
@@ -24,7 +24,7 @@ class WrittenNode:
 
     A table outside the nodes, `[pipeline]` say, is one as well, without an op: table_fields are its fields. wrong: the
     fields ("launch.field" too) that were given, but have a mistake that is told already. keys outside the op's fields
-    and edges are mistakes. template: the id of the written node that this one is a copy of.
+    and edges are mistakes. copy: the written node that this one is a copy of, and which.
     """
 
     id: str
@@ -32,9 +32,14 @@ class WrittenNode:
     values: dict[str, Any]
     launch: dict[str, Any]
     places: Places
-    template: str = ""
+    copy: Copy | None = None
     wrong: set[str] = attrs.Factory(set)
     table_fields: Mapping[str, ConfigField] = attrs.Factory(dict)
+
+    @property
+    def template(self) -> str:
+        """The id of the written node that this one is a copy of; empty for one that is none."""
+        return "" if self.copy is None else self.copy.template
 
     @property
     def fields(self) -> Mapping[str, ConfigField]:
@@ -73,6 +78,7 @@ def written_nodes(pipeline: Pipeline) -> dict[str, WrittenNode]:
             },
             launch=attrs.asdict(node.launch),
             places=node.places if node.places.table else Places(table=("node", node.id)),
+            copy=node.copy,
         )
         for node in pipeline.nodes.values()
     }
@@ -95,7 +101,8 @@ def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
     except ValueError as error:
         return [node.mistake("launch", str(error))]
     try:
-        pipeline.node(node.id, node.op.config_class(**node.values), launch=launch, places=node.places)
+        config = node.op.config_class(**node.values)
+        pipeline.node(node.id, config, launch=launch, places=node.places, copy=node.copy)
     except ConfigError as error:
         return [node.mistake("", str(error))]
     return []

@@ -37,6 +37,14 @@ def add_sweeps(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_sort(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sort",
+        metavar="METRIC",
+        help="sort the table of a sweep by this metric, the largest first; --sort=-METRIC: the least first",
+    )
+
+
 def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="NODE", help="that node and all above it, nothing else")
     parser.add_argument(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 
+import attrs
+
 from dsl.read_toml import read_graph
 from executor.begin import new_run
 from executor.commands.arguments import (
@@ -12,6 +14,7 @@ from executor.commands.arguments import (
     add_keep_going,
     add_overrides,
     add_selection,
+    add_sort,
     add_store,
     add_sweeps,
 )
@@ -24,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
     add_sweeps(parser)
+    add_sort(parser)
     add_selection(parser)
     add_keep_going(parser)
     add_store(parser)
@@ -37,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
+    if options.sort is not None:
+        graph = attrs.evolve(graph, sort_by=options.sort)
     path = store_path(options.store, options.file)
     if options.smoke is not None:
         smoke = importlib.import_module("executor.smoke")
