@@ -114,7 +114,10 @@ class DraftCheckpoint(Artifact):
     model.safetensors   weights under the names of the serving contract, float32
     training.json       {"steps", "final_loss", "recipe": the fields of train_dflash in its key, "samples" of the train
                         split, "samples_seen" in its steps, "captured": what features.json says but for its shards,
-                        ...}
+                        "measured": [{"step", "loss", "tau": {"all" | category: {"tau", "low", "high", ...}}, ...}] on
+                        the split val, "selected_step": whose weights these are, "val_metrics" of that step, ...}
+    measurements.json   {"seconds", "measuring_seconds": of these on the split val, "measuring_share", ...} (outside
+                        the digest)
     """
 
 
