@@ -51,10 +51,13 @@ def drawn(chart: Chart, looks: Sequence[Look] = ()) -> Markup:
 
 
 def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look]]:
-    """One chart of those of several runs, (label, place of the run, chart): a colour for each run, dashes for the
-    series of one run.
+    """One chart of those of several runs, (label, place of the run, chart), and how its series look.
+
+    A colour for each run, dashes for the series of one run. The chart of one run stays as it is.
     """
     first = charts[0][2]
+    if len(charts) == 1:
+        return first, [Look(place) for place in range(len(first.series))]
     series: list[Series] = []
     looks: list[Look] = []
     for label, run, chart in charts:

@@ -85,8 +85,7 @@ def _grids(drawings: Sequence[_Drawing]) -> Iterable[Markup]:
 def _grid(drawings: Sequence[_Drawing]) -> Markup:
     cells = []
     for drawing in drawings:
-        chart, looks = together(drawing.charts) if len(drawing.charts) > 1 else (drawing.charts[0][2], ())
-        cells.append(element("div", element("h4", drawing.name), drawn(chart, looks)))
+        cells.append(element("div", element("h4", drawing.name), drawn(*together(drawing.charts))))
     return element("div", *cells, class_="grid")
 
 

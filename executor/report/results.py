@@ -53,7 +53,7 @@ def numbered_charts(runs: Sequence[RunFacts], finals: Sequence[Mapping[str, floa
             (run, values) for run, final in zip(runs, finals, strict=True) if (values := _numbered(stem, final))
         ]
         if max(len(values) for _, values in measured) >= LEAST_NUMBERED:
-            label = stem.rpartition("_")[2]
+            label = re.split("[_/]", stem)[-1]
             drawings = [
                 (run.label, run.place, Chart([Series(stem, list(values), list(values.values()))], label, "", "bars"))
                 for run, values in measured

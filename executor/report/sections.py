@@ -91,8 +91,9 @@ def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedde
     charts = [body for piece in pieces if isinstance(body := piece.section.body, Chart)]
     if len(charts) == len(pieces) and len({(chart.kind, is_named(chart)) for chart in charts}) == 1:
         several = [(run.label, run.place, chart) for run, chart in zip(runs, charts, strict=True)]
-        return element("div", head, drawn(*together(several)) if len(several) > 1 else drawn(charts[0]), *notes)
-    facts = [dict(map(tuple, body.rows)) for piece in pieces if is_facts(body := piece.section.body)]
+        return element("div", head, drawn(*together(several)), *notes)
+    tables = [body for piece in pieces if is_facts(body := piece.section.body)]
+    facts = [{str(name): value for name, value in body.rows} for body in tables]
     if len(facts) == len(pieces) > 1:
         return element("div", head, compared(runs, facts, ""), *notes)
     names = [Markup("") if is_one else paragraph(run_name(run)) for run in runs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from executor.report.compared import compared, differ, shown
+from executor.report.compared import ABSENT, compared, differ, shown
 from executor.report.facts import NodeFacts, RunFacts
 from executor.report.markup import Markup, details, element, joined, paragraph
 
@@ -16,7 +16,7 @@ def configs(runs: Sequence[RunFacts]) -> Markup:
     for node_id in dict.fromkeys(node_id for run in runs for node_id in run.nodes):
         values = [_config(run.nodes.get(node_id)) for run in runs]
         names = dict.fromkeys(name for of_run in values for name in of_run)
-        differing = sum(differ([shown(of_run.get(name)) for of_run in values]) for name in names)
+        differing = sum(differ([of_run.get(name, ABSENT) for of_run in values]) for name in names)
         op = next(run.nodes[node_id].op for run in runs if node_id in run.nodes)
         head = joined([element("b", node_id), f" {op}", f", {differing} differ" if differing else ""])
         blocks.append(details(head, compared(runs, values, "value")))
