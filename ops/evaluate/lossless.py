@@ -99,7 +99,7 @@ def lossless_message(
     losses: Losses, tie_margin: float, rounded: dict[str, Any], text: Callable[[int], str], report: str
 ) -> str:
     """What the user is told of errors. text: of a token; report: the folder where all of it is shown."""
-    shown = [f"  {_line(error, text)}" for error in losses.errors[:SHOWN]]
+    shown = [f"  {difference_text(error, text)}" for error in losses.errors[:SHOWN]]
     if len(losses.errors) > SHOWN:
         shown.append(f"  ... and {len(losses.errors) - SHOWN} more")
     measured = ""
@@ -121,7 +121,8 @@ def lossless_message(
     )
 
 
-def _line(error: Difference, text: Callable[[int], str]) -> str:
+def difference_text(error: Difference, text: Callable[[int], str]) -> str:
+    """One line: the sample, the place, both tokens and both margins. text: of a token."""
     drafted = "" if error.draft == "trained" else f" with the {error.draft} draft"
     return (
         f"sample {error.id} ({error.category}){drafted}: token {error.position} is "

@@ -27,6 +27,7 @@ TIE_MARGINS = {"float32": 1e-4, "float16": 0.0625, "bfloat16": 0.5}
     resumable=True,
     single_process=True,
     shows_results=True,
+    judged_by="eval/tau",
     gpu=True,
 )
 @frozen(kw_only=True)

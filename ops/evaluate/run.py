@@ -6,8 +6,9 @@ was decoded is kept batch by batch, and everything is written before a loss is r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from ops.dflash.decode_batch import DecodeSettings
 from ops.dflash.load import load_draft, random_draft
 from ops.dflash.use import DraftUse
 from ops.evaluate.figures import figures
-from ops.evaluate.lossless import compare, lossless_message
+from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import choose_prompts, processor_of
@@ -77,31 +78,36 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     stage.log(metrics(report, measured), step=0)
     for name, figure in figures(report):
         stage.figure(name, figure)
-    tell(summary, report["tau"]["all"], measured, folder)
+    text = partial(token_text, processor)
+    tell(summary, report["tau"]["all"], measured, text)
     if losses is not None and losses.errors:
-        text = partial(token_text, processor)
         raise DataError(
             lossless_message(losses, summary.config.largest_tie, measured["rounding"], text, str(folder.resolve()))
         )
 
 
-def tell(summary: Summary, tau: dict[str, float], measured: dict[str, float | None], folder: Path) -> None:
-    """The result in a few lines of the log."""
-    print(
-        f"dflow: tau {tau['tau']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}] over {tau['prompts']} prompts, of at most "
+def tell(summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], text: Callable[[int], str]) -> None:
+    """The result in a few lines of the log. text: of a token."""
+    config, losses = summary.config, summary.losses
+    lines = [
+        f"tau {tau['tau']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}] over {tau['prompts']} prompts, of at most "
         f"{summary.use.block_size}; {measured['speedup']:.2f} times as fast as plain decoding in batches of "
-        f"{summary.config.batch_size}",
-        flush=True,
-    )
-    if summary.losses is None:
-        print(
-            "dflow: answers were sampled (temperature above 0): that nothing is lost cannot be checked token by token; "
-            "an evaluation at temperature 0 checks it",
-            flush=True,
+        f"{config.batch_size}",
+    ]
+    if losses is None:
+        lines.append(
+            "answers were sampled (temperature above 0): that nothing is lost cannot be checked token by token; an "
+            "evaluation at temperature 0 checks it"
         )
-    for tie in () if summary.losses is None else summary.losses.ties:
-        print(
-            f"dflow: tie: sample {tie.id}, token {tie.position}: {tie.plain_token} or {tie.speculative_token}, margins "
-            f"{tie.plain_margin:.2e} and {tie.speculative_margin:.2e}",
-            flush=True,
-        )
+    else:
+        lines += [f"tie: {difference_text(tie, text)}" for tie in losses.ties]
+        rounded = measured["rounding"]
+        if rounded["tokens"] and rounded["p99"] > config.largest_tie:
+            lines.append(
+                f"warning: where both ways chose the same token, the margins of the two best logits differ by "
+                f"{rounded['median']:.1e} in the median and up to {rounded['largest']:.1e}, which is more than "
+                f"tie_margin = {config.largest_tie:g}: the passes differ by more than rounding, or the margin is too "
+                "small for this target (docs/evaluation.md)"
+            )
+    for line in lines:
+        print(f"dflow: {line}", flush=True)

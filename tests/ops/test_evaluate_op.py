@@ -111,8 +111,10 @@ def test_a_stopped_evaluation_goes_on_with_the_next_batch_and_ends_with_the_same
 
 
 def test_what_other_prompts_left_is_decoded_again(draft, target, tokens, tmp_path):
-    run_evaluate(tmp_path, draft, target, tokens, max_prompts=1)
-    assert 4 == len(list(read_jsonl(run_evaluate(tmp_path, draft, target, tokens).out_dir / "prompts.jsonl")))
+    brief = {"max_new_tokens": 4, "random_draft": False}
+    run_evaluate(tmp_path, draft, target, tokens, max_prompts=1, **brief)
+    stage = run_evaluate(tmp_path, draft, target, tokens, **brief)
+    assert 4 == len(list(read_jsonl(stage.out_dir / "prompts.jsonl")))
 
 
 def changed_in_the_third_token(target, margin):
@@ -166,6 +168,25 @@ def test_a_loss_names_the_first_differing_token_with_both_margins_and_keeps_the_
     assert [] == list((tmp_path / "out").iterdir())
 
 
+def test_passes_that_differ_by_more_than_rounding_are_told_even_where_no_token_changed(
+    draft, target, tokens, tmp_path, monkeypatch, capsys
+):
+    decode = turns.decode_speculative_batch
+
+    def moved(*arguments):
+        return [
+            attrs.evolve(answer, margins=tuple(margin + 0.01 for margin in answer.margins))
+            for answer in decode(*arguments)
+        ]
+
+    monkeypatch.setattr(turns, "decode_speculative_batch", moved)
+    stage = run_evaluate(tmp_path, draft, target, tokens, max_prompts=1, random_draft=False)
+    assert [0] == stage.metric("eval/lossless_errors")
+    assert "warning: where both ways chose the same token, the margins" in capsys.readouterr().out
+    rounded = read_json(stage.out_dir / "measurements.json")["rounding"]
+    assert 0.01 == pytest.approx(rounded["median"], abs=1e-4)
+
+
 def test_smaller_blocks_than_in_training_give_the_same_answers_in_more_steps(stage, draft, target, tokens, tmp_path):
     small = run_evaluate(tmp_path, draft, target, tokens, block_size=3, random_draft=False)
     report = read_json(small.out_dir / "report.json")
@@ -182,14 +203,14 @@ def test_larger_blocks_than_in_training_are_refused(draft, target, tokens, tmp_p
 
 
 def test_sampled_answers_have_a_tau_and_are_not_called_lossless(draft, target, tokens, tmp_path, capsys):
-    stage = run_evaluate(tmp_path, draft, target, tokens, temperature=1.0)
+    stage = run_evaluate(tmp_path, draft, target, tokens, temperature=1.0, max_prompts=1, random_draft=False)
     report = read_json(stage.out_dir / "report.json")
     assert (None, 1.0) == (report["lossless"], report["temperature"])
     assert 1 <= report["tau"]["all"]["tau"] <= BLOCK
     assert [] == stage.metric("eval/lossless_errors")
     assert "cannot be checked token by token" in capsys.readouterr().out
     assert "sampled, not comparable" in (stage.out_dir / "prompts.html").read_text()
-    again = run_evaluate(tmp_path / "again", draft, target, tokens, temperature=1.0)
+    again = run_evaluate(tmp_path / "again", draft, target, tokens, temperature=1.0, max_prompts=1, random_draft=False)
     assert content(stage) == content(again)
 
 
@@ -197,6 +218,8 @@ def test_bfloat16_decodes_without_a_loss_beyond_ties(draft, target, tokens, tmp_
     stage = run_evaluate(tmp_path, draft, target, tokens, dtype="bfloat16", random_draft=False)
     assert [0] == stage.metric("eval/lossless_errors")
     assert 0.5 == read_json(stage.out_dir / "report.json")["tie_margin"]
+    rounded = read_json(stage.out_dir / "measurements.json")["rounding"]
+    assert 1e-4 < rounded["largest"] < 0.5
 
 
 @pytest.mark.parametrize("changes", [{"benchmark": "b.jsonl"}, {"temperature": 0.5}, {"block_size": 3}])
