@@ -101,7 +101,8 @@ def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]
         if digest is None and node.inputs.get(name):
             raise DflowError(f'run {record.run}: "{node.inputs[name][0]}" above "{node.id}" is not done')
         inputs[name] = None if digest is None else node.op.edges[name].type(store.object_path(digest), digest)
-    return evolve(node.config, log_every=1, checkpoint_every=10**9, eval_every=None), inputs
+    never = 10**9  # and not None, which a config that selects by what is measured refuses
+    return evolve(node.config, log_every=1, checkpoint_every=never, eval_every=node.config.eval_every and never), inputs
 
 
 def curve(config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int) -> list[float]:

@@ -36,6 +36,8 @@ VALUES = {
     "lr": 3e-3,
     "log_every": 1,
     "eval_every": 3,
+    "eval_prompts": 1,
+    "eval_new_tokens": 6,
     "micro_batch_tokens": 256,
     "seed": 0,
 }

@@ -88,7 +88,7 @@ def offline_run(stored, tmp_path_factory):
 @pytest.fixture(scope="module")
 def online_run(online, tmp_path_factory):
     return train(
-        tmp_path_factory.mktemp("online"), online, max_steps=STEPS, log_every=1, eval_every=20, lr=3e-3,
+        tmp_path_factory.mktemp("online"), online, max_steps=STEPS, log_every=1, eval_every=20, eval_prompts=0, lr=3e-3,
         capture_batch_tokens=300,
     )  # fmt: skip
 
