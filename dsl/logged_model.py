@@ -1,6 +1,6 @@
 """An artifact that is a model, as MLflow shows it. An op whose artifact is one names a function that loads no torch:
 
-    @op(..., model="module:function")   (folder of the artifact) -> LoggedModel
+@op(..., model="module:function")   (folder of the artifact) -> LoggedModel
 """
 
 from __future__ import annotations

@@ -183,9 +183,9 @@ def op(
     library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either. smoke
     and work: "module:function" of dsl/smoke.py, for `dflow run --smoke`. report: "module:function" of dsl/sections.py
     that shows an artifact in `dflow report`, without torch; no part of the key, since showing is not computing.
-    model: "module:function" of dsl/logged_model.py, where the artifact is a model that MLflow shows as one. judged_by: the
-    metric of this op that tells how good a pipeline's result is, which sorts the table of a sweep; "-" before it where
-    less is better. Both are no part of the key.
+    model: "module:function" of dsl/logged_model.py, where the artifact is a model that MLflow shows as one. judged_by:
+    the metric of this op that tells how good a pipeline's result is, which sorts the table of a sweep; "-" before it
+    where less is better. Both are no part of the key.
     """
 
     def declare(cls: type[T]) -> type[T]:

@@ -133,6 +133,13 @@ class Attempt(threading.Thread):
             stage.kill()
 
     @property
+    def watched(self) -> tuple[str, int, Sequence[str] | None] | None:
+        """The node, the process of its stage, and its GPUs, None for all of them; None where no stage runs."""
+        stage = self._stage
+        pid = stage.pid if stage is not None else None
+        return None if pid is None else (self.work.node.id, pid, self._share.gpus)
+
+    @property
     def _state(self) -> NodeState:
         return self.work.record.state.nodes[self.work.node.id]
 

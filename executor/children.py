@@ -36,6 +36,11 @@ class Child:
         self._killed_at: float | None = None
         self._lock = threading.Lock()
 
+    @property
+    def pid(self) -> int | None:
+        """None before it is known."""
+        return self._pid
+
     def wait(self) -> int | None:
         """The exit code, or minus the signal's number."""
         while not self.ended_within(WATCH_S):

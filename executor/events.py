@@ -14,6 +14,7 @@ HAVE = {
     "cut": {"step"},
     "progress": {"done", "total"},
     "figure": {"name", "path"},
+    "system": {"metrics"},
     "state": {"state"},
     "run": {"state"},
     "warning": {"message"},
@@ -63,4 +64,4 @@ def _is_whole(line: Mapping[str, Any]) -> bool:
         return False
     if not isinstance(line["node"], str) or not isinstance(line["time"], (int, float)):
         return False
-    return kind != "metric" or isinstance(line["metrics"], dict)
+    return kind not in ("metric", "system") or isinstance(line["metrics"], dict)

@@ -73,4 +73,5 @@ def lacks(record: Record) -> bool:
 
 def is_sent(sent: Mapping[str, Any], record: Record, size: int) -> bool:
     """By mlflow.json: all events, and how the run ended."""
-    return sent.get("parent_status") == status_of(record.state.status) and sent.get("events") == size
+    is_closed = sent.get("parent_status") == status_of(record.state.status)
+    return is_closed and sent.get("events") == size and sent.get("report") != "failed"

@@ -83,6 +83,11 @@ class SeveralHosts:
                 self._here.signal(number, whole_group=whole_group)
 
     @property
+    def pid(self) -> int | None:
+        """Of torchrun on this host."""
+        return None if self._here is None else self._here.pid
+
+    @property
     def lost(self) -> str:
         """Which hosts left, and why; empty where none did."""
         return "; ".join(self._lost.values())

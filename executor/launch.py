@@ -175,6 +175,11 @@ class StageProcess:
         ends_by_signal = code == -signal.SIGTERM or any(result and result["status"] == "stopped" for result in results)
         return self._asked.wait(ASKED_WITHIN_S if ends_by_signal else 0.0)
 
+    @property
+    def pid(self) -> int | None:
+        """The process of the stage on this host, to which its others belong; None before it is known."""
+        return self._child.pid
+
     def notes(self) -> list[str]:
         """What the stage printed for the user since the last call: lines that begin with "dflow: ", without that."""
         return self._notes.read()

@@ -16,8 +16,6 @@ from executor.content import MANIFEST
 from executor.jsonlines import read_json
 from executor.record import Record
 
-SHOWN_ALWAYS = ("kind", "nproc", "sp_degree", "device", "threads")
-
 
 @frozen
 class Dataset:
@@ -29,15 +27,18 @@ class Dataset:
     path: str | None
 
 
-def params(node: GraphNode) -> dict[str, str]:
-    """The flat config and how the node was launched: of what most nodes leave as it is, only what is otherwise."""
+def params(node: GraphNode, *, edges: bool = True) -> dict[str, str]:
+    """The flat config, and what of the launch is not as usual; edges: also the nodes that are read."""
     found: dict[str, str] = {"op": node.op.name}
-    for name in (*node.op.edges, *node.op.fields):
+    for name in node.op.edges if edges else ():
+        value = getattr(node.config, name)
+        found |= {} if value is None else _flat(name, value)
+    for name in node.op.fields:
         found |= _flat(name, getattr(node.config, name))
     usual = Launch()
     for field in attrs.fields(Launch):
         value = getattr(node.launch, field.name)
-        if field.name in SHOWN_ALWAYS or value != getattr(usual, field.name):
+        if value != getattr(usual, field.name):
             found |= _flat(f"launch.{field.name}", value)
     return found
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from attrs import field, frozen
 
+SYSTEM = "system/"  # the metrics that MLflow shows under System metrics
+
 
 @frozen
 class Point:
@@ -40,12 +42,15 @@ class NodeEvents:
     figures: dict[str, str] = field(factory=dict)
     _floors: dict[str, int] = field(factory=dict)  # per metric: the last step of earlier attempts
     _highest: dict[str, int] = field(factory=dict)
+    _samples: list[float] = field(factory=list)  # their times
     _key: dict[str, str] = field(factory=dict)  # "now"; "changed" where it did and no cut came since
 
     def add(self, event: Mapping[str, Any]) -> None:
         kind = event["kind"]
         if kind == "metric":
             self._add_point(event)
+        elif kind == "system":
+            self._add_sample(event)
         elif kind == "cut":
             self._cut(event["step"])
         elif kind == "state" and event.get("key"):
@@ -62,6 +67,12 @@ class NodeEvents:
             self.points.append(Point(event["time"], step, fresh))
         for name in fresh:
             self._highest[name] = max(step, self._highest.get(name, step))
+
+    def _add_sample(self, event: Mapping[str, Any]) -> None:
+        """What the processes of the node used at a time: nothing computes it again, so the samples are only counted."""
+        shown = {f"{SYSTEM}{name}": value for name, value in event["metrics"].items()}
+        self.points.append(Point(event["time"], len(self._samples), shown))
+        self._samples.append(event["time"])
 
     def _cut(self, step: int) -> None:
         if self._key.pop("changed", None):

@@ -17,6 +17,7 @@ An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind o
     cut       step: metrics of earlier attempts of this node at this step or later no longer count
     progress  done, total
     figure    name, path
+    system    metrics {name: value}: what the node's processes use now, see usage.py
     state     state, and what belongs to it: see docs/running.md
     run       of the run itself, its node is empty: state "started", and in the end "done", "failed" or "stopped"
     warning   message

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Container, Mapping, Sequence
 
+from dsl.graph import Graph
 from executor.lines import columns, print_lines
 from executor.record import NodeState, RunState
 
@@ -13,10 +15,12 @@ ROWS_SHOWN = 40
 MOST_COLUMNS = 5  # of copies in a table of results
 
 
-def print_results(state: RunState, result_nodes: Sequence[str], told: Container[str] = ()) -> None:
+def print_results(
+    state: RunState, result_nodes: Sequence[str], told: Container[str] = (), graph: Graph | None = None
+) -> None:
     """The table of the nodes; then the figures of those that are named, without the warnings that were told before."""
     print_lines(nodes_text(state))
-    print_figures(state, result_nodes, told)
+    print_figures(state, result_nodes, told, graph)
 
 
 def nodes_text(state: RunState) -> str:
@@ -48,16 +52,22 @@ def first_line(text: str) -> str:
     return f"{first} ..." if more else first
 
 
-def print_figures(state: RunState, result_nodes: Sequence[str], told: Container[str] = ()) -> None:
+def print_figures(
+    state: RunState, result_nodes: Sequence[str], told: Container[str] = (), graph: Graph | None = None
+) -> None:
     """The final metrics of nodes that are done, those of copies of a node in one table; then their warnings, each once.
 
-    told: warnings that need not be told again.
+    told: warnings that need not be told again. graph: where it is given, copies are told as the combinations that they
+    belong to.
     """
+    copies_told = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
+    if graph is not None and copies_told:
+        print_lines(importlib.import_module("executor.sweep_table").sweep_table(graph, state.nodes))
     done = {node_id: state.nodes[node_id] for node_id in result_nodes if state.nodes[node_id].state == "done"}
     tables: dict[tuple[str, ...], dict[str, list[tuple[str, str, str]]]] = {}
     warned: dict[str, list[str]] = {}
     for node_id, node in done.items():
-        if node.metrics:
+        if node.metrics and node_id not in copies_told:
             rows = result_rows(node.metrics)
             alike = (_without_variant(node_id), *(name for name, _, _ in rows))
             tables.setdefault(alike, {})[node_id] = rows

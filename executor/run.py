@@ -205,7 +205,7 @@ class Runner:
     def _running_stages(self) -> Stages:
         if self._stages is None:
             module = importlib.import_module("executor.stages")
-            stages: Stages = module.Stages(self._graph, self._display, self._told.put)
+            stages: Stages = module.Stages(self._graph, self._record, self._display, self._told.put)
             self._stages = stages
         return self._stages
 

@@ -1,5 +1,7 @@
 """Sends a run's record to MLflow: one parent run for the pipeline's run, one child for each of its nodes.
 
+Of a sweep, each combination is a run below the parent, and the nodes that it alone has are runs below that.
+
 Everything comes from the record. What was sent is put down in the record's mlflow.json, so that a call sends only
 what is missing: while the run goes on, after it was resumed, or by `dflow sync` once an unreachable server is back. A
 call may fail, or be killed, at any place: a run that MLflow has though mlflow.json does not is found by its tags, and
@@ -17,14 +19,28 @@ from typing import Any
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
+from executor.combinations import Combination, combinations
 from executor.content import MANIFEST
 from executor.events import EventReader
 from executor.follow import is_sent, status_of
 from executor.jsonlines import read_object, write_json
 from executor.node_facts import artifacts_read, files_read, params
+from executor.note import run_note
 from executor.points import NodeEvents
 from executor.record import NodeState, Record
-from executor.track import UNREACHABLE, Tracker, artifact_files, is_passing, shown_error, tracking_uri
+from executor.send_combinations import CombinationSender
+from executor.send_results import send_metrics, send_model, send_note, send_report
+from executor.track import (
+    NOTE,
+    UNREACHABLE,
+    WHOLE,
+    Place,
+    Tracker,
+    artifact_files,
+    is_passing,
+    shown_error,
+    tracking_uri,
+)
 
 POINTS_AT_ONCE = 2000
 ERROR_LENGTH = 1000
@@ -34,11 +50,12 @@ LOCKED_TRIES = 5
 class Sender:
     """Sends one run; each call of `send` brings MLflow up to what the record holds by then.
 
-    mlflow.json: {"experiment", "parent", "parent_status", "params_sent", "events", "nodes": {node: {"run_id", "status",
-    "complete", "points", "begun", "retained", "accepted", "failed"}}}. events: the size of events.jsonl when all of it
-    was sent. points: how many of the node's points MLflow has, begun: how many it may have; retained: how often the key
-    had changed by then; failed: MLflow may have an error of it. is_live: the run is at work now, in this process.
-    Whoever calls holds the record's lock.
+    mlflow.json: {"experiment", "parent", "parent_status", "params_sent", "events", "notes", "report", "nodes": {node:
+    {"run_id", "status", "complete", "points", "begun", "retained", "accepted", "failed", "model"}}, "combinations":
+    {name: {"run_id", "status", "params_sent", "notes"}}}. events: the size of events.jsonl when all of it was sent.
+    points: how many of the node's points MLflow has, begun: how many it may have; retained: how often the key had
+    changed by then; failed: MLflow may have an error of it; notes: the descriptions that it may have; report: when it
+    was sent, or "failed". is_live: the run is at work now, in this process. Whoever calls holds the record's lock.
     """
 
     def __init__(self, store: Path, folder: Path, *, is_live: bool = False) -> None:
@@ -49,7 +66,9 @@ class Sender:
         self._events: dict[str, NodeEvents] = {}
         self._graph: Graph | None = None
         self._tracker: Tracker | None = None
-        self._found: dict[str | None, list[str]] = {}
+        self._combinations: list[Combination] = []
+        self._found: dict[Place, list[str]] = {}
+        self._warning: str | None = None
         self._is_sure = False  # that mlflow.json names every MLflow run of this run
         self._makers: dict[str, dict[str | None, str]] = {}
         self._tags: dict[str, dict[str, str]] = {}  # of runs, as this sender set them last
@@ -62,6 +81,7 @@ class Sender:
 
     def send(self) -> str | None:
         """Returns a warning where MLflow did not get all; the record keeps what is missing."""
+        self._warning = None
         try:
             record = Record.load(self._folder)
             if self._sent["parent"] is None and all(n.cache in (None, "hit") for n in record.state.nodes.values()):
@@ -79,7 +99,7 @@ class Sender:
             what = "cannot be reached" if is_passing(error) else "refused a part of the run"
             kept = f"nothing is lost: send it later with `dflow sync {self._folder.name}`"
             return f"MLflow {what} ({shown_error(error)}); {kept}"
-        return None
+        return self._warning
 
     def _try(self, record: Record) -> None:
         for left in reversed(range(LOCKED_TRIES)):
@@ -94,7 +114,10 @@ class Sender:
                 return
 
     def _send(self, record: Record) -> None:
-        graph = self._graph = self._graph or record.graph()
+        if self._graph is None:
+            self._graph = record.graph()
+            self._combinations = combinations(self._graph)
+        graph = self._graph
         if self._tracker is None:
             uri = tracking_uri(self._store, record.state.tracking_uri, graph.root)
             self._tracker = tracker = Tracker(self._store, uri)
@@ -108,10 +131,14 @@ class Sender:
         if is_running and self._sent.get("parent_status"):
             tracker.run_again(self._sent["parent"])
             self._sent["parent_status"] = None
+        swept = CombinationSender(tracker, record, graph, self._sent, self._save)
+        swept.begin(self._combinations, self._made_run)
         for node in graph.nodes.values():
             state = record.state.nodes[node.id]
             if state.state != "pending" or state.attempt:
-                self._send_node(tracker, record, node, state)
+                self._send_node(tracker, record, graph, node, state)
+        for combination in self._combinations:
+            swept.end(combination, is_running=is_running)
         if not is_running and not is_sent(self._sent, record, size):
             self._close_parent(tracker, record, graph)
         self._sent["events"] = None if is_running else size
@@ -140,18 +167,20 @@ class Sender:
         if "experiment" not in self._sent:
             self._sent["experiment"] = tracker.experiment(record.state.experiment)
         self._found = tracker.runs_of(self._sent["experiment"], record.run)
-        known = {None: self._sent["parent"], **{name: sent["run_id"] for name, sent in self._sent["nodes"].items()}}
-        for name, run_ids in self._found.items():
-            kept = known.get(name) or run_ids[0]
+        known = {WHOLE: self._sent["parent"]}
+        known |= {("node", name): sent["run_id"] for name, sent in self._sent["nodes"].items()}
+        known |= {("combination", name): sent["run_id"] for name, sent in self._sent["combinations"].items()}
+        for place, run_ids in self._found.items():
+            kept = known.get(place) or run_ids[0]
             for run_id in run_ids:
                 if run_id != kept:
                     tracker.delete_run(run_id)
-            self._found[name] = [kept]
+            self._found[place] = [kept]
         self._is_sure = True
 
-    def _made_run(self, tracker: Tracker, name: str | None, started: float, tags: Mapping[str, str]) -> str:
-        """The run of a node, or of the run as a whole: the one that is there, or else a new one."""
-        found = self._found.pop(name, None)
+    def _made_run(self, tracker: Tracker, place: Place, started: float, tags: Mapping[str, str]) -> str:
+        """The run of a node, of a combination, or of the run as a whole: the one that is there, or else a new one."""
+        found = self._found.pop(place, None)
         if found:
             return found[0]
         self._is_sure = False  # until the answer is here
@@ -162,36 +191,42 @@ class Sender:
     def _send_parent(self, tracker: Tracker, record: Record, graph: Graph) -> None:
         state = record.state
         if self._sent["parent"] is None:
-            note = {"mlflow.note.content": graph.notes} if graph.notes else {}
+            note = {NOTE: graph.notes} if graph.notes else {}
             own = {
                 "mlflow.runName": f"{state.pipeline} {state.run}",
+                "dflow.kind": "sweep" if self._combinations else "run",
                 "dflow.pipeline": state.pipeline,
                 "dflow.run": state.run,
             }
-            self._sent["parent"] = self._made_run(tracker, None, state.started, {**graph.tags, **note, **own})
+            self._sent["parent"] = self._made_run(tracker, WHOLE, state.started, {**graph.tags, **note, **own})
+            self._sent["notes"] = ["", graph.notes]
             self._save()
         if not self._sent.get("params_sent"):
-            shown = {"pipeline": state.pipeline, "seed": str(graph.seed)}
+            shown = {"seed": str(graph.seed)}
             for node in graph.nodes.values():
-                shown |= {f"{node.id}.{name}": value for name, value in params(node).items()}
+                if node.copy is None:
+                    shown |= {f"{node.id}.{name}": value for name, value in params(node, edges=False).items()}
             tracker.log_params(self._sent["parent"], shown)
             self._sent["params_sent"] = True
             self._save()
 
     def _close_parent(self, tracker: Tracker, record: Record, graph: Graph) -> None:
-        state = record.state
-        results = [node for node_id in graph.result_nodes if (node := state.nodes[node_id]).state == "done"]
-        tracker.log_results(self._sent["parent"], [(node.ended or state.started, node.metrics) for node in results])
+        state, parent = record.state, self._sent["parent"]
+        alone = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
+        send_metrics(tracker, parent, self._sent, record, graph, alone)
+        self._warning = send_report(tracker, self._store, record, self._sent)
+        note = run_note(state, graph, self._sent["experiment"], parent)
+        send_note(tracker, parent, self._sent, note, self._save)
         status = status_of(state.status)
-        tracker.close(self._sent["parent"], status, state.ended or time.time())
+        tracker.close(parent, status, state.ended or time.time())
         self._sent["parent_status"] = status
 
-    def _send_node(self, tracker: Tracker, record: Record, node: GraphNode, state: NodeState) -> None:
+    def _send_node(self, tracker: Tracker, record: Record, graph: Graph, node: GraphNode, state: NodeState) -> None:
         events = self._events.get(node.id) or NodeEvents()
         sent = self._sent["nodes"].get(node.id)
         if sent is not None and any(count < sent["begun"] for count in events.retained[sent["retained"] :]):
             tracker.delete_run(sent["run_id"])  # MLflow cannot take single points back
-            self._found.pop(node.id, None)
+            self._found.pop(("node", node.id), None)
             del self._sent["nodes"][node.id]
             self._save()
             sent = None
@@ -208,6 +243,8 @@ class Sender:
                 tracker.run_again(sent["run_id"])
             else:
                 self._close_child(tracker, record, node, state, sent, status)
+                if state.digest is not None and state.state == "done":
+                    send_model(tracker, self._store, self._sent, graph, node, state.digest)
             sent["status"] = status
             self._save()
         if len(events.accepted) > sent.get("accepted", 0):
@@ -219,11 +256,13 @@ class Sender:
         self, tracker: Tracker, record: Record, node: GraphNode, state: NodeState, retained: int
     ) -> dict[str, Any]:
         started = state.started or record.state.started
-        identity = {"mlflow.parentRunId": self._sent["parent"], "dflow.run": record.run, "dflow.node": node.id}
-        names = {"mlflow.runName": node.id, "dflow.op": node.op.name}
+        own = next((each for each in self._combinations if node.id in each.own), None)
+        parent = self._sent["parent"] if own is None else self._sent["combinations"][own.name]["run_id"]
+        identity = {"mlflow.parentRunId": parent, "dflow.run": record.run, "dflow.node": node.id}
+        names = {"mlflow.runName": node.id, "dflow.kind": "node", "dflow.op": node.op.name}
         tags = self._state_tags(state)
-        was_there = node.id in self._found
-        run_id = self._made_run(tracker, node.id, started, {**identity, **names, **tags})
+        was_there = ("node", node.id) in self._found
+        run_id = self._made_run(tracker, ("node", node.id), started, {**identity, **names, **tags})
         if not was_there:
             self._tags[run_id] = tags
         begun = len(self._events[node.id].points) if was_there and node.id in self._events else 0
@@ -269,7 +308,9 @@ class Sender:
             tracker.log_results(run_id, [(state.ended or record.state.started, state.metrics)])
         tracker.log_files(run_id, *self._files(record, node, state))
         if state.digest is not None:
-            tracker.log_inputs(run_id, files_read(self._store, node, state.digest))
+            read = list(files_read(self._store, node, state.digest))
+            tracker.log_inputs(run_id, read)
+            tracker.log_inputs(self._sent["parent"], read)
         tracker.close(run_id, status, state.ended or record.state.started)
 
     def _files(self, record: Record, node: GraphNode, state: NodeState) -> tuple[dict[str, Path], dict[str, Any]]:
@@ -295,9 +336,9 @@ class Sender:
             "dflow.cache": state.cache or "",
             "dflow.digest": state.digest or "",
         }
-        if state.attempt:
+        if state.attempt > 1:
             tags["dflow.attempts"] = str(state.attempt)
-        if state.acceptance:
+        if state.acceptance not in ("", "computed"):
             tags["dflow.acceptance"] = state.acceptance
         if state.source_run:
             tags["dflow.source_run"] = state.source_run
@@ -320,12 +361,13 @@ class Sender:
 
 
 def _nothing() -> dict[str, Any]:
-    return {"parent": None, "nodes": {}}
+    return {"parent": None, "nodes": {}, "combinations": {}}
 
 
 def _read_sent(folder: Path) -> dict[str, Any]:
     """mlflow.json. An older dflow counted events, in "sent": of its points some are there."""
     sent: dict[str, Any] = read_object(folder / "mlflow.json") or _nothing()
+    sent.setdefault("combinations", {})
     for child in sent["nodes"].values():
         child.setdefault("points", 0)
         child.setdefault("begun", 0)

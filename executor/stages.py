@@ -5,7 +5,7 @@ Loaded by name when the first stage starts: a run in which nothing runs needs no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dsl.graph import Graph, GraphNode
 from executor.attempt import Attempt, Work
@@ -13,6 +13,8 @@ from executor.children import Children
 from executor.display import Display
 from executor.launch import stage_environment
 from executor.machine import Capacity, Free, threads_of
+from executor.record import Record
+from executor.usage import Usage
 
 ENDED_WITHIN_S = 10.0
 
@@ -20,7 +22,9 @@ ENDED_WITHIN_S = 10.0
 class Stages:
     """Starts attempts, watches over them and ends them; only the loop's thread calls it."""
 
-    def __init__(self, graph: Graph, display: Display, tell: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, graph: Graph, record: Record, display: Display, tell: Callable[[Callable[[], None]], None]
+    ) -> None:
         self.running: dict[str, Attempt] = {}
         self._graph = graph
         self._display = display
@@ -28,6 +32,8 @@ class Stages:
         self._capacity = Capacity.of_this_machine(graph.machine)
         self._free = Free(self._capacity)
         self._children = Children(stage_environment(1))
+        self._usage = Usage(self._watched, lambda node, metrics: record.event(node, "system", metrics=metrics))
+        self._usage.start()
 
     def fits(self, node: GraphNode) -> bool:
         return self._free.fits(self._capacity.demand(node))
@@ -50,6 +56,10 @@ class Stages:
         self.running[work.node.id] = attempt
         attempt.start()
 
+    def _watched(self) -> list[tuple[str, int, Sequence[str] | None]]:
+        """Called by the thread that looks at their processes."""
+        return [found for attempt in list(self.running.values()) if (found := attempt.watched) is not None]
+
     def look_after(self) -> None:
         for attempt in self.running.values():
             attempt.look_after()
@@ -66,6 +76,7 @@ class Stages:
 
     def close(self) -> None:
         """End what still runs, which is nothing unless the loop itself failed."""
+        self._usage.close()
         self._children.close()
         for attempt in self.running.values():
             attempt.join(ENDED_WITHIN_S)

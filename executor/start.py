@@ -47,7 +47,7 @@ def _tell(session: Session) -> None:
     print_lines(
         f"run {record.run} is complete: nothing to do" if session.is_resumed else f"nothing to do: {number} cached"
     )
-    print_figures(state, state.result_nodes)
+    print_figures(state, state.result_nodes, graph=session.graph)
     parent = mlflow_ids(session.store.records, record)["parent"]
     where = f"; results in MLflow run {parent}" if parent else ""
     source = "" if is_own or state.results_run is None else f", its results are those of run {state.results_run}"

@@ -54,13 +54,9 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
     return "\n".join(lines)
 
 
-def sorted_rows(
-    graph: Graph, states: Mapping[str, NodeState], found: Sequence[Combination]
-) -> tuple[list[Row], str]:
+def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[Combination]) -> tuple[list[Row], str]:
     """The rows, the best first, those without the metric last; and the metric that they are sorted by, if any."""
-    rows = [
-        Row(each, _values(final_metrics(each.result_nodes(graph), states)), _state(each, states)) for each in found
-    ]
+    rows = [Row(each, _values(final_metrics(each.result_nodes(graph), states)), _state(each, states)) for each in found]
     asked = graph.sort_by or next((node.op.judged_by for node in graph.nodes.values() if node.op.judged_by), "")
     sort_by = asked.removeprefix("-")
     sign = 1 if asked.startswith("-") else -1

@@ -27,14 +27,16 @@ import sqlalchemy.engine
 import sqlalchemy.event
 import sqlalchemy.exc
 from google.protobuf.json_format import ParseError
-from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import DatasetInput, InputTag, LoggedModelOutput, Metric, Param, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 
 from dsl.errors import StoreError
+from dsl.logged_model import LoggedModel
 from dsl.secrets import resolved_text
 from executor.content import MANIFEST
 from executor.jsonlines import read_json, write_json
+from executor.model_files import ModelFiles, mlmodel, model_name
 from executor.node_facts import Dataset
 from executor.points import Point
 
@@ -47,6 +49,9 @@ TAG_LENGTH = 5000
 DIGEST_LENGTH = 36  # of a dataset
 FOUND_AT_ONCE = 1000
 LOCK_TIMEOUT_S = 60
+NOTE = "mlflow.note.content"
+Place = tuple[str, str]  # "node" and its id, "combination" and its name
+WHOLE: Place = ("run", "")
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 # How the HTTP library tells which server it did not reach, and what the operating system said.
 AWAY = re.compile(r"host='([^']+)', port=(\d+)")
@@ -90,14 +95,14 @@ class Tracker:
         has_place = urlsplit(self._uri).scheme in ("http", "https", "file")
         return None if has_place else (self._store / "mlartifacts").as_uri()
 
-    def runs_of(self, experiment: str, run: str) -> dict[str | None, list[str]]:
-        """Ids of the MLflow runs of a run of dflow: by node, and under None those of the run as a whole."""
-        found: dict[str | None, list[str]] = {}
+    def runs_of(self, experiment: str, run: str) -> dict[Place, list[str]]:
+        """Ids of the MLflow runs of a run of dflow, by what they stand for."""
+        found: dict[Place, list[str]] = {}
         token = None
         while True:
             page = self.client.search_runs([experiment], f"tags.`dflow.run` = '{run}'", 1, FOUND_AT_ONCE, None, token)
             for entry in page:
-                found.setdefault(entry.data.tags.get("dflow.node"), []).append(str(entry.info.run_id))
+                found.setdefault(_place(entry.data.tags), []).append(str(entry.info.run_id))
             token = page.token
             if not token:
                 return found
@@ -161,6 +166,63 @@ class Tracker:
             self.client.log_batch(run_id, metrics=fresh[start : start + METRICS_IN_A_BATCH])
         self.sent["points"] += len(fresh)
 
+    def log_model_results(
+        self, run_id: str, model_id: str, results: Sequence[tuple[float, Mapping[str, float]]]
+    ) -> None:
+        """As log_results, linked to a model: what the model has of this run already is not sent again."""
+        there = self.client.get_logged_model(model_id).metrics or []
+        has = {metric.key: metric.value for metric in there if metric.run_id == run_id}
+        for when, values in results:
+            metrics = [
+                Metric(metric.key, metric.value, metric.timestamp, 0, model_id=model_id)
+                for metric in _metrics(Point(when, 0, values))
+                if not _is_latest(metric, has)
+            ]
+            for start in range(0, len(metrics), METRICS_IN_A_BATCH):
+                self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_IN_A_BATCH])
+            self.sent["points"] += len(metrics)
+
+    def logged_model(self, experiment: str, name: str, digest: str, model: LoggedModel, files: ModelFiles) -> str:
+        """The id of the model with that digest, which is made where there is none in the experiment.
+
+        A model that a call was killed in the making of is finished.
+        """
+        with _locked(self._store, self._uri):
+            found = self.client.search_logged_models([experiment], f"tags.`dflow.digest` = '{digest}'", max_results=1)
+            entry = found[0] if found else None
+            if entry is None:
+                tags = _cut({**model.tags, "dflow.digest": digest})
+                params = {key: value[:PARAM_LENGTH] for key, value in model.params.items()}
+                entry = self.client.create_logged_model(
+                    experiment, model_name(name), files.maker, tags, params, model.kind
+                )
+        if str(entry.status) != "READY":
+            with tempfile.TemporaryDirectory() as temporary:
+                for file, path in files.small.items():
+                    (Path(temporary) / file).parent.mkdir(parents=True, exist_ok=True)
+                    (Path(temporary) / file).symlink_to(path.absolute())
+                write_json(Path(temporary) / "MLmodel", mlmodel(entry.model_id, model))
+                write_json(Path(temporary) / "references.json", files.large)
+                self.client.log_model_artifacts(entry.model_id, temporary)
+            self.client.finalize_logged_model(entry.model_id, "READY")
+        return str(entry.model_id)
+
+    def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
+        if tags:
+            self.client.set_logged_model_tags(model_id, _cut(tags))
+
+    def log_output(self, run_id: str, model_id: str) -> None:
+        """That a run made the model, or that it is one of those it has to show."""
+        outputs = self.client.get_run(run_id).outputs
+        there = {output.model_id for output in outputs.model_outputs} if outputs is not None else set()
+        if model_id not in there:
+            self.client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
+
+    def log_note(self, run_id: str, note: str, known: Sequence[str]) -> None:
+        """Describe the run, unless somebody wrote another description than those that are known."""
+        if self.client.get_run(run_id).data.tags.get(NOTE, "") in known:
+            self.log_tags(run_id, {NOTE: note})
+
     def log_inputs(self, run_id: str, read: Iterable[Dataset]) -> None:
         inputs = []
         for each in read:
@@ -188,6 +250,14 @@ class Tracker:
             else:  # the client would ask for the whole run first, to learn its place
                 get_artifact_repository(place, tracking_uri=self._uri).log_artifacts(temporary)
         self.sent["files"] += len(there)
+
+
+def _place(tags: Mapping[str, str]) -> Place:
+    """What a run of MLflow stands for."""
+    for kind in ("node", "combination"):
+        if f"dflow.{kind}" in tags:
+            return kind, tags[f"dflow.{kind}"]
+    return WHOLE
 
 
 def artifact_files(folder: Path) -> tuple[dict[str, Path], dict[str, Any]]:

@@ -1,0 +1,104 @@
+"""What MLflow holds of a run as a whole, and of each combination of its sweep, when it has ended.
+
+The final metrics, linked to the model that they judge, a description, and the report. As all that is sent, each of it
+may be sent again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.graph import Graph, GraphNode
+from dsl.logged_model import logged_model
+from executor.combinations import final_metrics
+from executor.keys import PROJECT
+from executor.model_files import ModelFiles
+from executor.note import REPORT
+from executor.record import Record
+from executor.track import Tracker, artifact_files
+
+REPORT_WITHIN_S = 45.0
+FAILED = "failed"
+ARTIFACT = "artifact/"
+
+
+def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph, node: GraphNode, digest: str) -> None:
+    """The artifact of a node that is done as a logged model, where it is one. sent: that of the run as a whole."""
+    folder = store / "objects" / digest
+    child = sent["nodes"][node.id]
+    model = logged_model(node.op, folder) if folder.is_dir() else None
+    if model is None:
+        return
+    small, large = artifact_files(folder)
+    files = ModelFiles(child["run_id"], {name.removeprefix(ARTIFACT): path for name, path in small.items()}, large)
+    name = f"{graph.name}-{node.id}"
+    child["model"] = tracker.logged_model(sent["experiment"], name, digest, model, files)
+    tracker.log_output(child["run_id"], child["model"])
+
+
+def send_metrics(
+    tracker: Tracker, run_id: str, sent: Mapping[str, Any], record: Record, graph: Graph, nodes: Iterable[GraphNode]
+) -> None:
+    """The final metrics of these nodes at a run; those of nodes below a model are that model's too."""
+    states = record.state.nodes
+    by_node: dict[str, dict[str, float]] = {}
+    for name, (node_id, value) in final_metrics(nodes, states).items():
+        by_node.setdefault(node_id, {})[name] = value
+    results = {node_id: (states[node_id].ended or record.state.started, values) for node_id, values in by_node.items()}
+    for model_node in [node.id for node in graph.nodes.values() if sent["nodes"].get(node.id, {}).get("model")]:
+        judged = [result for node_id, result in results.items() if node_id in graph.below(model_node)]
+        model_id = sent["nodes"][model_node]["model"]
+        if judged:
+            tracker.log_model_results(run_id, model_id, judged)
+            tracker.tag_model(model_id, _judgement(graph, judged))
+            tracker.log_output(run_id, model_id)
+    tracker.log_results(run_id, results.values())
+
+
+def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, str]:
+    """The figures by which ops say that a result is judged: tau, say."""
+    telling = {node.op.judged_by.removeprefix("-") for node in graph.nodes.values()}
+    return {name: f"{value:.4g}" for _, values in judged for name, value in values.items() if name in telling}
+
+
+def send_note(tracker: Tracker, run_id: str, sent: dict[str, Any], note: str, save: Callable[[], None]) -> None:
+    """sent: that of the run with this id, which holds the descriptions that may be there."""
+    last = sent.get("notes", [""])
+    sent["notes"] = [*last[-1:], note]
+    save()
+    tracker.log_note(run_id, note, sent["notes"])
+
+
+def send_report(tracker: Tracker, store: Path, record: Record, sent: dict[str, Any]) -> str | None:
+    """The report of the run as an artifact; a warning where it could not be written.
+
+    A process of its own writes it: whatever ops make of their sections, MLflow gets the rest.
+    """
+    command = [sys.executable, "-m", "executor.cli", "report", record.run, "--store", str(store)]
+    path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    file = record.folder / REPORT
+    try:
+        done = subprocess.run(
+            [*command, "-o", str(file)],
+            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=REPORT_WITHIN_S,
+            check=False,
+        )
+        why = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {REPORT_WITHIN_S:.0f} s"
+    if why:
+        sent["report"] = FAILED
+        return f"the report of the run could not be written ({why}); try it: dflow report {record.run}"
+    tracker.log_files(sent["parent"], {REPORT: file}, {})
+    sent["report"] = time.time()
+    return None

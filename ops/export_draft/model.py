@@ -1,0 +1,41 @@
+"""What MLflow shows of a draft as a logged model: its signature, what it is, and how it is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsl.logged_model import LoggedModel, Tensor
+from ops.dflash.config import from_serving
+from ops.files import read_json
+
+KIND = "dflash-draft"
+SHELL_BEGIN, SHELL_END = "```sh\n", "\n```"  # of the model card
+
+
+def draft_model(folder: Path) -> LoggedModel:
+    """Of a serving directory. A step takes the target's hidden states and an anchor token, and proposes tokens."""
+    serving = read_json(folder / "config.json")
+    draft = from_serving(serving)
+    width = len(draft.target_layer_ids) * draft.hidden_size
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    return LoggedModel(
+        kind=KIND,
+        inputs=(
+            Tensor("context_features", str(serving["dtype"]), (-1, width)),
+            Tensor("anchor_token", "int64", (1,)),
+        ),
+        outputs=(Tensor("proposed_tokens", "int64", (draft.block_size - 1,)),),
+        params={
+            "block_size": str(draft.block_size),
+            "layers": str(draft.num_hidden_layers),
+            "target_layer_ids": ", ".join(map(str, draft.target_layer_ids)),
+            "mask_token_id": str(draft.mask_token_id),
+            "dtype": str(serving["dtype"]),
+        },
+        tags={
+            "block_size": str(draft.block_size),
+            "target": serving["dflow"]["target"],
+            "serve": card.partition(SHELL_BEGIN)[2].partition(SHELL_END)[0],
+            "path": str(folder),
+        },
+    )
