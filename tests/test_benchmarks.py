@@ -65,6 +65,22 @@ def test_sides_count_the_same_correct_slots(benchmark):
     assert 1 == len(set(counts.values()))
 
 
+def test_decoding_in_batches_is_measured_beside_one_by_one_and_gives_the_same_answers(tmp_path):
+    options = ["--prompts=5", "--new-tokens=8", "--batches", "2", "5", "--hidden=32", "--rounds=2"]
+    command = [sys.executable, "benchmarks/evaluate.py", *options, f"--json={tmp_path / 'figures.json'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {"plain 2", "plain 5", "speculative 2", "speculative 5"} == set(figures)
+    for name, found in figures.items():
+        pairs = zip(found["batched"], found["single"], strict=True)
+        assert found["ratio"] == pytest.approx(statistics.median(ours / theirs for ours, theirs in pairs))
+        assert (5, []) == (found["answers"], found["margins_of_differing"])
+        kind, size = name.split()
+        row = next(line for line in done.stdout.splitlines() if line.startswith(f"| {kind:<11} | {size:<5} |"))
+        assert f"{found['ratio']:.2f}" == row.split("|")[5].strip()
+
+
 def test_capture_by_token_budget_is_measured_beside_one_by_one_and_gives_the_same_features(tmp_path):
     options = ["--samples=12", "--tokens", "8", "20", "--hidden=32", "--layers=6", "--rounds=2"]
     command = [sys.executable, "benchmarks/capture.py", *options, f"--json={tmp_path / 'figures.json'}"]

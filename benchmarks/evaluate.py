@@ -1,0 +1,176 @@
+"""Decoding in batches against one prompt at a time, plain and speculative: CPU seconds for the same answers.
+
+    python benchmarks/evaluate.py                                  # a random target of the built-in pipeline's size
+    python benchmarks/evaluate.py --target T --draft D --tokens K  # artifacts of a run: folders of its store
+    python benchmarks/evaluate.py --prompts 32 --batches 4 16 --rounds 5 --json figures.json
+
+One by one are the slow references, `decode_plain` and `decode_speculative`. A round runs every side once, in an order
+that turns from round to round; ratios are medians of the rounds' ratios. Answers of the two are compared: how many
+differ, and how near the two best logits were at the first token that does. A random draft has next to nothing
+accepted, so with it a speculative step yields one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+
+from benchmarks.capture import Shapes, make_samples, small_target
+from benchmarks.rounds import table
+from ops.artifacts import TargetModel, TokenShards
+from ops.dflash.config import DraftConfig
+from ops.dflash.decode import Decoded, decode_plain, decode_speculative
+from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
+from ops.dflash.load import load_draft, random_draft
+from ops.dflash.model import DraftModel
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader, TokenSample
+
+GOAL = 0.5
+Side = Callable[[], list[Decoded]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    torch.set_num_threads(arguments.threads)
+    case = from_run(arguments) if arguments.target else by_chance(arguments)
+    figures, rows = {}, [("decoding", "batch", "one by one", "in batches", "ratio", f"goal <= {GOAL:g}", "differ")]
+    for kind in ("plain", "speculative"):
+        sides = sides_of(case, kind, arguments.new_tokens, arguments.batches)
+        seconds, answers = measure(sides, arguments.rounds)
+        for size in arguments.batches:
+            ratio = statistics.median(ours / single for ours, single in zip(seconds[size], seconds[None], strict=True))
+            differ = [margin for pair in zip(answers[None], answers[size], strict=True) for margin in difference(*pair)]
+            figures[f"{kind} {size}"] = {
+                "single": seconds[None],
+                "batched": seconds[size],
+                "ratio": ratio,
+                "answers": len(answers[size]),
+                "margins_of_differing": differ,
+            }
+            times = [f"{statistics.median(seconds[side]):.2f} s" for side in (None, size)]
+            nearness = f"{len(differ)} of {len(answers[size])}" + (f", margins to {max(differ):.0e}" if differ else "")
+            rows.append((kind, str(size), *times, f"{ratio:.2f}", "holds" if ratio <= GOAL else "missed", nearness))
+        print(f"{kind}: {statistics.mean(len(one.tokens) for one in answers[None]):.1f} tokens an answer", flush=True)
+    steps = sum(one.steps for one in answers[None])
+    print(f"tau {sum(one.generated for one in answers[None]) / max(steps, 1):.2f}")
+    print(table(rows))
+    print(f"{len(case.samples)} prompts, {arguments.threads} threads, {arguments.rounds} rounds; CPU seconds")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+@frozen
+class Case:
+    """What is decoded."""
+
+    target: Target
+    draft: DraftModel
+    samples: list[TokenSample]
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("target", "draft", "tokens"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="an artifact; all three or none")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=64, help="behind the first of an answer, at most")
+    parser.add_argument("--batches", type=int, nargs="+", default=(8, 32), help="prompts of a batch, one row each")
+    parser.add_argument("--hidden", type=int, default=128, help="hidden size of a random target; the built-in one's")
+    parser.add_argument("--layers", type=int, default=8, help="and its number of layers")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
+    arguments = parser.parse_args(argv)
+    if len({bool(arguments.target), bool(arguments.draft), bool(arguments.tokens)}) > 1:
+        parser.error("--target, --draft and --tokens: all three or none")
+    return arguments
+
+
+def from_run(arguments: argparse.Namespace) -> Case:
+    """Test prompts of a run."""
+    reader = TokenReader(TokenShards(arguments.tokens, "benchmark"), "test")
+    samples = [reader.sample(index) for index in range(min(arguments.prompts, len(reader)))]
+    target = Target.load(TargetModel(arguments.target, "benchmark"))
+    return Case(target, load_draft(arguments.draft), samples)
+
+
+def by_chance(arguments: argparse.Namespace) -> Case:
+    """Random weights and prompts, half of them with an image; one token in 40 ends an answer."""
+    target = small_target(arguments.hidden, arguments.layers)
+    with torch.no_grad():  # so large that answers do not repeat themselves
+        for weight in target.model.parameters():
+            if weight.ndim == 2:
+                weight.normal_(std=2 * weight.shape[1] ** -0.5)
+    vocabulary = Shapes().vocabulary
+    target = evolve(target, info={**target.info, "eos_token_ids": list(range(39, vocabulary, 40))})
+    draft = DraftConfig(
+        hidden_size=arguments.hidden,
+        num_hidden_layers=1,
+        num_attention_heads=max(1, arguments.hidden // 32),
+        num_key_value_heads=max(1, arguments.hidden // 64),
+        head_dim=32,
+        intermediate_size=3 * arguments.hidden,
+        vocab_size=vocabulary,
+        block_size=8,
+        mask_token_id=0,
+        target_layer_ids=tuple(range(1, arguments.layers - 2)),
+        num_target_layers=arguments.layers,
+        max_position_embeddings=4096,
+    )
+    samples = [
+        evolve(sample, prompt_tokens=len(sample.input_ids))
+        for sample in make_samples(arguments.prompts, (16, 48), (False, True))
+    ]
+    return Case(target, random_draft(draft, 0), samples)
+
+
+def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> dict[int | None, Side]:
+    """What is measured, by the prompts of a batch; None: the references."""
+    settings = DecodeSettings(new_tokens)
+
+    def single() -> list[Decoded]:
+        if kind == "plain":
+            return [decode_plain(case.target, sample, new_tokens) for sample in case.samples]
+        return [decode_speculative(case.target, case.draft, sample, new_tokens) for sample in case.samples]
+
+    def batched(size: int) -> list[Decoded]:
+        cut = [case.samples[start : start + size] for start in range(0, len(case.samples), size)]
+        if kind == "plain":
+            return [one for batch in cut for one in decode_plain_batch(case.target, batch, settings)]
+        return [one for batch in cut for one in decode_speculative_batch(case.target, case.draft, batch, settings)]
+
+    return {None: single, **{size: lambda size=size: batched(size) for size in batches}}
+
+
+def measure(sides: dict[int | None, Side], rounds: int) -> tuple[dict[Any, list[float]], dict[Any, list[Decoded]]]:
+    """CPU seconds of every round by side, and the answers, which are the same in every round."""
+    answers = {name: decode() for name, decode in sides.items()}  # warm up
+    seconds: dict[Any, list[float]] = {name: [] for name in sides}
+    order = list(sides)
+    for index in range(rounds):
+        start = index % len(order)
+        for name in (*order[start:], *order[:start]):
+            began = time.process_time()
+            sides[name]()
+            seconds[name].append(time.process_time() - began)
+    return seconds, answers
+
+
+def difference(single: Decoded, batched: Decoded) -> list[float]:
+    """The margin at the first token that differs; nothing where none does."""
+    places = range(min(len(single.tokens), len(batched.tokens)))
+    return [single.margins[place] for place in places if single.tokens[place] != batched.tokens[place]][:1]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
