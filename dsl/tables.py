@@ -14,6 +14,7 @@ from dsl.errors import Mistake
 from dsl.launch import Machine
 from dsl.op import config_fields
 from dsl.pipeline import Pipeline, check_tags
+from dsl.tracking_uri import check_tracking_uri
 from dsl.written import WrittenNode, table_mistakes
 
 
@@ -30,12 +31,16 @@ def _are_tags(_table: MlflowTable, _field: attrs.Attribute[dict[str, str]], tags
     check_tags(tags)
 
 
+def _is_known(_table: MlflowTable, _field: attrs.Attribute[str], uri: str) -> None:
+    check_tracking_uri(uri)
+
+
 @frozen(kw_only=True)
 class MlflowTable:
     """The table `[mlflow]`: the pipeline's name and SQLite in the store unless given; tags and notes of its runs."""
 
     experiment: str | None = None
-    tracking_uri: str | None = None
+    tracking_uri: str | None = attrs.field(default=None, validator=validators.optional(_is_known))
     tags: dict[str, str] = attrs.field(factory=dict, validator=_are_tags)
     notes: str = ""
 

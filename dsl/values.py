@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -78,6 +78,7 @@ class _Interpolation:
             if node.template:
                 self.copies.setdefault(node.template, []).append(node.id)
         self.mistakes: list[Mistake] = []
+        self.refused: list[_Refused] = []  # of the value that is filled in at the moment
         self.waiting: dict[Cell, Any] = {}
         for owner, node in owners.items():
             cells = {(owner, name): value for name, value in node.values.items() if has_reference(value)}
@@ -112,12 +113,14 @@ class _Interpolation:
     def _finish(self, cell: Cell) -> None:
         value = self.waiting.pop(cell)
         node = self.owners[cell[0]]
-        try:
-            self._store(cell, self._filled(value, self._type_of(cell), cell))
-        except _Refused as refused:
-            self._take_out(cell)
-            if refused.message:
-                self.mistakes.append(node.mistake(cell[1], refused.message, refused.hint))
+        self.refused = []
+        filled = self._filled(value, self._type_of(cell), cell)
+        if not self.refused:
+            self._store(cell, filled)
+            return
+        self._take_out(cell)
+        told = dict.fromkeys((refused.message, refused.hint) for refused in self.refused if refused.message)
+        self.mistakes += [node.mistake(cell[1], *each) for each in told]
 
     def _report_cycle(self, cells: list[Cell]) -> None:
         names = [".".join(cell) for cell in cells]
@@ -161,10 +164,30 @@ class _Interpolation:
         return value
 
     def _filled_text(self, text: str, expected: Any, cell: Cell) -> Any:
+        """What is refused is put down, and stays as it is written."""
         whole = TOKEN.fullmatch(text)
         if whole is not None and not whole["escape"]:
-            return self._meaning(whole, expected, cell)
-        return TOKEN.sub(lambda token: self._as_text(token, cell), text)
+            return self._or_refused(whole, lambda token: self._as_whole(token, expected, cell))
+        return TOKEN.sub(lambda token: str(self._or_refused(token, lambda token: self._as_text(token, cell))), text)
+
+    def _or_refused(self, token: re.Match[str], meaning: Callable[[re.Match[str]], Any]) -> Any:
+        try:
+            return meaning(token)
+        except _Refused as refused:
+            self.refused.append(refused)
+            return token[0]
+
+    def _as_whole(self, token: re.Match[str], expected: Any, cell: Cell) -> Any:
+        value = self._meaning(token, expected, cell)
+        variable = ENVIRONMENT.fullmatch(token["body"])
+        if variable is None or secret_names(token[0]) or self._field(self.owners[cell[0]], cell[1]) is None:
+            return value
+        message = type_mistake(lists_to_tuples(value), expected)
+        if message is not None:
+            takes_text = type_mistake(os.environ[variable[1]], expected) is None
+            hint = f"as a text it has quotes of its own: {variable[1]}='\"...\"'" if takes_text else ""
+            raise _Refused(f"{token[0]}: {message}", hint)
+        return value
 
     def _as_text(self, token: re.Match[str], cell: Cell) -> str:
         if token["escape"]:  # what would be a secret keeps its second $ until the stage runs

@@ -135,8 +135,17 @@ def test_a_chain_of_thousands_of_references_is_followed(tmp_path: Path) -> None:
     ("line", "expected"),
     [
         ('most = "${env:COUNTS}"', 'the environment variable COUNTS is not set (did you mean "COUNT"?)'),
-        ('most = "${env:WORD}"', 'expected int or none, got "two words"'),
-        ('most = "${env:RATE}"', "expected int or none, got 0.001 (float)"),
+        ('most = "${env:WORD}"', '${env:WORD}: expected int or none, got "two words"'),
+        ('most = "${env:RATE}"', "${env:RATE}: expected int or none, got 0.001 (float)"),
+        (
+            'title = "${env:COUNT}"',
+            "${env:COUNT}: expected str, got 3 (int) (as a text it has quotes of its own: COUNT='\"...\"')",
+        ),
+        (
+            'names = ["a", "${env:COUNT}"]',
+            "${env:COUNT}: expected str, got 3 (int) (as a text it has quotes of its own: COUNT='\"...\"')",
+        ),
+        ('tile = "${env:COUNT}"', 'unknown key (did you mean "title"?)'),
         ('most = "${a.share}"', "expected int or none, got 0.25 (float)"),
         ('most = "${aa.share}"', 'there is no node "aa" (did you mean "a"?)'),
         ('most = "${a.shares}"', 'node "a": "shares" is no field of it (did you mean "share"?)'),
@@ -168,6 +177,16 @@ def test_wrong_references_are_told_together_and_what_hangs_on_them_is_not_told_a
     assert mistakes(tmp_path, *lines, more=more) == [
         '14:1: node.n.share: the environment variable COUNTS is not set (did you mean "COUNT"?)',
         "18:1: node.c.needed: the values refer to each other: c.needed -> d.needed -> c.needed",
+    ]
+
+
+def test_all_that_is_wrong_within_one_value_is_told(tmp_path: Path) -> None:
+    lines = ['title = "${zz.text} ${a.foo} ${zz.text}"', 'names = ["${zz.text}", "${env:COUNTS}", "${env:WORD}"]']
+    assert mistakes(tmp_path, *lines) == [
+        '13:1: node.n.title: there is no node "zz"',
+        '13:1: node.n.title: node "a": "foo" is no field of it',
+        '14:1: node.n.names: there is no node "zz"',
+        '14:1: node.n.names: the environment variable COUNTS is not set (did you mean "COUNT"?)',
     ]
 
 
