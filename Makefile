@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test faults test-sglang check check-slow install
+.PHONY: run test faults test-sglang check check-slow generated install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
@@ -26,6 +26,11 @@ check: .venv/installed
 
 check-slow: .venv/installed
 	$(BIN)/python -m pytest
+
+# What is written from the ops: the schema of pipeline files and the reference of their fields.
+generated: .venv/installed
+	$(BIN)/dflow schema > pipelines/dflow.schema.json
+	$(BIN)/dflow ops --markdown > docs/reference.md
 
 install: .venv/installed
 

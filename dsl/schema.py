@@ -45,6 +45,26 @@ LAUNCH_HELP = {
     "retry_wait": "seconds before the first retry, doubled for each next one",
     "timeout": "seconds after which an attempt is ended; 0: never",
 }
+SIZE: Schema = {"pattern": r"^\s*[0-9]+(\.[0-9]+)? ?([KMGTkmgt][iI]?)?[bB]?\s*$|\$\{.+\}"}  # dsl/sizes.py
+LAUNCH_LIMITS: Mapping[str, Schema] = {"memory": SIZE, "retry_wait": {"minimum": 0}, "timeout": {"minimum": 0}}
+SEVERAL: Schema = {"type": "number", "minimum": 2}
+TORCHRUN: Schema = {"properties": {"kind": {"anyOf": [{"const": "torchrun"}, REFERENCE]}}, "required": ["kind"]}
+# What dsl/launch.py asks of several values of a launch.
+TOGETHER = [
+    *(
+        {"if": {"properties": {name: SEVERAL}, "required": [name]}, "then": TORCHRUN}
+        for name in ("nproc", "nnodes", "sp_degree")
+    ),
+    {
+        "if": {"properties": {"rendezvous": {"minLength": 1}}, "required": ["rendezvous"]},
+        "then": {"properties": {"nnodes": {"anyOf": [SEVERAL, REFERENCE]}}, "required": ["nnodes"]},
+    },
+    {
+        "if": {"properties": {"device": {"const": "cpu"}}, "required": ["device"]},
+        "then": {"properties": {"gpus": {"maximum": 0}}},
+    },
+]
+SWEPT: Schema = {"type": ["array", "object"], "minItems": 1, "uniqueItems": True}
 TABLE_HELP = {
     "pipeline": "what the pipeline is called, its seed and its own op files",
     "mlflow": "what MLflow is told of the pipeline's runs",
@@ -67,7 +87,7 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
                 help="groups of variants: every node that one changes, and all below it, is copied for each",
             ),
             "sweep": {
-                **_table_of({"type": "object"}, help="node.field = [values]: a copy for every value"),
+                **_table_of(_table_of(SWEPT), help="node.field = [values]: a copy for every value"),
                 "properties": {
                     SORT: {
                         "type": ["string", "object"],
@@ -77,10 +97,15 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
             },
         },
         "additionalProperties": False,
-        "anyOf": [{"required": ["extends"]}, {"required": ["pipeline", "node"]}],
+        "if": {"required": ["extends"]},
+        "else": {
+            "required": ["pipeline", "node"],
+            "properties": {"node": {"additionalProperties": {"$ref": "#/definitions/whole_node"}}},
+        },
         "definitions": {
             "launch": _launch(),
             "node": _node(ops),
+            "whole_node": _whole_node(ops),
             "change": {"type": "object", "properties": {"op": _op_names(ops), "launch": LAUNCH}},
             **{f"op.{name}": _op(spec) for name, spec in ops.items()},
         },
@@ -108,29 +133,60 @@ def _node(ops: Mapping[str, OpSpec]) -> Schema:
     }
 
 
+def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
+    """What a node must hold in a file that extends none, where nothing else can give it."""
+    required = {
+        name: [
+            *(edge.name for edge in spec.edges.values() if not edge.optional),
+            *(field.name for field in spec.fields.values() if field.required),
+        ]
+        for name, spec in ops.items()
+    }
+    return {
+        "required": ["op"],
+        "properties": {"launch": {"allOf": TOGETHER}},
+        "allOf": [
+            {"if": {"properties": {"op": {"const": name}}, "required": ["op"]}, "then": {"required": names}}
+            for name, names in required.items()
+            if names
+        ],
+    }
+
+
 def _op_names(ops: Mapping[str, OpSpec]) -> Schema:
     return {"type": "string", "enum": list(ops), "description": "what the node computes: `dflow ops` lists them"}
 
 
 def _op(spec: OpSpec) -> Schema:
-    """Required keys are not asked for: the file that is extended may give them."""
+    """Required keys are not asked for here: the file that is extended may give them."""
     schema = _object(spec.config_class, spec.fields)
     edges = {edge.name: _edge(edge) for edge in spec.edges.values()}
-    named = {"op": {"const": spec.name, "description": spec.help}, "launch": {}}
+    named = {"op": {"const": spec.name, "description": spec.help}, "launch": {"properties": _refused_launches(spec)}}
     return {**schema, "properties": {**named, **edges, **schema["properties"]}, "description": spec.help}
+
+
+def _refused_launches(spec: OpSpec) -> Schema:
+    """What of a launch the op does not do."""
+    refused: Schema = {}
+    if spec.single_process:
+        refused["kind"] = {"not": {"const": "torchrun"}}
+    if not spec.sequence_parallel:
+        refused["sp_degree"] = {"maximum": 1}
+    return refused
 
 
 def _edge(edge: Edge) -> Schema:
     help = f"reads {edge.type.__name__}" + (", optional" if edge.optional else "")
     if edge.many:
-        return {"type": "array", "items": NODE, "description": f"{help}, from every node of the list"}
+        least = {} if edge.optional else {"minItems": 1}
+        return {"type": "array", "items": NODE, **least, "description": f"{help}, from every node of the list"}
     return {**NODE, "description": help}
 
 
 def _launch() -> Schema:
     schema = _object(Launch, config_fields(Launch))
     for name, help in LAUNCH_HELP.items():
-        schema["properties"][name]["description"] = help
+        schema["properties"][name] |= {"description": help, **LAUNCH_LIMITS.get(name, {})}
     return {**schema, "description": "how the stage runs; outside the key"}
 
 
@@ -142,6 +198,8 @@ def _object(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
 def _field(field: ConfigField) -> Schema:
     """The type, or a text that stands for a value of it."""
     schema = _ranged(_type(field.type), field.validator)
+    if field.external and schema == {"type": "string"}:
+        schema = {**schema, "minLength": 1, "pattern": r"^[^\u0000]*$"}
     if schema != {"type": "string"} and schema:
         schema = {"anyOf": [schema, REFERENCE]}
     if field.help:

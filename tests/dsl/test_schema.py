@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tomli
-from corpus import CORPUS
+from corpus import CASES, CORPUS
 from jsonschema import Draft7Validator
 
 from dsl.op_table import all_ops
@@ -16,17 +16,30 @@ from dsl.read_toml import op_files_of
 from dsl.schema import LAUNCH_HELP, pipeline_schema
 from dsl.written import LAUNCH_FIELDS
 
-PIPELINES = sorted((Path(__file__).resolve().parents[2] / "pipelines").glob("*.toml"))
-# Of the corpus: what a schema can know. It says nothing of 8.0 for an int, of nan, of nodes, files and other fields.
-REFUSED = [
-    *("float_for_int", "bool_for_int", "text_for_bool", "int_for_bool", "text_for_float", "list_for_int"),
-    *("table_for_text", "wrong_member_of_a_list", "wrong_member_of_a_table", "text_for_a_list"),
-    *("not_one_of_the_choices", "above_the_range", "below_the_range", "empty_text", "very_long_list"),
-    *("unknown_key_near_another", "unknown_key_near_none", "quoted_key_of_unicode", "unknown_op", "op_that_is_no_text"),
-    *("node_that_is_no_table", "node_id_with_blanks", "reference_without_at", "one_reference_for_a_list"),
-    *("list_for_one_reference", "unknown_launch_key", "launch_that_is_no_table", "machine", "tables", "tags"),
-    *("no_pipeline_table", "inline_tables_and_dotted_keys", "tabs_and_unicode_before_a_key"),
-]
+ROOT = Path(__file__).resolve().parents[2]
+PIPELINES = sorted((ROOT / "pipelines").glob("*.toml"))
+# What of the corpus no schema can see, since it sees one file, as JSON, and no values beside each other in two nodes.
+UNSEEN = {
+    "another node": [
+        "cycle",
+        "cycles_in_two_knots",
+        "node_that_reads_itself",
+        "unknown_node",
+        "values",
+        "wrong_artifact",
+    ],
+    "another file": ["extends_broken_toml", "extends_in_a_circle", "extends_missing"],
+    "what lies on the disk": ["missing_file", "neither_path_nor_model_id", "path_that_is_too_long"],
+    "whether a text is a model id or a folder": ["model_id_with_a_branch", "model_id_without_commit"],
+    "the environment": ["secrets"],
+    "arguments": ["argument_of_several_lines", "arguments", "sweep_argument", "to_an_unknown_node"],
+    "the op behind a change": ["for_each"],
+    "8.0 and 8 are one number of JSON, which has no nan and no bits": [
+        *("whole_float_for_int", "nan", "int_of_more_than_64_bits"),
+    ],
+    "arithmetic": ["more_than_the_machine", "sp_degree_that_does_not_divide"],
+    "the ends of lines": ["toml_old_mac_line_ends"],
+}
 
 
 def wrong(schema: dict[str, Any], file: Path) -> list[str]:
@@ -52,9 +65,49 @@ def test_every_shipped_pipeline_fits_the_schema(schema: dict[str, Any], file: Pa
     assert wrong(schema, file) == []
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_by_itself_does_not_fit(corpus_schema: dict[str, Any], case: str) -> None:
-    assert wrong(corpus_schema, CORPUS / case / "pipeline.toml") != []
+def test_the_schema_refuses_every_mistake_of_the_corpus_but_those_that_no_schema_sees(
+    corpus_schema: dict[str, Any],
+) -> None:
+    judged = {case.name: wrong(corpus_schema, case / "pipeline.toml") for case in CASES if is_toml(case)}
+    unseen = {case for cases in UNSEEN.values() for case in cases}
+    assert unseen == {case for case, paths in judged.items() if not paths}
+    assert len(judged) - len(unseen) >= 60
+
+
+def is_toml(case: Path) -> bool:
+    """The editor itself tells of a file that is none."""
+    try:
+        tomli.loads((case / "pipeline.toml").read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def test_the_schema_in_the_repository_is_that_of_the_ops(schema: dict[str, Any]) -> None:
+    kept = json.loads((ROOT / "pipelines" / "dflow.schema.json").read_text("utf-8"))
+    assert schema == kept, "run `make generated`"
+
+
+@pytest.mark.parametrize("file", PIPELINES, ids=lambda file: file.name)
+def test_every_shipped_pipeline_names_the_schema_in_its_first_line(file: Path) -> None:
+    first = file.read_text("utf-8").splitlines()[0]
+    assert first.startswith("#:schema ./")
+    assert (ROOT / "pipelines" / "dflow.schema.json") == (file.parent / first.removeprefix("#:schema ")).resolve()
+
+
+def test_what_a_base_gives_is_not_asked_of_a_file_that_extends_it(schema: dict[str, Any]) -> None:
+    node = {"train": {"op": "train_dflash", "launch": {"nproc": 2}}}
+    assert [] == messages(schema, {"extends": "base.toml", "node": node})
+    told = messages(schema, {"pipeline": {"name": "x"}, "node": node})
+    assert [
+        "'batches' is a required property",
+        "'kind' is a required property",
+        "'target' is a required property",
+    ] == told
+
+
+def messages(schema: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    return sorted(error.message for error in Draft7Validator(schema).iter_errors(values))
 
 
 def test_a_wrong_value_is_refused_at_its_own_key(corpus_schema: dict[str, Any]) -> None:
