@@ -75,7 +75,10 @@ def decode_speculative_batch(
 
 
 def _batches(target: Target, samples: Sequence[TokenSample]) -> list[Sequence[TokenSample]]:
-    """All samples at once; one by one for a target with layers that cannot leave columns out."""
+    """All samples at once; one by one for a target with layers that cannot leave columns out.
+
+    Plain answers too, although these layers could take batches there: the times of the two are compared.
+    """
     if keeps_all_columns(DynamicCache(config=target.model.config.get_text_config())):
         return [samples] if samples else []
     return [[sample] for sample in samples]
@@ -90,7 +93,7 @@ def _speculate(
     use: DraftUse,
     clock: DecodeClock | None,
 ) -> list[Decoded]:
-    """One batch. Raises nothing of its own."""
+    """One batch: prefill, then draft, verify and accept until every answer has ended."""
     answers = Answers.of(len(samples), settings.max_new_tokens + 1, target.eos_token_ids)
     room = settings.max_new_tokens + 1 + use.block_size
     choice = _choice(settings, samples, room, target.device)

@@ -80,13 +80,13 @@ class DraftRows:
         def attend(
             q_BKHD: Tensor, k_BKGD: Tensor, v_BKGD: Tensor, k_BGWD: Tensor, v_BGWD: Tensor, window: int | None
         ) -> Tensor:
-            if window not in masks:
-                masks[window] = self._visible(window)
             G, R = k_BKGD.shape[2], q_BKHD.shape[2] // k_BKGD.shape[2]
+            if window not in masks:
+                masks[window] = self._visible(window).repeat(1, 1, R, 1)
             keys = torch.cat((k_BGWD, k_BKGD.transpose(1, 2)), dim=2)
             values = torch.cat((v_BGWD, v_BKGD.transpose(1, 2)), dim=2)
             q_BGXD = q_BKHD.unflatten(2, (G, R)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # X = R * K
-            mixed = scaled_dot_product_attention(q_BGXD, keys, values, attn_mask=masks[window].repeat(1, 1, R, 1))
+            mixed = scaled_dot_product_attention(q_BGXD, keys, values, attn_mask=masks[window])
             return mixed.unflatten(2, (R, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
         return attend
