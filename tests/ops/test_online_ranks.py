@@ -30,7 +30,7 @@ from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 
 HERE = Path(__file__).parent
-MACHINE = ("tokens_per_second", "anchors_per_second", "mfu", "wait_share", "memory_gigabytes")
+MACHINE = ("tokens_per_second", "anchors_per_second", "mfu", "wait_share", "memory_gigabytes", "time_share")
 INFO = {"target_layer_ids": [0, 2], "hidden_size": 3, "final_hidden": True, "dtype": "bfloat16"}
 LENGTHS = {"train": [5, 9, 4, 7], "val": [6]}
 

@@ -138,7 +138,7 @@ def test_a_deliberate_bug_shows_in_the_gradient(ranks, bug, exchange):
 
 def columns(log):
     """step -> metrics of a training, without those of speed and memory."""
-    machine = ("train/tokens_per_second", "train/anchors_per_second", "train/mfu", "train/wait_share")
+    machine = ("train/tokens_per_second", "train/anchors_per_second", "train/mfu", "train/wait_share", "val/time_share")
     steps: dict[int, dict[str, float]] = {}
     for metrics, step in log:
         kept = {name: value for name, value in metrics.items() if name not in (*machine, "train/memory_gigabytes")}

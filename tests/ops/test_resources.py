@@ -245,3 +245,20 @@ def test_a_config_without_a_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 8, "hidden_size": 4}')
     with pytest.raises(DataError, match=r"config\.json: num_hidden_layers is missing"):
         foresee(LoadTarget(checkpoint=str(tmp_path)))
+
+
+def test_measuring_tau_needs_the_target_and_a_copy_of_the_draft_beside_a_training(tmp_path: Path) -> None:
+    config = read_config(checkpoint("qwen3", tmp_path / "target") / "config.json")
+    inputs = {"target": TargetForeseen.of(config)}
+    inputs["tokens"] = TokensForeseen(by_split=None, expected=None, longest=64, vocab_size=None)
+    inputs["features"] = FeaturesForeseen(num_layers=5, dtype="bfloat16", tokens=inputs["tokens"])
+    training = {"features": Ref("a"), "batches": Ref("b"), "target": Ref("c"), "tokens": Ref("d")}
+    silent, measuring = (
+        foresee(TrainDflash(**training, keep_checkpoints=1, **changes), inputs=inputs)
+        for changes in ({}, {"eval_every": 5, "select": "tau"})
+    )
+    assert "target" not in silent.memory
+    assert 2 * inputs["target"].sizes.parameters == measuring.memory["target"]
+    copied = 4 * draft_parameters(measuring.foreseen.shape)
+    assert copied == measuring.memory["draft that decodes"]
+    assert silent.disk["checkpoints"] * 3 == measuring.disk["checkpoints"] * 2
