@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.graph import Graph, GraphNode
-from dsl.logged_model import logged_model
+from executor.ask_model import described
 from executor.combinations import final_metrics
 from executor.keys import PROJECT
 from executor.model_files import ModelFiles
@@ -29,12 +29,15 @@ ARTIFACT = "artifact/"
 
 
 def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph, node: GraphNode, digest: str) -> None:
-    """The artifact of a node that is done as a logged model, where it is one. sent: that of the run as a whole."""
+    """The artifact of a node that is done as a logged model, where it is one. sent: that of the run as a whole.
+
+    Raises StageError where the op does not describe it.
+    """
     folder = store / "objects" / digest
     child = sent["nodes"][node.id]
-    model = logged_model(node.op, folder) if folder.is_dir() else None
-    if model is None:
+    if node.op.model is None or not folder.is_dir():
         return
+    model = described(graph, node, folder)
     small, large = artifact_files(folder)
     files = ModelFiles(child["run_id"], {name.removeprefix(ARTIFACT): path for name, path in small.items()}, large)
     name = f"{graph.name}-{node.id}"

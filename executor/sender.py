@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsl.errors import StoreError
+from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
 from executor.combinations import Combination, combinations
 from executor.content import MANIFEST
@@ -214,7 +214,7 @@ class Sender:
         state, parent = record.state, self._sent["parent"]
         alone = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
         send_metrics(tracker, parent, self._sent, record, graph, alone)
-        self._warning = send_report(tracker, self._store, record, self._sent)
+        self._warning = send_report(tracker, self._store, record, self._sent) or self._warning
         note = run_note(state, graph, self._sent["experiment"], parent)
         send_note(tracker, parent, self._sent, note, self._save)
         status = status_of(state.status)
@@ -244,13 +244,19 @@ class Sender:
             else:
                 self._close_child(tracker, record, node, state, sent, status)
                 if state.digest is not None and state.state == "done":
-                    send_model(tracker, self._store, self._sent, graph, node, state.digest)
+                    self._send_model(tracker, graph, node, state.digest)
             sent["status"] = status
             self._save()
         if len(events.accepted) > sent.get("accepted", 0):
             tracker.log_tags(sent["run_id"], {"dflow.accepted": "\n".join(map(_accepted, events.accepted))})
             sent["accepted"] = len(events.accepted)
             self._save()
+
+    def _send_model(self, tracker: Tracker, graph: Graph, node: GraphNode, digest: str) -> None:
+        try:
+            send_model(tracker, self._store, self._sent, graph, node, digest)
+        except StageError as error:
+            self._warning = f"MLflow lacks the model of {node.id}: {error}"
 
     def _made_child(
         self, tracker: Tracker, record: Record, node: GraphNode, state: NodeState, retained: int
