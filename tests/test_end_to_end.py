@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from report_page import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "pipelines" / "tiny.toml"
@@ -94,6 +95,23 @@ def test_a_smoke_run_passes_through_the_chain_and_foretells_the_full_one(store, 
     steps = int(re.search(r"train: about (\d+) steps", out)[1])
     planned = json.loads((store / "objects" / undisturbed["shard"] / "plan.json").read_text())["steps"]
     assert planned / 1.5 <= steps <= planned * 1.5
+
+
+def test_the_report_shows_every_node_and_accounts_for_every_sample(store, undisturbed, tmp_path):
+    dflow(store, "report", "-o", str(tmp_path / "report.html"))
+    page = Page.read(tmp_path / "report.html")
+    assert NODES == [row[0] for row in page.table("pipeline", "node", "op", "state")]
+    assert "missing here" not in page.text()
+    accounts = page.table("samples", "node", "in", "dropped", "kept", "train", "val", "test", "adds up")
+    assert ["yes"] * 6 == [row[7] for row in accounts]
+    assert ["ingest", "inject", "tokenize", "capture", "shard", "train"] == [row[0] for row in accounts]
+    splits = json.loads((store / "objects" / undisturbed["tokenize"] / "summary.json").read_text())["splits"]
+    training = json.loads((store / "objects" / undisturbed["train"] / "training.json").read_text())
+    assert str(splits["train"]) == str(training["samples_seen"]) == accounts[-1][4]
+    assert any("in the loss mask" in frame for frame in page.frames)
+    assert {"eval/tau", "eval/tau_image", "eval/tau_text"} <= {
+        row[0] for row in page.table("results", "figure", "value")
+    }
 
 
 def test_a_second_run_executes_nothing(store, undisturbed):

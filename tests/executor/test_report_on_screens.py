@@ -1,0 +1,44 @@
+"""The report on the screens of a phone and of a desk, in the light and in the dark, in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chromium import CHROMIUM, Browser
+from test_report import EVIL, PIPELINE, counting, run, runs_of
+
+from executor.report import write_report
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"),
+]
+LONG = "a-name-without-any-place-to-break-" * 8
+
+
+def rgb(colour: str) -> list[float]:
+    return [float(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_wider_than_the_screen_and_texts_stand_out(tmp_path: Path, width: int, dark: bool) -> None:
+    text = (EVIL + LONG).replace("'", "")
+    toy = counting(tmp_path, PIPELINE.replace("kept = 7", f"kept = 7\ntext = '''{text}'''"))
+    run(toy)
+    run(toy, "-s", "filter.kept=5")
+    for runs in (runs_of(toy)[:1], runs_of(toy)):
+        page = tmp_path / "page.html"
+        write_report(toy.store, runs, page)
+        with Browser(tmp_path / f"profile-{len(runs)}") as browser:
+            browser.show(page, width, 800, dark=dark)
+            assert width == browser.value("document.documentElement.scrollWidth")
+            assert width == browser.value("innerWidth")
+            style = "getComputedStyle(document.body)"
+            ground, ink = rgb(browser.value(f"{style}.backgroundColor")), rgb(browser.value(f"{style}.color"))
+            assert dark == (sum(ground) < 3 * 128)
+            assert abs(sum(ground) - sum(ink)) > 3 * 128
+            assert 0 == browser.value(
+                "performance.getEntriesByType('resource').filter(e => e.name.startsWith('http')).length"
+            )
