@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from executor.lines import counted
+
 Kind = Literal["changed", "added", "removed", "moved", "renamed"]
 Texts = Callable[[str, str], str | None]  # (place, hash) -> source text, None where it was not kept
 
@@ -97,7 +99,7 @@ def summary(places: Sequence[str], file_of: Callable[[str], str] = lambda module
         for module in largest[:SINGLY_SHOWN]
     ]
     rest = len(largest) - SINGLY_SHOWN
-    return ", ".join(parts) + (f", and in {rest} more files" if rest > 0 else "")
+    return ", ".join(parts) + (f", and in {counted(rest, 'more file')}" if rest > 0 else "")
 
 
 def told(changes: Sequence[CodeChange], file_of: Callable[[str], str]) -> list[str]:
@@ -116,7 +118,9 @@ def told(changes: Sequence[CodeChange], file_of: Callable[[str], str]) -> list[s
             lines.append(f"{names} in {file_of(module)}: {WORDS[kind]}")
     diffs = [line for change in changes for line in _shown_diff(change)]
     rest = len(diffs) - DIFF_LINES
-    return lines + diffs[:DIFF_LINES] + ([f"... {rest} more lines of differences: --json"] if rest > 0 else [])
+    return (
+        lines + diffs[:DIFF_LINES] + ([f"... {counted(rest, 'more line')} of differences: --json"] if rest > 0 else [])
+    )
 
 
 def _shown_diff(change: CodeChange) -> list[str]:

@@ -34,6 +34,11 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 artifact`, `4 artifacts`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def write_on(stream: IO[AnyStr], text: AnyStr) -> None:
     """Write all of it; from the first time on that this is refused, what the stream is given goes nowhere."""
     try:

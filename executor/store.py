@@ -24,7 +24,7 @@ from attrs import frozen
 
 from dsl.errors import StageError, StoreError
 from executor.content import MANIFEST, altered_files, artifact_digest, seal_artifact_files
-from executor.disk import clear_errors
+from executor.disk import clear_error, clear_errors
 from executor.ended import NOTE, Ended
 from executor.fail_points import fail_point
 from executor.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
@@ -244,8 +244,13 @@ class Store:
             shutil.rmtree(out)  # another key's stage with the same content was faster
 
     def _make(self) -> None:
-        with clear_errors(self.path):
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # where no folder can be made at all, below /proc say
+            raise StoreError(f"{self.path}: no folder can be made there; choose another --store") from error
+        except OSError as error:
+            raise clear_error(error, self.path) from error
+        with clear_errors(self.path):
             # First of all: a folder without it is taken for something else, and an older dflow keeps away by it.
             if read_json(self.path / "format") != FORMAT:
                 write_json(self.path / "format", FORMAT, durable=True)

@@ -140,6 +140,7 @@ def main() -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, partial(_set_flag, stop))
+    os.register_at_fork(after_in_child=_end_by_signals)
     try:
         share_ranks(Path(job.folder), job.token, job.lease_id)
         _watch(job, rank)
@@ -158,6 +159,12 @@ def main() -> int:
     write_json(result, {"status": "done", "device": device, "loaded": loaded, **_used()})
     fail_point("worker:reported")
     return 0
+
+
+def _end_by_signals() -> None:
+    """In a process that the op forks nobody looks at the flag: `Pool.terminate` would wait for it for ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ from dsl.read_toml import read_graph
 from executor.begin import make_planner
 from executor.commands.arguments import add_overrides, add_store
 from executor.exits import FAILED, OK
-from executor.lines import print_lines
+from executor.lines import counted, print_lines
 from executor.progress import BytesDone
 from executor.record import find_record
 from executor.remote import Remote
@@ -46,10 +46,10 @@ def main(options: argparse.Namespace) -> int:
             print_lines(f"{each.node}: {'pulled' if is_new else 'is here already'}")
     for node_id in absent:
         print_lines(f"{node_id}: neither here nor there")
-    print_lines(f"{pulled} artifacts pulled from {remote.url}")
+    print_lines(f"{counted(pulled, 'artifact')} pulled from {remote.url}")
     if absent:
         are, they = ("is", "it") if len(absent) == 1 else ("are", "they")
-        print_lines(f"{len(absent)} of {nodes} nodes {are} neither here nor there: {they} will run")
+        print_lines(f"{len(absent)} of {counted(nodes, 'node')} {are} neither here nor there: {they} will run")
     return FAILED if absent and len(absent) == nodes else OK
 
 

@@ -7,7 +7,7 @@ import argparse
 from executor.commands.arguments import add_run, add_store
 from executor.exits import OK
 from executor.folder_size import folder_size
-from executor.lines import print_lines
+from executor.lines import counted, print_lines
 from executor.progress import BytesDone
 from executor.record import find_record
 from executor.remote import Remote
@@ -39,7 +39,6 @@ def main(options: argparse.Namespace) -> int:
     for each in accepted(store, wanted):
         if push_key(remote, each):
             print_lines(f"{each.node}: what was accepted is told there too")
-    print_lines(
-        f"run {record.run}: {sent} of {len(wanted)} artifacts sent to {remote.url}, which holds all of them now"
-    )
+    number, held = counted(len(wanted), "artifact"), "it" if len(wanted) == 1 else "all of them"
+    print_lines(f"run {record.run}: {sent} of {number} sent to {remote.url}, which holds {held} now")
     return OK

@@ -9,7 +9,7 @@ from dsl.errors import StoreError
 from executor.commands.arguments import add_store
 from executor.exits import FAILED, OK
 from executor.folder_size import folder_size
-from executor.lines import print_lines
+from executor.lines import counted, print_lines
 from executor.progress import BytesDone
 from executor.record import Record, find_record, newest_records
 from executor.store import Store, store_path
@@ -35,10 +35,12 @@ def main(options: argparse.Namespace) -> int:
     depth = "by name and size" if options.quick else "by content"
     damaged = list(dict.fromkeys(damage.digest for damage in damages))
     if not damaged:
-        print_lines(f"{len(digests)} artifacts are as they were committed ({depth})")
+        as_committed = "is as it was committed" if len(digests) == 1 else "are as they were committed"
+        print_lines(f"{counted(len(digests), 'artifact')} {as_committed} ({depth})")
         return OK
     _tell(store, damages, damaged)
-    print_lines(f"{len(damaged)} of {len(digests)} artifacts are damaged ({depth})", error=True)
+    are = "is" if len(damaged) == 1 else "are"
+    print_lines(f"{len(damaged)} of {counted(len(digests), 'artifact')} {are} damaged ({depth})", error=True)
     return FAILED
 
 

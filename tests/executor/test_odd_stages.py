@@ -38,6 +38,15 @@ DOES = {
             time.sleep(0.01)
         raise DataError("now")
 """.strip(),
+    "forks": """
+        import multiprocessing
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child.start()
+        child.terminate()
+        child.join(60)
+        (stage.out_dir / "ended.txt").write_text(str(child.exitcode))
+        child.kill()
+""".strip(),
     "slow": """
         second = Path("second")
         if not second.exists():
@@ -187,3 +196,10 @@ def test_other_nodes_have_tables_of_their_own_and_a_warning_of_several_is_told_o
     assert heads == ["results of eval-a, eval-b", "results of bench-a", "results of eval-c"]
     assert lines[-1] == "eval-a, eval-b: warning: no GPU"
     assert not any("told before" in line for line in lines)
+
+
+def test_a_process_that_an_op_forked_ends_when_it_is_asked_to(tmp_path):
+    toy = odd(tmp_path, "forks")
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    (ended,) = toy.store.glob("objects/*/ended.txt")
+    assert "-15" == ended.read_text()

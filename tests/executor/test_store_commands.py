@@ -250,3 +250,8 @@ def test_a_store_that_is_not_there_is_not_made_by_looking(toy, capsys):
     assert dflow(toy, "tag", "x", "best") == 1
     assert not toy.store.exists()
     assert Store.open(toy.store, write=False).newest("k") is None
+
+
+def test_a_store_that_can_be_nowhere_is_said_in_one_line(toy, capsys):
+    assert 1 == main(["run", str(toy.file), "--store", "/proc/dflow"])
+    assert "dflow: /proc/dflow: no folder can be made there; choose another --store\n" == capsys.readouterr().err

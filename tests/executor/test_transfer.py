@@ -116,7 +116,7 @@ def test_one_node_can_be_pushed_alone(toy, shared, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "a: pulled",
         *(f"{node}: neither here nor there" for node in "bcd"),
-        f"1 artifacts pulled from {shared}",
+        f"1 artifact pulled from {shared}",
         "3 of 4 nodes are neither here nor there: they will run",
     ]
     assert dflow(other, "pull", str(shared), str(toy.file), "--node", "d") == 1

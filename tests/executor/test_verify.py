@@ -146,7 +146,7 @@ def test_verify_names_what_is_damaged_and_what_makes_it_again(toy, capsys):
     assert capsys.readouterr().err.splitlines() == [
         f"{digest[:12]}: sub/text.txt has another size",
         f'{digest[:12]}: node "b" of toy; made again by `dflow resume {record.run}`',
-        "1 of 4 artifacts are damaged (by name and size)",
+        "1 of 4 artifacts is damaged (by name and size)",
     ]
     assert main(["verify", "--store", str(toy.store)]) == 0
     assert f"{digest}.damaged" in artifacts(toy)
