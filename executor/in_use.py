@@ -1,8 +1,8 @@
 """What of a store is in use: the artifacts and the unfinished work of the runs that are kept.
 
 Kept are the newest runs of every pipeline that are done and all that began after them, tagged runs, and runs that are
-going on. A kept run uses the artifacts of its nodes and what its keys stand for; a run that is going on also what its
-nodes gave before, which it may yet take.
+going on or being served. A kept run uses the artifacts of its nodes and what its keys stand for; a run that is going on
+also what its nodes gave before, which it may yet take.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from attrs import frozen
 from dsl.errors import StoreError
 from executor.jsonlines import read_object
 from executor.record import Record, RunState, is_begun
+from executor.serving import is_served
 from executor.store import COMMIT, IndexLine, Store
 from executor.tags import tags_of
 
@@ -77,6 +78,8 @@ def kept_runs(records: Sequence[Record], keep: int) -> list[Kept]:
         tags = tags_of(record.folder)
         if running:
             found.append(Kept(record, "it is running", running))
+        elif is_served(record.folder):
+            found.append(Kept(record, "it is being served", running))
         elif tags:
             found.append(Kept(record, f"tagged {', '.join(tags)}", running))
         elif done[pipeline] < keep:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,15 @@ from executor.content import MANIFEST
 from executor.received import NotAsExpected, index_line
 from executor.store import FORMAT, IndexLine
 
+# What the libraries below fsspec raise on their own, none of it an OSError: no credentials, no such host, a refusal.
+FOREIGN_ERRORS = {
+    "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "aiohttp": ("ClientError",),
+    "gcsfs.retry": ("HttpError",),
+    "google.auth.exceptions": ("GoogleAuthError",),
+    "azure.core.exceptions": ("AzureError",),
+    "paramiko": ("SSHException",),
+}
 # A put makes an object there as a whole; elsewhere a file comes under another name, and is renamed when it is whole.
 WHOLE_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "memory"})
 
@@ -156,9 +166,15 @@ class Remote:
             yield
         except ImportError as error:
             raise StoreError(f"{self.url}: {redact(str(error), self._hidden)}{_to_install(self.url)}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, *_foreign_errors()) as error:
             said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise StoreError(f"{self.url}: cannot be reached or used: {redact(said, self._hidden)}") from error
+
+
+def _foreign_errors() -> tuple[type[Exception], ...]:
+    """Of the libraries that are loaded: the others can have raised nothing."""
+    loaded = [(sys.modules[name], errors) for name, errors in FOREIGN_ERRORS.items() if name in sys.modules]
+    return tuple(getattr(module, error) for module, errors in loaded for error in errors if hasattr(module, error))
 
 
 def _to_install(url: str) -> str:

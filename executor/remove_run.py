@@ -9,6 +9,7 @@ from dsl.errors import StoreError
 from executor.disk import clear_errors
 from executor.fail_points import fail_point
 from executor.record import Record, RunState
+from executor.serving import is_served
 from executor.store import Store
 from executor.store_lock import nothing_taken
 from executor.tags import tags_of
@@ -18,13 +19,15 @@ def remove_run(store: Store, folder: Path) -> None:
     """Remove a run's record, logs and figures, also where the record is damaged.
 
     It is renamed out of its place first; what a kill leaves of it goes when the store is opened the next time.
-    Raises StoreError where the run is going on, or tagged.
+    Raises StoreError where the run is going on, being served, or tagged.
     """
     record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # what it holds does not matter
     with nothing_taken(store.path), clear_errors(folder):
         if not folder.is_dir():
             raise StoreError(f"run {folder.name} is gone already")
         require_untagged(folder)
+        if is_served(folder):
+            raise StoreError(f"run {folder.name} is being served; stop that first")
         record.lock()
         gone = store.path / "work" / f".{folder.name}"
         folder.rename(gone)

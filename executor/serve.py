@@ -20,9 +20,10 @@ from executor.chat_request import Answer, ServerError, ask
 from executor.exits import FAILED, OK
 from executor.lines import print_lines
 from executor.port import require_free_port
-from executor.record import find_record
+from executor.record import Record, find_record
 from executor.served import ChatPrompt, ServedRun, find_served
 from executor.server import Server, wait_until_ready
+from executor.serving import serving
 from executor.store import Store
 from ops.sglang_engine.serve_command import Address, launch_command, shell_line
 from ops.sglang_engine.version import SGLANG_VERSION, require_sglang
@@ -94,8 +95,12 @@ def serve_run(asked: Asked) -> None:
     refuse_own(asked.extra)
     store = Store.open(Path(asked.store), write=True)
     record = find_record(store.records, asked.run)
+    with serving(store.path, record.folder):
+        _serve(find_served(store, record, asked.node), record, asked)
+
+
+def _serve(run: ServedRun, record: Record, asked: Asked) -> None:
     address = Address(host=asked.host, port=asked.port)
-    run = find_served(store, record, asked.node)
     for warning in run.warnings:
         print_lines(f"warning: {warning}", error=True)
     command = launch_command(str(run.target), run.served, run.draft, address=address, extra=asked.extra)

@@ -1,0 +1,48 @@
+"""Who serves a run counts as its user: nothing that the run made is removed meanwhile.
+
+<record>/serving-<process>    flock of a process that serves the run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from executor.disk import clear_errors
+from executor.store_lock import artifacts_taken
+
+
+@contextmanager
+def serving(store: Path, record: Path) -> Iterator[None]:
+    """From the moment that this is entered, `dflow gc` keeps the run; one that is collecting is waited for."""
+    lock = record / f"serving-{os.getpid()}"
+    with artifacts_taken(store), clear_errors(lock):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def is_served(record: Path) -> bool:
+    """Whether somebody serves the run of this record."""
+    return any(_is_held(lock) for lock in record.glob("serving-*"))
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
