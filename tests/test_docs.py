@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import importlib.util
+import json
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from fake_stage import FakeStage
 
 from dsl.op import Ref, op_of
+from dsl.op_table import all_ops
+from executor.cli import COMMANDS
+from executor.reference import reference
 from ops.artifacts import ImageSamples, Samples
 from ops.capture_targets.server_args import ALLOWED
 from ops.files import read_json
@@ -19,6 +28,7 @@ from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
 def test_the_example_op_gives_samples_that_the_next_node_takes(tmp_path: Path) -> None:
@@ -38,6 +48,76 @@ def test_the_example_op_gives_samples_that_the_next_node_takes(tmp_path: Path) -
     injected = FakeStage(tmp_path / "inject", {"samples": shortened.artifact(Samples)})
     inject_images(InjectImages(samples=Ref("shorten")), injected)
     assert 7 == read_json(injected.artifact(ImageSamples).path / "summary.json")["kept"]
+
+
+def test_the_op_of_the_guide_runs_as_it_stands_there(tmp_path: Path) -> None:
+    blocks = re.findall(r"```(python|toml)\n(.*?)```", (DOCS / "ops.md").read_text(), re.DOTALL)
+    assert ["python", "toml"] == [kind for kind, _ in blocks]
+    (tmp_path / "my_ops.py").write_text(blocks[0][1])
+    (tmp_path / "long.toml").write_text(blocks[1][1])
+    command = [
+        sys.executable,
+        "-m",
+        "executor.cli",
+        "run",
+        str(tmp_path / "long.toml"),
+        "--store",
+        str(tmp_path / "runs"),
+    ]
+    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    (manifest,) = [
+        path
+        for path in (tmp_path / "runs" / "objects").glob("*/manifest.json")
+        if '"keep_long_answers"' in path.read_text()
+    ]
+    rows = [json.loads(line) for line in (manifest.parent / "samples.jsonl").read_text().splitlines()]
+    lengths = [sum(len(part.get("text", "")) for part in row["conversations"][-1]["content"]) for row in rows]
+    assert rows and min(lengths) >= 60
+
+
+def test_the_reference_is_what_the_ops_say() -> None:
+    assert reference(all_ops()) == (DOCS / "reference.md").read_text(), "run `make generated`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert [] == dead
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_line_is_one_that_dflow_takes(page: Path) -> None:
+    lines = re.findall(r"^ +(?:\$ )?(?:\.venv/bin/)?(dflow .*)$", page.read_text(), re.MULTILINE)
+    commands = [each for line in lines for each in re.split(r", (?=dflow )", re.split(r"\s{2,}|\s#|[|>&\\]", line)[0])]
+    assert [] == [command for command in commands if not parses(command)]
+
+
+def parses(command: str) -> bool:
+    """Several names, "dflow du, gc", are looked up; brackets stand around what may be left out."""
+    words = re.sub(r"(?<=\s)\[|\](?=\s|$)", "", command.split(" -- ")[0]).split()[1:]
+    if words[0].endswith(",") or words[0] not in COMMANDS:
+        return all(word in COMMANDS for word in re.findall(r"^[\w-]+|(?<=, )[\w-]+", " ".join(words)))
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"executor.commands.{words[0].replace('-', '_')}").add_arguments(parser)
+    try:
+        parser.parse_args(words[1:])
+    except SystemExit:
+        return False
+    return True
 
 
 def test_every_test_that_the_features_table_names_exists() -> None:

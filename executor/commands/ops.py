@@ -14,18 +14,22 @@ from dsl.op_table import all_ops, load_op
 from executor.commands.arguments import add_json
 from executor.exits import OK
 from executor.lines import print_lines
+from executor.reference import reference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME")
     parser.add_argument("--ops", action="append", default=[], metavar="FILE", help="a file with ops of your own")
+    parser.add_argument("--markdown", action="store_true", help="the reference of all ops, as docs/reference.md has it")
     add_json(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     files = [Path(file).absolute() for file in options.ops]
     specs = [load_op(options.name, files)] if options.name else list(all_ops(files).values())
-    if options.json:
+    if options.markdown:
+        print_lines(reference({spec.name: spec for spec in specs}).rstrip("\n"))
+    elif options.json:
         print_lines(json.dumps({"ops": [_op_row(spec) for spec in specs]}, indent=1))
     elif options.name:
         print_lines(_op_text(specs[0]))

@@ -17,13 +17,15 @@ from ops.vision.pixel_limits import PREPROCESSOR, pixel_limits
 
 MOST_LAYERS = 5  # of the paper
 TOKENIZER = "tokenizer.json"
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models that dflow brings the config.json of
 
 
 @frozen(kw_only=True)
 class Target:
     """A target that is to be served. checkpoint: a directory, or a model id with its revision.
 
-    tokenizer: its tokenizer.json, None where it is not here.
+    tokenizer: its tokenizer.json, None where it is not here. thinks: its chat template knows `enable_thinking`.
     """
 
     checkpoint: str
@@ -33,6 +35,7 @@ class Target:
     tokenizer: Path | None
     pixel_limits: Mapping[str, int]
     pixel_factor: int
+    thinks: bool
 
     @property
     def sees(self) -> bool:
@@ -63,7 +66,8 @@ def read_target(checkpoint: str) -> Target:
         if not tokenizer.is_file():
             raise DataError(f"{checkpoint}: holds no {TOKENIZER}; --target names the directory of a checkpoint")
         config = read_config(directory / "config.json")
-        return _target(str(directory.resolve()), None, config, tokenizer, pixel_limits(directory / PREPROCESSOR))
+        limits, thinks = pixel_limits(directory / PREPROCESSOR), _thinks(directory)
+        return _target(str(directory.resolve()), None, config, tokenizer, limits, thinks)
     known = {path.parent.relative_to(TARGETS).as_posix(): path.stem for path in TARGETS.glob("*/*/*.json")}
     if checkpoint not in known:
         listed = ", ".join(sorted(known))
@@ -72,7 +76,7 @@ def read_target(checkpoint: str) -> Target:
             "download the checkpoint and name its directory"
         )
     config = find_config(checkpoint, known[checkpoint], Path())
-    return _target(checkpoint, known[checkpoint], config, None, {})
+    return _target(checkpoint, known[checkpoint], config, None, {}, checkpoint in THINKING)
 
 
 def _target(
@@ -81,6 +85,7 @@ def _target(
     config: dict[str, Any],
     tokenizer: Path | None,
     limits: Mapping[str, int],
+    thinks: bool,
 ) -> Target:
     sizes = TargetSizes.of(config)
     seeing = sizes.seeing or {}
@@ -92,4 +97,14 @@ def _target(
         tokenizer=tokenizer,
         pixel_limits=limits,
         pixel_factor=int(seeing.get("patch_size", 16)) * int(seeing.get("spatial_merge_size", 2)),
+        thinks=thinks,
+    )
+
+
+def _thinks(directory: Path) -> bool:
+    """Whether one of the files that may hold the chat template reads it."""
+    return any(
+        "enable_thinking" in file.read_text("utf-8", "replace")
+        for file in map(directory.joinpath, TEMPLATES)
+        if file.is_file()
     )

@@ -27,8 +27,8 @@ def pipeline_text(name: str, source: str, schema: str, found: Survey, target: Ta
         _ingest(source, found, advice),
         _inject(found),
         _target(target),
-        _regenerate(advice, dtype, sees),
-        _tokenize(found, advice, sees),
+        _regenerate(target, advice, dtype, sees),
+        _tokenize(target, advice, sees),
         *([] if advice.online else [_capture(target, dtype, advice)]),
         _shard(advice),
         _train(target, dtype, advice),
@@ -127,7 +127,7 @@ def _target(target: Target | None) -> list[str]:
     return lines if target.revision is None else [*lines, f'revision = "{target.revision}"']
 
 
-def _regenerate(advice: Advice, dtype: str, sees: bool) -> list[str]:
+def _regenerate(target: Target | None, advice: Advice, dtype: str, sees: bool) -> list[str]:
     lines = [
         "[node.regenerate]                 # a draft learns from the target's own answers; docs/data.md has more",
         'op = "regenerate_answers"',
@@ -137,10 +137,10 @@ def _regenerate(advice: Advice, dtype: str, sees: bool) -> list[str]:
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),
     ]
-    return [*lines, *_dtype("dtype", dtype), *_pixels(advice, sees)]
+    return [*lines, *_thinking(target), *_dtype("dtype", dtype), *_pixels(advice, sees)]
 
 
-def _tokenize(found: Survey, advice: Advice, sees: bool) -> list[str]:
+def _tokenize(target: Target | None, advice: Advice, sees: bool) -> list[str]:
     least = 2 * advice.block_size.value
     return [
         "[node.tokenize]",
@@ -150,6 +150,7 @@ def _tokenize(found: Survey, advice: Advice, sees: bool) -> list[str]:
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
         _line("min_loss_tokens", Choice(least, "twice the block size; shorter answers are dropped, and counted")),
         _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),
+        *_thinking(target),
         *_pixels(advice, sees),
     ]
 
@@ -238,6 +239,12 @@ def _line(field: str, choice: Choice) -> str:
 def _dtype(field: str, dtype: str) -> list[str]:
     """float32 is the default."""
     return [] if dtype == FLOAT32 else [f'{field} = "{dtype}"']
+
+
+def _thinking(target: Target | None) -> list[str]:
+    if target is None or not target.thinks:
+        return []
+    return ["enable_thinking = false           # a draft for answers without reasoning; true for others, in both nodes"]
 
 
 def _pixels(advice: Advice, sees: bool) -> list[str]:
