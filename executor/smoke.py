@@ -15,6 +15,7 @@ from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph, GraphNode
+from dsl.op_table import user_ops
 from dsl.resources import Resources
 from dsl.smoke import Amount, Trial, Work, load_smoke, load_work
 from executor.begin import Session, make_planner, new_run
@@ -55,6 +56,12 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
         raise PipelineError([Mistake(f"--smoke {samples}: too few samples", hint=hint)])
     store = Store.open(path, write=True)
     session = new_run(Store.open(path / FOLDER, write=True), small_graph(graph, samples))
+    as_they_are = _without_smoke(session)
+    if as_they_are:
+        print_lines(
+            f"as in the full run, since their ops name no smoke=: {', '.join(as_they_are)}; "
+            "only what they read is smaller"
+        )
     record = session.record
     code = run_session(session, make_display(record.state))
     print_results(record.state, ())
@@ -69,6 +76,16 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
     else:
         print_lines("the smoke run was stopped; give the same command again to go on", error=True)
     return code
+
+
+def _without_smoke(session: Session) -> list[str]:
+    """The nodes of the user's own ops that will run with the values of the full run."""
+    own = user_ops(session.graph.op_files)
+    return [
+        node_id
+        for node_id, node in session.graph.nodes.items()
+        if node.op.name in own and node.op.smoke is None and session.decisions[node_id].cache != "hit"
+    ]
 
 
 def small_graph(graph: Graph, samples: int) -> Graph:

@@ -170,6 +170,16 @@ def test_the_artifacts_of_the_full_run_are_foretold_in_proportion(toy: Toy) -> N
     assert "memory: at most 3.0 GB (count)" in printed
 
 
+def test_own_ops_that_run_as_they_are_are_named_before_they_run(toy: Toy) -> None:
+    first = toy.dflow("run", str(toy.file), "--smoke", "4").stdout.splitlines()[0]
+    graph = read_graph(toy.file)
+    without = [node_id for node_id, node in graph.nodes.items() if node.op.smoke is None]
+    assert 0 < len(without) < len(graph.nodes)
+    told = f"as in the full run, since their ops name no smoke=: {', '.join(without)}; only what they read is smaller"
+    assert told == first
+    assert "no smoke=" not in toy.dflow("run", str(toy.file), "--smoke", "4").stdout
+
+
 def test_a_second_smoke_run_runs_nothing_and_tells_the_same(toy: Toy) -> None:
     first = table(smoke(toy, "--smoke", "10"))
     toy.calls()
