@@ -22,7 +22,7 @@ from executor.machine import threads_of
 from executor.points import NodeEvents
 from executor.record import Record
 from executor.store import Store
-from ops.diagnose.chain import drafts_of, last_drafts_of, training_of
+from ops.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
 
 ENTRY = "ops.diagnose.run"
 NOW = "dflow: now: "  # what ops/diagnose/run.py begins a line with that says what it does next
@@ -49,6 +49,9 @@ def diagnose(
         raise StoreError(
             f"run {record.run}: the store holds no draft of {' and '.join(missing)}; make it: dflow resume {record.run}"
         )
+    places = {name: (Path(path), digest) for name, (path, digest) in artifacts.items()}
+    for name in nodes:
+        Chain.of(graph, places, name)  # refuses here what the process would refuse seconds later
     for name in nodes:
         request = {
             "graph": graph_to_json(graph),

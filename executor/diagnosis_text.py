@@ -15,8 +15,9 @@ def diagnosis_text(result: Mapping[str, Any]) -> str:
     """result: the JSON values that ops/diagnose/run.py lays down."""
     tau = result["tau"]
     head = (
-        f"{result['node']}: tau {tau['exported']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}] on {result['prompts']} "
-        f"prompts of {result['split']}, in {result['dtype']} on the {result['device']}"
+        f"{result['node']}: tau {tau['exported']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}] of at most "
+        f"{result['block_size']}, on {result['prompts']} prompts of {result['split']} ({result['dtype']}, "
+        f"{result['device']})"
     )
     if tau["mended"] != tau["exported"]:
         head += f"; {tau['mended']:.2f} with what it is fed put right"

@@ -43,11 +43,12 @@ class Setting:
 
 @define
 class Bench:
-    """weights: the state dicts to choose from. tell: called with what is done next."""
+    """weights: the state dicts to choose from. batch_size: prompts decoded at once. tell: called with what is next."""
 
     target: Target
     weights: Mapping[str, Mapping[str, Tensor]]
     settings: DecodeSettings
+    batch_size: int
     tell: Callable[[str], None]
     _decoded: list[tuple[Setting, Sequence[TokenSample], list[Decoded]]] = field(factory=list)
     _built: list[tuple[Setting, DraftModel]] = field(factory=list)
@@ -57,8 +58,15 @@ class Bench:
             if known == setting and of is prompts:
                 return answers
         self.tell(f"decoding {len(prompts)} prompts, {what}")
-        answers = decode_speculative_batch(self.target, self.draft(setting), prompts, self.settings, setting.use)
+        answers = self.decode_with(self.draft(setting), setting.use, prompts)
         self._decoded.append((setting, prompts, answers))
+        return answers
+
+    def decode_with(self, draft: DraftModel, use: DraftUse, prompts: Sequence[TokenSample]) -> list[Decoded]:
+        answers = []
+        for start in range(0, len(prompts), self.batch_size):
+            batch = prompts[start : start + self.batch_size]
+            answers += decode_speculative_batch(self.target, draft, batch, self.settings, use)
         return answers
 
     def draft(self, setting: Setting) -> DraftModel:

@@ -19,13 +19,14 @@ Made = Mapping[str, tuple[Path, str]]  # node -> folder and digest of what it ma
 SPLIT = "test"
 MAX_NEW_TOKENS = 128
 DTYPE = "float32"
+BATCH_SIZE = 8
 
 
 @frozen(kw_only=True)
 class Chain:
     """The artifacts around one draft; None where there is no such node, or the store no longer has what it made.
 
-    learnt: the tokens that it was trained on; judged: those whose prompts it is measured on, of `split`. The last four
+    learnt: the tokens that it was trained on; judged: those whose prompts it is measured on, of `split`. The last five
     fields are as `evaluate` has them.
     """
 
@@ -40,6 +41,7 @@ class Chain:
     split: str
     max_new_tokens: int
     dtype: str
+    batch_size: int
     device: str
 
     @classmethod
@@ -69,6 +71,7 @@ class Chain:
             split=getattr(config, "split", SPLIT),
             max_new_tokens=getattr(config, "max_new_tokens", MAX_NEW_TOKENS),
             dtype=getattr(config, "dtype", DTYPE),
+            batch_size=getattr(config, "batch_size", BATCH_SIZE),
             device=draft.launch.device if judge is None else judge.launch.device,
         )
 

@@ -23,7 +23,7 @@ NORMAL = {
     MASK: "that of the training, whose embedding every slot of a block carries",
     POSITIONS: "tau is highest where the slots stand right behind the context, as in training and in serving engines",
     CONFIG: "as trained in every field that decides the forward pass (RoPE, windows, norms, block size)",
-    WEIGHTS: "those that the training ended with, rounded to the export's dtype",
+    WEIGHTS: "those of the training, rounded to the export's dtype",
 }
 AS_TRAINED = "as trained"
 

@@ -28,8 +28,8 @@ def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded])
     return Finding(
         name="categories",
         measured=f"tau {told}",
-        normal=f"within a factor of {CATEGORY_RATIO:g} of each other; what one draft reaches on easy and on hard text "
-        "differs by less",
+        normal=f"within a factor of {CATEGORY_RATIO:g}; beyond it the lowest decides what a mixed load gains (the "
+        "built-in pipeline has 7.9 on images, and 2.6 on prose that its target has hardly learnt)",
         advice=f'train on more samples of "{by_tau[0]}", with answers of the target\'s own',
         is_cause=gain.is_certain and tau_of(highest) > CATEGORY_RATIO * tau_of(lowest),
         gain=tau_of(highest) - tau_of(answers),
@@ -53,7 +53,7 @@ def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: 
     return Finding(
         name="held-out gap",
         measured=told,
-        normal=f"tau on the training's own prompts is at most {GAP_RATIO:g} times as high; more is learnt by heart",
+        normal=f"at most {GAP_RATIO:g} times as high on the training's own; beyond it they are known by heart",
         advice="train on more, and more varied, samples like those that are to be served, for fewer epochs",
         is_cause=gain.is_certain and tau_of(seen) > GAP_RATIO * tau_of(held_out),
         gain=gain.value,

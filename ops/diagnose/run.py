@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
 from ops.artifacts import TokenShards
 from ops.dflash.config import from_serving
 from ops.dflash.decode import Decoded
-from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.dflash.decode_batch import DecodeSettings
 from ops.dflash.load import random_draft
 from ops.diagnose.answers import own_finding
 from ops.diagnose.bench import Bench, Setting, interval, spread_samples, tau_of
@@ -39,6 +40,7 @@ from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on
+CEILING = 0.95  # of block_size: a tau that cannot rise has no cause
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,7 +64,8 @@ def diagnose(
     chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """{"node", "split", "prompts", "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"},
-    "findings": [the fields of Finding, ...]}: causes first. "mended": with all put right that can be without training.
+    "block_size", "findings": [the fields of Finding, ...]}: causes first. "mended": with all put right that can be
+    without training. A tau next to block_size has no cause, whatever was measured.
 
     prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where the draft cannot
     be loaded, or the split holds no prompt.
@@ -75,7 +78,7 @@ def diagnose(
         raise DataError(f'{chain.node}: the split "{chain.split}" holds no prompts to decode')
     exported = Setting(from_serving(read_json(chain.draft.path / "config.json")))
     trained, weights = trained_of(chain.draft, chain.training, chain.target)
-    bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), tell)
+    bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, tell)
     as_exported = bench.decode(exported, held_out, "as exported")
     if not any(answer.steps for answer in as_exported):
         raise DataError(f"{chain.node}: every answer is one token long, which takes no draft")
@@ -83,7 +86,7 @@ def diagnose(
     answers = bench.decode(mended.setting, held_out, "put right")
     tell("decoding with random weights")
     untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
-    by_chance = decode_speculative_batch(target, untrained, held_out, bench.settings)
+    by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
     findings = [
         *mended.findings,
         target_finding(chain.draft, chain.training, chain.target),
@@ -93,6 +96,8 @@ def diagnose(
         *mask_findings(chain.learnt, chain.target, exported.config.mask_token_id, exported.config.block_size),
         curve_finding(curve),
     ]
+    if tau_of(as_exported) >= CEILING * exported.config.block_size:
+        findings = [evolve(finding, is_cause=False) for finding in findings]
     low, high = interval(as_exported)
     return {
         "node": chain.node,
@@ -101,6 +106,7 @@ def diagnose(
         "dtype": chain.dtype,
         "device": device,
         "max_new_tokens": chain.max_new_tokens,
+        "block_size": exported.config.block_size,
         "tau": {"exported": tau_of(as_exported), "low": low, "high": high, "mended": tau_of(answers)},
         "findings": [finding.to_json() for finding in sorted_findings(findings)],
     }

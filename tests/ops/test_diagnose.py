@@ -4,25 +4,47 @@ none where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from diagnose_cases import AGAIN, BLOCK, LAYER, causes, diagnosed, finding, make_chain, with_config, with_weights
+from diagnose_cases import (
+    AGAIN,
+    BLOCK,
+    LAYER,
+    NEW_TOKENS,
+    PROMPTS,
+    causes,
+    diagnosed,
+    finding,
+    make_chain,
+    with_config,
+    with_weights,
+)
 from lively_target import make_lively
+from serve_cases import CHECK, commit, record_run
 
+from executor import diagnose
+from executor.cli import main
+from executor.exits import FAILED, OK
+from executor.store import Store
 from ops.artifacts import TargetModel
 from ops.dflash.model import DraftModel
 from ops.diagnose.chain import Chain
 from ops.diagnose.trained import trained_of
+from ops.files import read_json
 
 
 @pytest.fixture(scope="module")
 def target(target, tmp_path_factory) -> TargetModel:
     """A target whose greedy answers have no rule: a draft can know them from the features alone."""
-    return make_lively(target, tmp_path_factory.mktemp("lively") / "target")
+    made = make_lively(target, tmp_path_factory.mktemp("lively") / "target")
+    store = Store.open(tmp_path_factory.mktemp("first") / "runs", write=True)
+    return TargetModel(made.path, commit(store, "key", "run", made.path))  # the digest that every store gives it
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +139,64 @@ def test_weights_that_the_export_only_rounded_are_those_of_the_training(chain, t
     rounded = with_weights(chain, tmp_path / "rounded", lambda weight: weight.bfloat16())
     trained, _ = trained_of(rounded.draft, chain.training, chain.target)
     assert () == trained.differing_tensors
+
+
+def record(folder: Path, chain: Chain, export: Path) -> tuple[Store, str]:
+    """A run of which evaluation and gate failed, with an export that is not that of its training."""
+    assert chain.training is not None and chain.features is not None
+    artifacts = {"tokenize": chain.judged.path, "target": chain.target.path, "capture": chain.features.path}
+    artifacts |= {"train": chain.training.path, "export": export}
+    failed = {"state": "failed", "error": "DataError: the draft breaks the serving contract"}
+    more = f"max_new_tokens = {NEW_TOKENS}\n{CHECK}"
+    return record_run(folder, artifacts, more=more, states={"eval": failed, "check": failed})
+
+
+@pytest.fixture
+def dflow(monkeypatch) -> Callable[..., int]:
+    """The command, with one thread, which is fastest for what is so small."""
+    monkeypatch.setattr(diagnose, "threads_of", lambda _launch: 1)
+    return run_command
+
+
+def run_command(store: Store, *arguments: str) -> int:
+    return main(["diagnose", *arguments, "--prompts", str(PROMPTS), "--store", str(store.path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "now", "right"),
+    [
+        ("layer ids", {"target_layer_ids": [LAYER + 1]}, f"[{LAYER + 1}]", f"[{LAYER}], as trained"),
+        ("mask token", {"mask_token_id": 500}, "500", "7, as trained"),
+    ],
+)
+def test_the_command_names_a_wrong_export_of_a_run_whose_gate_refused_it(
+    chain, healthy, tmp_path, capsys, dflow, name, wrong, now, right
+):
+    spoilt = with_config(chain, tmp_path / "spoilt", dflash_config=wrong)
+    store, run = record(tmp_path / "project", chain, spoilt.draft.path)
+    objects = {path: path.stat().st_mtime_ns for path in store.path.glob("objects/**/*")}
+    assert FAILED == dflow(store, run[-4:])
+    head, *lines, verdict = capsys.readouterr().out.splitlines()
+    assert f"; {healthy['tau']['mended']:.2f} with what it is fed put right" in head
+    told = [line for line in lines if line.startswith("CAUSE")]
+    assert 1 == len(told)
+    assert told[0].startswith(f"CAUSE  {name}: tau ")
+    assert f"with {now}; " in told[0] and f"with {right} | normal: " in told[0]
+    assert f"dflow resume {run} --from export" in told[0]
+    assert len(healthy["findings"]) == len(lines)
+    assert verdict.startswith(f"causes of a low tau, the weightiest first: {name} (tau +")
+    assert objects == {path: path.stat().st_mtime_ns for path in store.path.glob("objects/**/*")}
+    kept = read_json(store.records / run / "diagnosis.json")["drafts"]
+    assert [name] == causes(kept[0])
+
+
+def test_the_command_names_nothing_of_a_healthy_run_and_says_what_could_not_be_measured(
+    chain, healthy, tmp_path, capsys, dflow
+):
+    store, run = record(tmp_path / "project", chain, chain.draft.path)
+    assert OK == dflow(store, "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert run == said["run"]
+    assert [] == causes(said["drafts"][0])
+    assert healthy["tau"] == said["drafts"][0]["tau"]
+    assert not finding(said["drafts"][0], "length of training")["is_measured"]

@@ -1,0 +1,128 @@
+"""`dflow diagnose` around the measuring: which drafts of a run, what is refused, and where the loss comes from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from serve_cases import CHECK, SECOND, record_run
+
+from executor import diagnose
+from executor.cli import main
+from executor.diagnose import loss_curve
+from executor.diagnosis_text import diagnosis_text
+from executor.exits import FAILED, OK, USAGE
+from executor.record import Record
+
+FINE = {"advice": "", "gain": None, "is_cause": False, "is_measured": True, "normal": "so it should be"}
+
+
+def result(*findings, tau=2.0, mended=2.0):
+    measured = {"exported": tau, "low": 1.5, "high": 2.5, "mended": mended}
+    head = {"split": "test", "prompts": 8, "dtype": "float32", "device": "cpu", "block_size": 8, "tau": measured}
+    return {"node": "export", "findings": list(findings), **head}
+
+
+@pytest.fixture
+def export(tmp_path) -> Path:
+    folder = tmp_path / "export"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Stands for the process that measures: what it is asked, and what it says."""
+    asked = []
+
+    def run(command, threads, tell):
+        tell("decoding")
+        request, answer = map(Path, command[-2:])
+        asked.append(json.loads(request.read_text()))
+        answer.write_text(json.dumps(result() | {"node": asked[-1]["node"]}))
+        return 0, []
+
+    monkeypatch.setattr(diagnose, "_run", run)
+    return asked
+
+
+def dflow(store, *arguments: str) -> int:
+    return main(["diagnose", *arguments, "--store", str(store.path)])
+
+
+def test_every_draft_of_a_run_is_measured_unless_one_is_named(tmp_path, export, process, capsys):
+    made = dict.fromkeys(("export", "second", "target", "tokenize"), export)
+    store, run = record_run(tmp_path / "p", made, more=CHECK + SECOND)
+    assert OK == dflow(store)
+    assert ["export", "second"] == [request["node"] for request in process]
+    kept = json.loads((store.records / run / "diagnosis.json").read_text())["drafts"]
+    assert ["export", "second"] == [each["node"] for each in kept]
+    assert OK == dflow(store, run, "--node", "second", "--prompts", "3")
+    assert ("second", 3) == (process[-1]["node"], process[-1]["prompts"])
+    assert made.keys() == process[-1]["artifacts"].keys()
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(tmp_path, export, process, capsys):
+    store, run = record_run(tmp_path / "p", {}, more=CHECK)
+    assert USAGE == dflow(store, "--node", "trian")
+    assert '"trian" makes no draft' in capsys.readouterr().err
+    assert FAILED == dflow(store)
+    assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        dflow(store, "--prompts", "1")
+    assert [] == process
+
+
+def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export, monkeypatch, capsys):
+    store, _ = record_run(tmp_path / "p", dict.fromkeys(("export", "target", "tokenize"), export))
+    monkeypatch.setattr(diagnose, "_run", lambda *_: (-9, ["MemoryError: no room"]))
+    assert FAILED == dflow(store)
+    error = capsys.readouterr().err
+    assert "export: the diagnosis ended with exit code -9" in error
+    assert "MemoryError: no room" in error
+
+
+def test_a_draft_whose_target_and_tokens_are_gone_is_refused(tmp_path, export, process, capsys):
+    store, _ = record_run(tmp_path / "p", {"export": export})
+    assert FAILED == dflow(store)
+    assert "export: its target and tokens cannot be had of this run" in capsys.readouterr().err
+    assert [] == process
+
+
+def test_the_loss_comes_from_the_run_that_trained_the_draft(tmp_path, export):
+    store, run = record_run(tmp_path / "p", {"train": export})
+    trained = Record.load(store.records / run)
+    trained.state.nodes["train"].key = "key-train"
+    trained.save_all()
+    for step in (1, 2):
+        trained.event("train", "metric", step=step, metrics={"train/loss": 3.0 - step, "train/lr": 0.1})
+    trained.event("eval", "metric", step=3, metrics={"train/loss": 9.0})
+    again = Record.create(store.records, trained.graph())
+    state = again.state.nodes["train"]
+    state.key, state.cache, state.source_run = "key-train", "hit", run
+    assert [(1, 2.0), (2, 1.0)] == loss_curve(store, trained, "train") == loss_curve(store, again, "train")
+    state.source_run = "20200101-000000-0000"
+    assert [] == loss_curve(store, again, "train") == loss_curve(store, again, None)
+
+
+def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
+    cause = FINE | {
+        "name": "mask token",
+        "measured": "tau 1.02 with 5",
+        "advice": "mend it",
+        "is_cause": True,
+        "gain": 1.4,
+    }
+    fine = FINE | {"name": "layer ids", "measured": "tau 2.42", "advice": "nothing"}
+    gone = FINE | {"name": "features", "measured": "the store lost them", "normal": "", "is_measured": False}
+    assert (
+        "export: tau 1.02 [1.50, 2.50] of at most 8, on 8 prompts of test (float32, cpu); 2.42 with what it is fed put "
+        "right\n"
+        "CAUSE  mask token: tau 1.02 with 5 | normal: so it should be | do: mend it\n"
+        "ok     layer ids: tau 2.42 | normal: so it should be\n"
+        "--     features: the store lost them\n"
+        "causes of a low tau, the weightiest first: mask token (tau +1.40)"
+    ) == diagnosis_text(result(cause, fine, gone, tau=1.02, mended=2.42))
+    assert diagnosis_text(result(fine, gone)).endswith("none of the usual causes of a low tau; not measured: features")

@@ -1,0 +1,178 @@
+"""The checks of a diagnosis that need no decoding: each finds what was put wrong, and nothing in what is right."""
+
+from __future__ import annotations
+
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel
+from ops.dflash.decode import Decoded
+from ops.diagnose.answers import count_own, own_finding
+from ops.diagnose.bench import paired_gain, spread_samples, tau_of
+from ops.diagnose.curve import curve_finding
+from ops.diagnose.features import features_finding
+from ops.diagnose.finding import Finding, sorted_findings, unmeasured
+from ops.diagnose.masks import look, mask_findings
+from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
+from ops.diagnose.trained import target_finding
+from ops.files import read_json, write_json
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader
+
+
+def answers(tau: int, count: int = 8, steps: int = 6) -> list[Decoded]:
+    """So many answers with this tau, each of so many steps."""
+    return [Decoded(tuple(range(tau * steps + 1)), accepted=(tau - 1,) * steps) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def loaded(target) -> Target:
+    return Target.load(target)
+
+
+def test_stored_features_that_the_target_gives_again_are_no_cause(loaded, features, tokens):
+    found = features_finding(loaded, features, tokens, is_online=False)
+    assert not found.is_cause
+    assert found.is_measured
+
+
+def test_features_of_the_layer_behind_are_named_with_that_layer(loaded, features, tokens, tmp_path):
+    shifted = tmp_path / "features"
+    shutil.copytree(features.path, shifted)
+    info = read_json(shifted / "features.json")
+    told = [layer - 1 for layer in info["target_layer_ids"]]
+    write_json(shifted / "features.json", info | {"target_layer_ids": told})
+    found = features_finding(loaded, TargetFeatures(shifted, "shifted"), tokens, is_online=False)
+    assert found.is_cause
+    assert f"what is stored for layer {told[0]} is layer {told[0] + 1}'s" in found.measured
+
+
+def test_features_of_other_tokens_are_named(loaded, features, tokens, tmp_path):
+    swapped = tmp_path / "tokens"
+    shutil.copytree(tokens.path, swapped)
+    rows = (swapped / "samples.jsonl").read_text().splitlines()
+    (swapped / "samples.jsonl").write_text("\n".join(reversed(rows)) + "\n")
+    found = features_finding(loaded, features, evolve(tokens, path=swapped), is_online=False)
+    assert found.is_cause
+    assert "captured of other tokens" in found.measured
+
+
+def test_a_training_that_captures_online_has_no_features_to_compare(loaded):
+    found = features_finding(loaded, None, None, is_online=True)
+    assert not found.is_measured
+    assert "online" in found.measured
+
+
+def test_answers_of_the_data_set_are_not_the_targets_own(loaded, tokens):
+    reader = TokenReader(tokens, "train")
+    samples = [reader.sample(index) for index in range(3)]
+    with torch.no_grad():
+        chosen = 0
+        for sample in samples:
+            best = loaded.forward(loaded.inputs([sample])).logits[0].argmax(-1)
+            chosen += int((best[:-1] == sample.input_ids[1:])[sample.loss_mask[1:]].sum())
+    own = count_own(loaded, samples)
+    assert (chosen, sum(int(sample.loss_mask.sum()) for sample in samples)) == (own.chosen, own.tokens)
+    assert own_finding(loaded, samples).is_cause
+
+
+def test_loss_mask_and_blocks_are_counted_as_a_loop_over_slots_counts_them(tokens):
+    reader, block = TokenReader(tokens, "train"), 8
+    seen = look(reader, reader.info["mask_token_id"], block)
+    slots = kept = 0
+    for index in range(len(reader)):
+        mask = reader.labels(index)[1].tolist()
+        for anchor in range(len(mask) - 1):
+            if mask[anchor] and mask[anchor + 1]:
+                slots += block - 1
+                ahead = mask[anchor + 1 : anchor + block]
+                kept += next((place for place, learnt in enumerate(ahead) if not learnt), len(ahead))
+    assert (slots, kept) == (seen.slots, seen.kept)
+    assert (0, 0) == (seen.without, seen.mask_tokens)
+
+
+def test_tokens_of_the_training_are_judged(tokens, target):
+    mask_token_id = read_json(tokens.path / "tokens.json")["mask_token_id"]
+    assert [] == [found.name for found in mask_findings(tokens, target, mask_token_id, 8) if found.is_cause]
+    end = read_json(target.path / "target.json")["eos_token_ids"][0]
+    by_name = {found.name: found for found in mask_findings(tokens, target, end, 512)}
+    assert by_name["cut blocks"].is_cause
+    assert by_name["mask token in texts"].is_cause
+    assert "is an EOS id" in by_name["mask token in texts"].measured
+
+
+def test_a_draft_of_another_target_is_named(target, tmp_path):
+    write_json(tmp_path / "training.json", {"target": "another"})
+    training, draft = DraftCheckpoint(tmp_path, "training"), Draft(tmp_path, "draft")
+    assert target_finding(draft, training, target).is_cause
+    assert not target_finding(draft, training, TargetModel(target.path, "another")).is_cause
+
+
+@pytest.mark.parametrize(("held_out", "is_cause"), [(5, False), (2, True)])
+def test_a_draft_that_knows_the_training_by_heart_alone_is_named(held_out, is_cause):
+    assert is_cause == gap_finding(answers(6), answers(held_out), {}).is_cause
+
+
+@pytest.mark.parametrize(("text", "is_cause"), [(4, False), (2, True)])
+def test_a_category_far_below_the_other_is_named(text, is_cause):
+    prompts: list[Any] = [SimpleNamespace(category=name) for name in ("image", "text") for _ in range(8)]
+    found = category_finding(prompts, [*answers(6), *answers(text)])
+    assert is_cause == found.is_cause
+    assert f"text {text}.00 (8 prompts), image 6.00 (8 prompts)" in found.measured
+
+
+@pytest.mark.parametrize(("tau", "is_own", "is_cause"), [(5, True, False), (2, True, True), (2, False, False)])
+def test_decoding_that_keeps_nothing_of_what_training_promised_is_named(tau, is_own, is_cause):
+    training = {"final_metrics": {"train/expected_tau": 6.0, "train/accuracy": 0.98}}
+    assert is_cause == decoding_finding(answers(tau), training, is_own=is_own).is_cause
+
+
+def test_a_draft_no_better_than_random_weights_is_named():
+    assert random_finding(answers(1), answers(1)).is_cause
+    assert not random_finding(answers(3), answers(1)).is_cause
+
+
+@pytest.mark.parametrize(("slope", "is_cause"), [(0.0, False), (-0.02, True)])
+def test_a_loss_that_still_falls_at_the_end_is_named(slope, is_cause):
+    curve = [(step, 4 + slope * step + 0.05 * (-1) ** step) for step in range(1, 101)]
+    assert is_cause == curve_finding(curve).is_cause
+
+
+def test_a_fall_within_the_noise_of_the_loss_is_no_cause():
+    torch.manual_seed(0)
+    curve = [(step, float(2 + torch.randn(()))) for step in range(1, 41)]
+    assert not curve_finding(curve).is_cause
+    assert not curve_finding(curve[:10]).is_measured
+    assert not curve_finding([]).is_measured
+
+
+def test_a_gain_that_hangs_on_one_prompt_is_not_certain():
+    before = answers(2)
+    after = [*answers(4, count=1, steps=12), *answers(2, count=7)]
+    gain = paired_gain(after, before)
+    assert gain.value == pytest.approx(tau_of(after) - 2)
+    assert (True, False) == (gain.counts, gain.is_certain)
+    assert paired_gain(answers(3), before).is_certain
+
+
+def test_samples_are_spread_over_the_categories(tokens):
+    reader = TokenReader(tokens, "train")
+    chosen = spread_samples(reader, 7)
+    assert 7 == len({sample.id for sample in chosen})
+    counts = [sum(sample.category == name for sample in chosen) for name in ("image", "text")]
+    assert [3, 4] == sorted(counts)
+    assert len(reader) == len(spread_samples(reader, 10_000))
+
+
+def test_causes_come_first_by_what_they_explain():
+    def cause(name: str, gain: float | None) -> Finding:
+        return Finding(name=name, measured="", normal="", is_cause=True, gain=gain)
+
+    fine = Finding(name="fine", measured="", normal="", gain=9.0)
+    findings = [unmeasured("gone", ""), fine, cause("small", 0.5), cause("untold", None), cause("large", 2.0)]
+    assert ["large", "small", "untold", "fine", "gone"] == [found.name for found in sorted_findings(findings)]

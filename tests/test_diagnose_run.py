@@ -1,0 +1,218 @@
+"""`dflow diagnose` on real runs whose exported draft an op of the user's spoilt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OPS = f'''
+import shutil
+import sys
+
+from attrs import frozen
+
+sys.path.append({str(ROOT / "tests" / "ops")!r})
+
+from dsl.op import field, op
+from lively_target import make_lively
+from ops.artifacts import Draft, TargetModel, TokenShards
+from ops.dflash.decode import decode_plain
+from ops.files import read_json, write_json
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader
+from overfit import with_answers
+
+PROMPTS = 6
+NEW_TOKENS = 23
+
+
+@op(version=1, run="user_ops:liven")
+@frozen(kw_only=True)
+class Liven:
+    """Large random weights: answers that no draft can guess, only know."""
+    target: TargetModel
+    output = TargetModel
+
+
+def liven(config, stage):
+    made = make_lively(stage.inputs["target"], stage.work_dir / "lively")
+    shutil.copytree(made.path, stage.out_dir, dirs_exist_ok=True)
+
+
+@op(version=1, run="user_ops:own_answers")
+@frozen(kw_only=True)
+class OwnAnswers:
+    """A few prompts with the target's own answers, the same in every split."""
+    tokens: TokenShards
+    target: TargetModel
+    output = TokenShards
+
+
+def own_answers(config, stage):
+    target, reader = Target.load(stage.inputs["target"]), TokenReader(stage.inputs["tokens"], "train")
+    prompts = [reader.sample(index) for index in range(PROMPTS)]
+    answers = [decode_plain(target, prompt, NEW_TOKENS) for prompt in prompts]
+    made = with_answers(stage.work_dir / "own", reader.info, prompts, answers, splits=("train", "val", "test"))
+    shutil.copytree(made.path, stage.out_dir, dirs_exist_ok=True)
+    shutil.copytree(stage.inputs["tokens"].path / "processor", stage.out_dir / "processor")
+
+
+@op(version=1, run="user_ops:retouch")
+@frozen(kw_only=True)
+class Retouch:
+    """Writes the draft again, as a step that prepares it for a server may, with a mistake."""
+    draft: Draft
+    layer_shift: int = field(default=0, help="added to every target layer")
+    mask_token_id: int = field(default=7, help="of the export")
+    output = Draft
+
+
+def retouch(config, stage):
+    for name in ("config.json", "model.safetensors", "README.md"):
+        shutil.copyfile(stage.inputs["draft"].path / name, stage.out_dir / name)
+    serving = read_json(stage.out_dir / "config.json")
+    told = serving["dflash_config"]
+    told["target_layer_ids"] = [layer + config.layer_shift for layer in told["target_layer_ids"]]
+    told["mask_token_id"] = config.mask_token_id
+    write_json(stage.out_dir / "config.json", serving)
+'''
+PIPELINE = """
+[pipeline]
+name = "retouched"
+seed = 0
+ops = ["user_ops.py"]
+
+[node.ingest]
+op = "ingest"
+source = "builtin:digits"
+max_samples = 16
+
+[node.inject]
+op = "inject_images"
+samples = "@ingest"
+
+[node.tokenize]
+op = "tokenize_chat"
+samples = "@inject"
+processor = "builtin"
+vocab_size = 600
+
+[node.tuned]
+op = "finetune_vlm"
+tokens = "@tokenize"
+steps = 1
+batch_size = 4
+eval_samples = 2
+
+[node.target]
+op = "liven"
+target = "@tuned"
+
+[node.own]
+op = "own_answers"
+tokens = "@tokenize"
+target = "@target"
+
+[node.capture]
+op = "capture_targets"
+tokens = "@own"
+target = "@target"
+target_layer_ids = [3]
+splits = ["train"]
+
+[node.shard]
+op = "shard_sequence"
+features = "@capture"
+tokens_per_step = 512
+epochs = 30
+
+[node.train]
+op = "train_dflash"
+features = "@capture"
+batches = "@shard"
+target = "@target"
+block_size = 6
+num_layers = 1
+num_anchors = 24
+optimizer = "muon"
+lr = 2e-2
+log_every = 1
+
+[node.export]
+op = "export_draft"
+draft = "@train"
+target = "@target"
+
+[node.retouch]
+op = "retouch"
+draft = "@export"
+
+[node.eval]
+op = "evaluate"
+draft = "@retouch"
+target = "@target"
+tokens = "@own"
+max_new_tokens = 23
+bootstrap = 100
+
+[node.check]
+op = "check_export"
+draft = "@retouch"
+target = "@target"
+tokens = "@own"
+report = "@eval"
+live = "off"
+"""
+
+
+def dflow(project: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code, and all that was said."""
+    command = [sys.executable, "-m", "executor.cli", *arguments, "--store", str(project / "runs")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A run in which the retouched draft is still right, so that its gate passes it."""
+    project = tmp_path_factory.mktemp("retouched")
+    (project / "user_ops.py").write_text(OPS)
+    (project / "pipeline.toml").write_text(PIPELINE)
+    code, said = dflow(project, "run", str(project / "pipeline.toml"))
+    assert 0 == code, said
+    return project
+
+
+@pytest.mark.slow
+def test_nothing_is_named_of_a_draft_that_was_only_copied(project):
+    code, said = dflow(project, "diagnose", "--prompts", "6")
+    print(said)
+    assert 0 == code, said
+    assert "none of the usual causes of a low tau" in said
+    assert "CAUSE" not in said
+    assert "ok     length of training: train/loss fell by" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "name", "right"),
+    [
+        ("retouch.layer_shift=1", "layer ids", "with [4]; "),
+        ("retouch.mask_token_id=500", "mask token", "with 500; "),
+    ],
+)
+def test_what_a_later_step_changed_in_the_export_is_named_and_nothing_else(project, change, name, right):
+    code, said = dflow(project, "run", str(project / "pipeline.toml"), "-s", change)
+    assert 1 == code, said
+    assert "the draft breaks the serving contract" in said
+    code, said = dflow(project, "diagnose", "--prompts", "6")
+    print(said)
+    assert 1 == code, said
+    causes = [line for line in said.splitlines() if line.startswith("CAUSE")]
+    assert [True] == [line.startswith(f"CAUSE  {name}: tau ") for line in causes]
+    assert right in causes[0] and ", as trained | " in causes[0]
+    assert "--from retouch" in causes[0]
