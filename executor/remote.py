@@ -166,15 +166,16 @@ class Remote:
             yield
         except ImportError as error:
             raise StoreError(f"{self.url}: {redact(str(error), self._hidden)}{_to_install(self.url)}") from error
-        except (OSError, ValueError, *_foreign_errors()) as error:
+        except _errors() as error:
             said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise StoreError(f"{self.url}: cannot be reached or used: {redact(said, self._hidden)}") from error
 
 
-def _foreign_errors() -> tuple[type[Exception], ...]:
-    """Of the libraries that are loaded: the others can have raised nothing."""
+def _errors() -> tuple[type[Exception], ...]:
+    """What may be raised for a refusal. Of the libraries that are loaded: the others can have raised nothing."""
     loaded = [(sys.modules[name], errors) for name, errors in FOREIGN_ERRORS.items() if name in sys.modules]
-    return tuple(getattr(module, error) for module, errors in loaded for error in errors if hasattr(module, error))
+    foreign = [getattr(module, error) for module, errors in loaded for error in errors if hasattr(module, error)]
+    return (OSError, ValueError, *foreign)
 
 
 def _to_install(url: str) -> str:
