@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
+from pathlib import Path
+
 import pytest
 from attrs import evolve, frozen
 
+import dsl.sections
 from dsl.errors import ConfigError
 from dsl.op import Artifact, field, op, op_of
 from dsl.op_table import all_ops
 from dsl.sections import Chart, Series, Table, load_report
+from executor.report.carried import section_from_json, section_to_json
 
 
 @frozen
@@ -56,3 +62,17 @@ def test_every_built_in_op_names_a_function_that_is_there() -> None:
 
 def test_an_op_without_such_a_function_shows_nothing() -> None:
     assert load_report(evolve(op_of(Shown), report=None)) is None
+
+
+def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    code = text[text.index("    def shorten_sections") : text.index("The function gets the folder")]
+    names = {**vars(dsl.sections), "json": json, "Path": Path}
+    exec(textwrap.dedent(code), names)
+    summary = {"in": 3, "kept": 2, "dropped": {"too long": 1}, "splits": {"train": 2}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    sections = names["shorten_sections"](tmp_path)
+    assert ["samples", "lengths", "first rows"] == [section.title for section in sections]
+    carried = [json.loads(json.dumps(section_to_json(section, tmp_path))) for section in sections]
+    assert ["Account", "Chart", "Table"] == [section["kind"] for section in carried]
+    assert sections[0] == section_from_json(carried[0], tmp_path)
