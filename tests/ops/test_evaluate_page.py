@@ -61,10 +61,13 @@ def test_a_step_is_what_it_accepted_and_the_targets_own_token(processor):
 
 
 def test_texts_are_escaped_and_the_page_loads_nothing(processor):
-    evil = '<script>alert(1)</script>"&\u202e'
-    shown = show(sample(processor, evil, f'<img src="x">{evil}', evil), answer(processor, evil, 2, 1), "tie", processor)
+    evil = 'say <script>alert(1)</script>"&\u202e'
+    accepted = len(processor.tokenizer.encode(evil)) - 2
+    prompt = sample(processor, evil, f'<img src="x">{evil}', evil)
+    shown = show(prompt, answer(processor, evil, accepted), "tie", processor)
     text = page([shown], 1)
     assert "<script" not in text
+    assert 4 == text.count("&lt;script&gt;alert(1)&lt;/script&gt;")  # id, category, prompt, answer
     assert '<img src="x"' not in text
     assert "\u202e" not in text
     assert "default-src 'none'" in text
