@@ -121,6 +121,14 @@ def test_without_a_target_lengths_are_estimated_and_only_the_checkpoint_is_left_
     assert "node.target.checkpoint: there is no file or folder" in mistake and PLACEHOLDER in mistake
 
 
+def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:
+    target = checkpoint(project / "target", sees=False)
+    (project / "target" / "chat_template.jinja").write_text("{% if enable_thinking %}<think>{% endif %}")
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", target])
+    made = nodes(project / "pipeline.toml")
+    assert [False, False] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
+
+
 def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
     chat(project / "chat.jsonl", 30, answer=None)
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
