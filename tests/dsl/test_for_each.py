@@ -1,6 +1,7 @@
 """Copies of nodes: `[for_each]`, `[sweep]` and `--sweep`."""
 
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from dsl.document import Places
 from dsl.errors import PipelineError
 from dsl.for_each import expanded
 from dsl.graph import Graph
+from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import op_of
 from dsl.overrides import override_graph
-from dsl.pipeline import Launch
+from dsl.pipeline import Copy, Launch
 from dsl.read_toml import read_graph
 from dsl.variants import Sweep
 from dsl.written import WrittenNode
@@ -252,6 +254,10 @@ def test_an_override_of_what_a_variant_sets_is_refused(tmp_path: Path) -> None:
         ("[sweep]\ntrain.rate = 1", ["19:7: sweep.train.rate: expected a list of values, one for each copy (LIST)"]),
         ("[sweep]\ntrain.rate = [1, 1]", ["19:7: sweep.train.rate: a value is given twice"]),
         ("[sweep]\ntrain.rate = [1, 'x']", ['19:7: sweep.train.rate: expected float, got "x"']),
+        (
+            "[sweep]\nsort = 3",
+            ['19:1: sweep.sort: expected the name of a metric (sort = "eval/tau", "-train/loss" for the least first)'],
+        ),
         ("[sweep]\ntrain = [1]", ["19:1: sweep.train: expected node.field = [value, value]"]),
         ("[sweep]\ntrian.rate = [1]", ['19:7: sweep.trian.rate: there is no node "trian" (did you mean "train"?)']),
     ],
@@ -301,6 +307,21 @@ def test_a_recorded_run_knows_the_copies_alone(tmp_path: Path) -> None:
     with pytest.raises(PipelineError) as caught:
         override_graph(graph, ["train.rate=4"])
     assert str(caught.value) == '-s train.rate=4: there is no node "train" (its copies: train-small, train-large)'
+
+
+def test_a_recorded_sweep_knows_what_each_copy_is_and_how_it_is_sorted(tmp_path: Path) -> None:
+    text = CHAIN + '[sweep]\nsort = "-loss"\ntrain.rate = [1e-3, 2.0]\n'
+    graph = read(tmp_path, text)
+    read_back = graph_from_json(json.loads(json.dumps(graph_to_json(graph))))
+    for found in (graph, read_back, override_graph(graph, ["train-rate_2_0.title=x"])):
+        assert found.sort_by == "-loss"
+        assert {node_id: node.copy for node_id, node in found.nodes.items()} == {
+            **dict.fromkeys(("data", "capture", "report")),
+            "train-rate_0_001": Copy("train", {"train.rate": "0.001"}),
+            "train-rate_2_0": Copy("train", {"train.rate": "2.0"}),
+            "test-rate_0_001": Copy("test", {"train.rate": "0.001"}),
+            "test-rate_2_0": Copy("test", {"train.rate": "2.0"}),
+        }
 
 
 def test_more_copies_than_anybody_means_are_refused(tmp_path: Path) -> None:

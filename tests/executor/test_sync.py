@@ -172,7 +172,7 @@ def test_sync_sends_every_run_that_lacks_something_and_says_what(unsent, tmp_pat
     assert synced(arguments) == 0
     parent = read_json(record.folder / "mlflow.json")["parent"]
     said = f"MLflow holds all of it (run {parent})\n"
-    assert capsys.readouterr().out == f"run {record.run}: sent 5 runs, 34 points, 14 files; {said}"
+    assert capsys.readouterr().out == f"run {record.run}: sent 5 runs, 34 points, 15 files; {said}"
     assert synced(arguments) == 0
     assert (
         capsys.readouterr().out == f"nothing of {store} waits to be sent to MLflow; "
