@@ -196,13 +196,14 @@ def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> tuple[str,
 def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> list[str]:
     """The files of the user's modules that the op imported, or that are outside the search path.
 
-    The op files of the whole pipeline are loaded, with what they import; a key knows those of its own op alone.
+    The op files of the whole pipeline are loaded, with what they import; a key knows those of its own op alone. A
+    module without an absolute path was made by a library in memory, as torch.ops and torch.classes are.
     """
     folders = [folder for folder in path if not is_interpreters(folder)]
     files = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not file or is_interpreters(file) or is_below(file, [str(PROJECT)]):
+        if not file or not os.path.isabs(file) or is_interpreters(file) or is_below(file, [str(PROJECT)]):
             continue
         if name not in declared or not is_below(file, folders):
             files.append(file)

@@ -189,3 +189,11 @@ def test_a_module_that_is_imported_by_a_computed_name_is_told(tmp_path: Path) ->
     assert said.run() == "found"
     (warning,) = said.state().warnings
     assert warning.startswith(f"not part of the key: {file}")
+
+
+def test_a_module_that_a_library_makes_in_memory_is_not_told(tmp_path: Path) -> None:
+    inside = 'import word; made = types.ModuleType("made"); made.__file__ = "_made.py"; sys.modules["made"] = made'
+    said = Said(tmp_path, imports="import sys, types, word", inside=inside)
+    said.write("word.py", "found")
+    assert said.run() == "found"
+    assert said.state().warnings == []
