@@ -203,7 +203,7 @@ def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> list[str]:
     files = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not file or not os.path.isabs(file) or is_interpreters(file) or is_below(file, [str(PROJECT)]):
+        if not file or not Path(file).is_absolute() or is_interpreters(file) or is_below(file, [str(PROJECT)]):
             continue
         if name not in declared or not is_below(file, folders):
             files.append(file)
