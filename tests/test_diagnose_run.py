@@ -40,6 +40,7 @@ class Liven:
 
 def liven(config, stage):
     made = make_lively(stage.inputs["target"], stage.work_dir / "lively")
+    (made.path / "manifest.json").unlink()  # the store's own
     shutil.copytree(made.path, stage.out_dir, dirs_exist_ok=True)
 
 
