@@ -8,7 +8,7 @@ from dsl.graph import Graph
 from executor.combinations import Combination, combinations, final_metrics
 from executor.record import NodeState, RunState
 from executor.results import result_rows
-from executor.sweep_table import sorted_rows
+from executor.sweep_table import shown_metrics, sorted_rows
 
 REPORT = "report.html"
 MOST_ROWS = 30
@@ -58,8 +58,7 @@ def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
     shown = [
         {name: f"{value} {interval}".rstrip() for name, value, interval in result_rows(row.metrics)} for row in rows
     ]
-    named = dict.fromkeys([*([sort_by] if sort_by else []), *(name for cells in shown for name in cells)])
-    metrics = [name for name in named if any(name in cells for cells in shown)][:MOST_METRICS]
+    metrics = shown_metrics(dict.fromkeys(name for cells in shown for name in cells), sort_by)[:MOST_METRICS]
     groups = list(dict.fromkeys(group for each in found for group in each.values))
     table = [
         (

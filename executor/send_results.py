@@ -48,10 +48,14 @@ def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph
 def send_metrics(
     tracker: Tracker, run_id: str, sent: Mapping[str, Any], record: Record, graph: Graph, nodes: Iterable[GraphNode]
 ) -> None:
-    """The final metrics of these nodes at a run; those of nodes below a model are that model's too."""
+    """The final metrics of these nodes at a run; those of nodes below a model are that model's too.
+
+    What a result is judged by comes first: MLflow's charts start with the first metric.
+    """
     states = record.state.nodes
     by_node: dict[str, dict[str, float]] = {}
-    for name, (node_id, value) in final_metrics(nodes, states).items():
+    found, telling = final_metrics(nodes, states), _telling(graph)
+    for name, (node_id, value) in sorted(found.items(), key=lambda each: each[0] not in telling):
         by_node.setdefault(node_id, {})[name] = value
     results = {node_id: (states[node_id].ended or record.state.started, values) for node_id, values in by_node.items()}
     for model_node in [node.id for node in graph.nodes.values() if sent["nodes"].get(node.id, {}).get("model")]:
@@ -66,8 +70,12 @@ def send_metrics(
 
 def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, str]:
     """The figures by which ops say that a result is judged: tau, say."""
-    telling = {node.op.judged_by.removeprefix("-") for node in graph.nodes.values()}
+    telling = _telling(graph)
     return {name: f"{value:.4g}" for _, values in judged for name, value in values.items() if name in telling}
+
+
+def _telling(graph: Graph) -> set[str]:
+    return {node.op.judged_by.removeprefix("-") for node in graph.nodes.values()}
 
 
 def send_note(tracker: Tracker, run_id: str, sent: dict[str, Any], note: str, save: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
@@ -33,8 +33,7 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
     rows, sort_by = sorted_rows(graph, states, found)
     groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
     shown = [{name: (value, interval) for name, value, interval in result_rows(row.metrics)} for row in rows]
-    metrics = list(dict.fromkeys([*([sort_by] if sort_by else []), *(name for cells in shown for name in cells)]))
-    metrics = [name for name in metrics if any(name in cells for cells in shown)]
+    metrics = shown_metrics(dict.fromkeys(name for cells in shown for name in cells), sort_by)
     is_any_open = any(row.state for row in rows)
     header = (*groups, *(["state"] if is_any_open else []), *metrics[:MOST_METRICS])
     table = [
@@ -52,6 +51,12 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
     if graph.sort_by and sort_by not in metrics:
         lines.append(f"not sorted: no combination has the metric {sort_by}")
     return "\n".join(lines)
+
+
+def shown_metrics(names: Iterable[str], sort_by: str) -> list[str]:
+    """The metric that sorts the table first, then those of its group, then the others."""
+    group = sort_by.rpartition("/")[0]
+    return sorted(names, key=lambda name: (name != sort_by, name.rpartition("/")[0] != group))
 
 
 def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[Combination]) -> tuple[list[Row], str]:

@@ -50,7 +50,6 @@ DIGEST_LENGTH = 36  # of a dataset
 FOUND_AT_ONCE = 1000
 LOCK_TIMEOUT_S = 60
 NOTE = "mlflow.note.content"
-KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"  # else the UI takes runs for those of an agent
 Place = tuple[str, str]  # "node" and its id, "combination" and its name
 WHOLE: Place = ("run", "")
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
@@ -83,8 +82,7 @@ class Tracker:
         with _locked(self._store, self._uri):
             known = self.client.get_experiment_by_name(name)
             if known is None:
-                place = self._artifact_location()
-                return str(self.client.create_experiment(name, artifact_location=place, tags={KIND: TRAINING}))
+                return str(self.client.create_experiment(name, artifact_location=self._artifact_location()))
         if known.lifecycle_stage != "active":
             raise StoreError(
                 f'the experiment "{name}" was deleted in MLflow; restore it: MLFLOW_TRACKING_URI={self._uri} '
