@@ -129,7 +129,7 @@ splits = ["train"]
 op = "shard_sequence"
 features = "@capture"
 tokens_per_step = 512
-epochs = 30
+epochs = 40
 
 [node.train]
 op = "train_dflash"

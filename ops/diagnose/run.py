@@ -40,7 +40,7 @@ from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on
-CEILING = 0.95  # of block_size: a tau that cannot rise has no cause
+CEILING = 0.95  # of block_size: a tau that can hardly rise
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def diagnose(
 ) -> dict[str, Any]:
     """{"node", "split", "prompts", "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"},
     "block_size", "findings": [the fields of Finding, ...]}: causes first. "mended": with all put right that can be
-    without training. A tau next to block_size has no cause, whatever was measured.
+    without training; where that is next to block_size, nothing else is a cause, whatever was measured.
 
     prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where the draft cannot
     be loaded, or the split holds no prompt.
@@ -87,8 +87,7 @@ def diagnose(
     tell("decoding with random weights")
     untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
     by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
-    findings = [
-        *mended.findings,
+    others = [
         target_finding(chain.draft, chain.training, chain.target),
         random_finding(answers, by_chance),
         category_finding(held_out, answers),
@@ -96,8 +95,8 @@ def diagnose(
         *mask_findings(chain.learnt, chain.target, exported.config.mask_token_id, exported.config.block_size),
         curve_finding(curve),
     ]
-    if tau_of(as_exported) >= CEILING * exported.config.block_size:
-        findings = [evolve(finding, is_cause=False) for finding in findings]
+    if tau_of(answers) >= CEILING * exported.config.block_size:
+        others = [evolve(finding, is_cause=False) for finding in others]
     low, high = interval(as_exported)
     return {
         "node": chain.node,
@@ -108,7 +107,7 @@ def diagnose(
         "max_new_tokens": chain.max_new_tokens,
         "block_size": exported.config.block_size,
         "tau": {"exported": tau_of(as_exported), "low": low, "high": high, "mended": tau_of(answers)},
-        "findings": [finding.to_json() for finding in sorted_findings(findings)],
+        "findings": [finding.to_json() for finding in sorted_findings([*mended.findings, *others])],
     }
 
 

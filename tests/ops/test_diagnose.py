@@ -110,6 +110,13 @@ def test_another_mask_token_is_named_and_nothing_else(chain, healthy, tmp_path):
     assert result["tau"]["mended"] == healthy["tau"]["exported"]
 
 
+def test_where_putting_it_right_gives_whole_blocks_nothing_else_is_named(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "CEILING", 0.5)
+    spoilt = with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500})
+    falling = [(step, 4 - 0.02 * step) for step in range(1, 101)]
+    assert ["mask token"] == causes(diagnosed(spoilt, curve=falling))
+
+
 def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displaced, healthy):
     result = diagnosed(displaced)
     assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
