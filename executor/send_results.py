@@ -40,8 +40,7 @@ def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph
     model = described(graph, node, folder)
     small, large = artifact_files(folder)
     files = ModelFiles(child["run_id"], {name.removeprefix(ARTIFACT): path for name, path in small.items()}, large)
-    name = f"{graph.name}-{node.id}"
-    child["model"] = tracker.logged_model(sent["experiment"], name, digest, model, files)
+    child["model"] = tracker.logged_model(sent["experiment"], node.id, digest, model, files)
     tracker.log_output(child["run_id"], child["model"])
 
 

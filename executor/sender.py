@@ -316,7 +316,7 @@ class Sender:
         if state.digest is not None:
             read = list(files_read(self._store, node, state.digest))
             tracker.log_inputs(run_id, read)
-            tracker.log_inputs(self._sent["parent"], read)
+            tracker.log_inputs(self._sent["parent"], [each for each in read if each.path is not None])
         tracker.close(run_id, status, state.ended or record.state.started)
 
     def _files(self, record: Record, node: GraphNode, state: NodeState) -> tuple[dict[str, Path], dict[str, Any]]:

@@ -138,8 +138,8 @@ def test_an_artifact_that_is_a_model_is_a_logged_model_with_the_metrics_below_it
     client = client_of(toy)
     experiment = client.get_experiment_by_name("swept").experiment_id
     found = {model.name: model for model in client.search_logged_models([experiment], "tags.serve = 'cat text.txt'")}
-    assert sorted(found) == ["swept-b-times_1", "swept-b-times_2"]
-    model = found["swept-b-times_2"]
+    assert sorted(found) == ["b-times_1", "b-times_2"]
+    model = found["b-times_2"]
     assert (model.model_type, str(model.status), model.params) == ("text", "READY", {"size": "10"})
     assert model.source_run_id == ids(record)[1]["b-times_2"]
     assert {(metric.key, metric.value) for metric in model.metrics} == {
