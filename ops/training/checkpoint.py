@@ -7,9 +7,9 @@
 
 Tensors are whole, so a checkpoint does not depend on the number of ranks. No generator states: anchors and order are
 functions of (seed, epoch, sample). A checkpoint is written beside its place and renamed, so a folder of that name was
-complete; sha256, that of state.safetensors, tells whether it still is. One that names an earlier one as the best is
-whole only together with it, whose weights may be what the training gives. background.py writes without stopping the
-steps.
+complete; sha256, that of state.safetensors, tells whether it still is. One that names an earlier one as the best can
+be gone on from only together with it, whose weights may be what the training gives. background.py writes without
+stopping the steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dsl.errors import ConfigError
+from dsl.errors import ConfigError, DataError
 from ops.dtensors import gathered, load_whole, reshard
 from ops.files import read_json, sync, write_json
 from ops.optimizer import Optimizer, named_state, restore_state
@@ -39,6 +39,7 @@ from ops.training.ema import Ema
 from ops.training.ranks import is_first
 
 FORMAT = 3
+WAYS_ON = "put it back as it was, or remove the checkpoints to start anew"
 
 
 @frozen
@@ -74,7 +75,7 @@ class TrainState:
 
 @frozen
 class Kept:
-    """Which checkpoints stay: the last `last`, and the best."""
+    """Which checkpoints stay: the last `last`, and those that they name as the best."""
 
     last: int = field(default=2, validator=validators.ge(1))
 
@@ -124,9 +125,10 @@ def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Map
         _remove(place)
     unfinished.rename(place)
     sync(work_dir)
-    best = content["best"]
-    for old in checkpoints(work_dir)[: -kept.last]:
-        if best is None or checkpoint_step(old) != best["step"]:
+    written = checkpoints(work_dir)
+    best = {_best_step(folder) for folder in written[-kept.last :]}
+    for old in written[: -kept.last]:
+        if checkpoint_step(old) not in best:
             _remove(old)
 
 
@@ -152,17 +154,25 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Tensor]:
-    """The model's weights in the checkpoint of a step, or their average where the state keeps one; whole, by name."""
+    """The model's weights in the checkpoint of a step, or their average where the state keeps one; whole, by name.
+
+    Raises DataError where the checkpoint is no longer as it was written.
+    """
+    folder = _place(work_dir, step)
+    damage = _damage(folder)
+    if damage is not None:
+        raise DataError(f"{folder}: the weights of the selected step cannot be taken: {damage}; {WAYS_ON}")
     prefix = "ema." if state.ema else "model."
-    with safe_open(_place(work_dir, step) / "state.safetensors", framework="pt") as saved:
+    with safe_open(folder / "state.safetensors", framework="pt") as saved:
         return dict(_Saved(saved, prefix))
 
 
 def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, Any]) -> bool:
     """Bring the state to the newest whole checkpoint; False where there is none. All ranks must call it.
 
-    A damaged one is renamed to *.damaged with a note, and the one before is taken. Raises ConfigError for a checkpoint
-    of another training, naming what differs.
+    A damaged one is renamed to *.damaged with a note, and the one before is taken. Raises DataError where there are
+    whole ones, but of none the one that it names as the best, and ConfigError for a checkpoint of another training,
+    naming what differs.
     """
     step = _agreed(_newest_whole(work_dir) if is_first() else -1, next(state.model.parameters()).device)
     if step < 0:
@@ -239,22 +249,37 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _newest_whole(work_dir: Path) -> int:
-    """The step of the newest checkpoint that is not damaged, -1 without one; damaged ones are set aside."""
+    """The step of the newest checkpoint to go on from, -1 without one; those that cannot be are set aside.
+
+    Raises DataError, and leaves all as it is, where that would throw away a whole checkpoint for want of its best one.
+    """
     found = checkpoints(work_dir)
-    for index, folder in reversed(list(enumerate(found))):
+    left_out: list[tuple[Path, str]] = []
+    lacking: list[tuple[Path, str]] = []
+    for folder in reversed(found):
         damage = _damage(folder)
-        if damage is None:
-            return checkpoint_step(folder)
+        lack = _lack(folder) if damage is None else None
+        if damage is None and lack is None:
+            break
+        left_out.append((folder, damage or str(lack)))
+        lacking += [] if lack is None else [(folder, lack)]
+    resumed = found[: len(found) - len(left_out)]
+    if lacking and not resumed:
+        folder, lack = lacking[0]
+        raise DataError(f"{folder}: the checkpoint is whole, but {lack}; {WAYS_ON}")
+    for index, (folder, damage) in enumerate(left_out, start=1):
         aside = folder.with_suffix(".damaged")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        then = f"trying {found[index - 1].name}" if index else "starting anew"
+        then = f"trying {found[-index - 1].name}" if index < len(found) else "starting anew"
         print(f"dflow: {aside}: damaged checkpoint left out, {damage}; {then}", flush=True)
-    return -1
+    return checkpoint_step(resumed[-1]) if resumed else -1
 
 
 def _damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's files. Those of another format are not looked into."""
+    """What is wrong with a checkpoint's own files. Those of another format are not looked into."""
+    if not folder.exists():
+        return "it is gone"
     content = _content(folder)
     if content is None or "format" not in content:
         return "state.json cannot be read"
@@ -264,12 +289,25 @@ def _damage(folder: Path) -> str | None:
         return "state.safetensors is missing"
     if _digest(folder / "state.safetensors") != content.get("sha256"):
         return "state.safetensors was altered"
-    best = content["best"]
-    if best is None or best["step"] == content["step"]:
+    return None
+
+
+def _lack(folder: Path) -> str | None:
+    """What is wrong with the earlier checkpoint that a whole one names as the best."""
+    step = _best_step(folder)
+    if step is None or step == checkpoint_step(folder):
         return None
-    earlier = _place(folder.parent, best["step"])
-    damage = _damage(earlier) if earlier.exists() else "it is gone"
-    return None if damage is None else f"{earlier.name}, the best before it, cannot be read any more: {damage}"
+    best = _place(folder.parent, step)
+    damage = _damage(best)
+    return None if damage is None else f"{best.name}, the best before it, cannot be read any more: {damage}"
+
+
+def _best_step(folder: Path) -> int | None:
+    """The step that a checkpoint names as the best, where it can be read and is of this format."""
+    content = _content(folder)
+    if content is None or content.get("format") != FORMAT or content["best"] is None:
+        return None
+    return int(content["best"]["step"])
 
 
 def _content(folder: Path) -> dict[str, Any] | None:

@@ -6,44 +6,16 @@ import weakref
 
 import pytest
 import torch
+from checkpoint_cases import IDENTITY, flip_a_bit, names, new_state, save, train
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import nn
 
 from dsl.errors import ConfigError, DataError
 from ops.files import read_json
-from ops.optimizer import clip_gradients, make_optimizer, named_state, set_rate
+from ops.optimizer import named_state
 from ops.training import background, checkpoint
 from ops.training.background import Checkpoints
-from ops.training.checkpoint import Best, Kept, TrainState, load_checkpoint, saved_weights
-from ops.training.ema import Ema
-
-IDENTITY = {"config": {"lr": 0.1, "gamma": None}, "inputs": {"features": "abc"}}
-
-
-def new_state(kind="adamw", decay=0.9, seed=0):
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3, bias=False))
-    return TrainState(model, make_optimizer(model, 0.1, kind=kind), [], Ema(model, decay))
-
-
-def train(state, steps):
-    for _ in range(steps):
-        generator = torch.Generator().manual_seed(state.step)
-        state.optimizer.zero_grad()
-        loss = state.model(torch.randn(4, 5, generator=generator)).square().mean()
-        loss.backward()
-        norm = clip_gradients(state.model.parameters(), 1.0)
-        set_rate(state.optimizer, 0.01)
-        state.optimizer.step()
-        state.ema.update()
-        state.counters["seen"] = state.counters.get("seen", 0) + 4
-        state.history.append(torch.tensor([0.01, norm, loss.item()], dtype=torch.float64))
-
-
-def save(folder, state, kept=None):
-    with Checkpoints(folder, IDENTITY, rank=0, kept=kept) as saving:
-        saving.save(state)
+from ops.training.checkpoint import Kept, load_checkpoint, saved_weights
 
 
 def everything(state):
@@ -54,10 +26,6 @@ def everything(state):
 def assert_same(one, two):
     assert torch.equal(one[0], two[0])
     assert one[1:] == two[1:]
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
@@ -122,17 +90,6 @@ def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
     assert state.step == 0
 
 
-def test_the_last_and_the_best_are_kept(tmp_path):
-    state = new_state()
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=2)) as saving:
-        for metric in (3.0, 1.0, None, float("nan"), 1.0, 2.0):
-            train(state, 1)
-            saving.save(state, metric)
-    assert ["checkpoint-00000002", "checkpoint-00000005", "checkpoint-00000006"] == names(tmp_path)
-    assert Best(2, 1.0) == state.best
-    assert {"step": 2, "metric": 1.0} == read_json(tmp_path / "checkpoint-00000006" / "state.json")["best"]
-
-
 @pytest.mark.parametrize("decay", [0.9, None])
 def test_the_weights_of_an_earlier_step_are_given_or_their_average(tmp_path, decay):
     state = new_state()
@@ -151,43 +108,6 @@ def test_the_weights_of_an_earlier_step_are_given_or_their_average(tmp_path, dec
     assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
 
 
-def test_what_was_measured_and_the_best_step_survive_a_kill(tmp_path):
-    state = new_state()
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=1)) as saving:
-        for metric in (2.0, 3.0, None):
-            train(state, 1)
-            state.measured.append({"step": state.step})
-            saving.save(state, metric)
-    resumed = new_state(seed=5)
-    assert load_checkpoint(tmp_path, resumed, IDENTITY)
-    assert [{"step": 1}, {"step": 2}, {"step": 3}] == resumed.measured
-    assert Best(1, 2.0) == resumed.best
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=1)) as saving:
-        assert saving.load(resumed)
-        for metric in (2.0, 1.0, 5.0):
-            train(resumed, 1)
-            saving.save(resumed, metric)
-            saving.wait()
-            best = 1 if metric == 2.0 else 5
-            assert sorted({f"checkpoint-{best:08d}", f"checkpoint-{resumed.step:08d}"}) == names(tmp_path)
-
-
-def test_a_checkpoint_whose_best_one_is_damaged_is_not_gone_on_from(tmp_path, capsys):
-    state = new_state()
-    with Checkpoints(tmp_path, IDENTITY, rank=0, kept=Kept(last=4)) as saving:
-        for metric in (2.0, 1.0, 3.0):
-            train(state, 1)
-            saving.save(state, metric)
-    flip_a_bit(tmp_path / "checkpoint-00000002")
-    resumed = new_state(seed=3)
-    assert load_checkpoint(tmp_path, resumed, IDENTITY)
-    assert 1 == resumed.step
-    assert (
-        "checkpoint-00000003.damaged: damaged checkpoint left out, checkpoint-00000002, the best before it, cannot be "
-        "read any more: state.safetensors was altered; trying checkpoint-00000002" in capsys.readouterr().out
-    )
-
-
 def test_without_a_metric_the_last_are_kept_and_none_is_best(tmp_path):
     state = new_state()
     for _ in range(4):
@@ -200,13 +120,6 @@ def test_without_a_metric_the_last_are_kept_and_none_is_best(tmp_path):
 def truncate(folder):
     file = folder / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
-
-
-def flip_a_bit(folder):
-    file = folder / "state.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
 
 
 DAMAGE = {
