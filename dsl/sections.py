@@ -11,6 +11,8 @@ script runs and nothing is loaded.
 from __future__ import annotations
 
 import importlib
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,7 @@ from dsl.errors import ConfigError, shortened
 from dsl.op import OpSpec
 
 Cell = str | int | float | None
+MOST = int(sys.float_info.max)
 
 # The colours of all pages that dflow writes, readable in the light and in the dark.
 STYLE = """
@@ -66,8 +69,8 @@ class Table:
 class Series:
     """Points of one colour. x are numbers, or for bars names too; low and high: the interval of each y, None for none.
 
-    A y that is not finite leaves a gap. Raises ConfigError for lists that do not fit each other, and for a y or a bound
-    that is no number.
+    A y that is not finite leaves a gap. Raises ConfigError for lists that do not fit each other, for a y or a bound
+    that is no number, and for an x that is not finite.
     """
 
     name: str
@@ -81,9 +84,12 @@ class Series:
         if len(lengths) > 1 or bool(self.low) != bool(self.high):
             raise ConfigError(f'series "{self.name}": x, y, low and high are not of one length')
         bounds = [bound for bound in (*self.low, *self.high) if bound is not None]
-        wrong = [value for value in (*self.y, *bounds) if not isinstance(value, (int, float))]
+        wrong = [value for value in (*self.y, *bounds) if not _is_number(value)]
         if wrong:
-            raise ConfigError(f'series "{self.name}": {shortened(str(wrong[0]))} is no number')
+            raise ConfigError(f'series "{self.name}": {_told(wrong[0])} is no number')
+        nowhere = [x for x in self.x if not isinstance(x, str) and not (_is_number(x) and math.isfinite(x))]
+        if nowhere:
+            raise ConfigError(f'series "{self.name}": {_told(nowhere[0])} is no place on an axis')
 
 
 @frozen
@@ -157,3 +163,12 @@ def load_report(spec: OpSpec) -> Callable[[Path], Sequence[Section]] | None:
     module, _, name = spec.report.partition(":")
     function: Any = getattr(importlib.import_module(module), name)
     return function  # type: ignore[no-any-return]
+
+
+def _is_number(value: object) -> bool:
+    """Whether a float can hold it."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MOST)
+
+
+def _told(value: object) -> str:
+    return "an int beyond all floats" if isinstance(value, int) else shortened(str(value))

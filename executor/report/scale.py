@@ -10,6 +10,7 @@ from attrs import frozen
 LOG_FROM = 100.0  # times that the largest value exceeds the smallest
 TICKS = 5
 MOST_POINTS = 400
+LARGEST, LEAST = 1e300, 1e-300  # beyond, a span or a step is no float any more; drawn there
 
 
 @frozen
@@ -25,10 +26,10 @@ class Scale:
     @classmethod
     def over(cls, values: Iterable[float], start: float, end: float, *, is_log: bool = False) -> Scale:
         """Wide enough for all finite values; a logarithmic one only where all of them are above 0."""
-        finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+        finite = [_within(value) for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(finite), max(finite)
-        if low == high:
-            margin = abs(low) / 2 or 1.0
+        if high - low < LEAST:
+            margin = abs(low) / 2 if abs(low) > LEAST else 1.0
             low, high = low - margin, high + margin
         return cls(low, high, start, end, is_log and low > 0)
 
@@ -48,7 +49,7 @@ class Scale:
         return inside if len(inside) > 1 else _round_steps(self.low, self.high)
 
     def _bent(self, value: float) -> float:
-        return math.log10(value) if self.is_log else value
+        return math.log10(_within(value)) if self.is_log else _within(value)
 
 
 def is_wide(values: Iterable[float]) -> bool:
@@ -74,6 +75,10 @@ def thinned(x: Sequence[float], y: Sequence[float], most: int = MOST_POINTS) -> 
         if finite:
             kept |= {min(finite, key=y.__getitem__), max(finite, key=y.__getitem__)}
     return sorted(kept)
+
+
+def _within(value: float) -> float:
+    return min(max(value, -LARGEST), LARGEST)
 
 
 def _round_steps(low: float, high: float) -> list[float]:

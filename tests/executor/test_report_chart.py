@@ -7,7 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsl.sections import Chart, Series
@@ -15,6 +15,7 @@ from executor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Look,
 from executor.report.scale import LOG_FROM, Scale, is_wide, thinned
 
 FINITE = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
+EVERY_FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def svg(chart: Chart) -> ElementTree.Element:
@@ -84,7 +85,9 @@ def test_bars_under_names_have_whiskers_of_their_intervals_and_say_so() -> None:
     )
 
 
-@given(st.lists(FINITE, min_size=1, max_size=30))
+@given(st.lists(EVERY_FINITE, min_size=1, max_size=30))
+@example([1e308, -1e308])
+@example([5e-324, 1e-323])
 def test_every_value_stands_inside_and_a_larger_one_further(values: list[float]) -> None:
     scale = Scale.over(values, 10.0, 200.0)
     placed = [scale.place(value) for value in sorted(values)]
@@ -99,6 +102,27 @@ def test_ticks_are_round_a_few_and_inside(low: float, span: float) -> None:
     margin = (scale.high - scale.low) * 1e-6 + abs(low) * 1e-9
     assert all(scale.low - margin <= tick <= scale.high + margin for tick in ticks)
     assert len(ticks) <= 12
+
+
+@given(st.lists(EVERY_FINITE, min_size=2, max_size=2), st.booleans())
+@example([1e308, -1e308], False)
+@example([5e-324, 1e-323], False)
+@example([5e-324, 1.7e308], True)
+def test_any_two_floats_have_an_axis_with_a_few_ticks(ends: list[float], is_log: bool) -> None:
+    scale = Scale.over(ends, 0.0, 100.0, is_log=is_log)
+    assert all(math.isfinite(tick) and -0.1 <= scale.place(tick) <= 100.1 for tick in scale.ticks())
+    assert len(scale.ticks()) <= 12
+
+
+@given(st.lists(st.tuples(EVERY_FINITE, st.floats(), st.floats(), st.floats()), min_size=1, max_size=6))
+@example([(1.0, 1e308, -1e308, 1e308), (2.0, -1e308, math.nan, math.inf)])
+def test_any_floats_make_a_picture(points: list[tuple[float, float, float, float]]) -> None:
+    x, y, low, high = (list(values) for values in zip(*points, strict=True))
+    names = [str(place) for place in range(len(x))]
+    for series, kind in ((Series("s", x, y, low, high), "lines"), (Series("s", x, y), "bars")):
+        shown = drawn(Chart([series, Series("other", x, y)], "x", "y", kind, log_y=True))
+        assert not re.search(r'"[^"]*\b(nan|inf)\b[^"]*"', re.sub(r"<title>.*?</title>", "", shown))
+    assert drawn(Chart([Series("s", names, y, low, high)], "x", "y", "bars"))
 
 
 def test_ticks_of_a_logarithmic_axis_are_powers_of_ten() -> None:
