@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--image-root", metavar="DIR", help="the folder that relative paths of images start from, if not the data's own"
     )
     parser.add_argument("--allow-outside", action="store_true", help="use images that lie outside that folder too")
-    parser.add_argument("--force", action="store_true", help="write over FILE where it is there already")
+    parser.add_argument(
+        "--force", action="store_true", help=f"write over FILE and {SCHEMA} where they are there already"
+    )
     add_store(parser)
 
 
@@ -64,8 +66,10 @@ def main(options: argparse.Namespace) -> int:
     text = pipeline_text(name, _named_from(output, options.data), f"./{SCHEMA}", found, target, advice)
     with clear_errors(output):
         output.write_text(text, encoding="utf-8")
-        _write_schema(output.with_name(SCHEMA))
+        is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
     print_lines("\n".join(summary(found, advice)))
+    if not is_renewed:
+        print_lines(f"note: the {SCHEMA} that is there is another one, and stays: --force writes it anew")
     if target is None:
         print_lines(f'\nwrote {output}; put the directory of your target where it says "{PLACEHOLDER}", then:')
     else:
@@ -92,7 +96,13 @@ def _named_from(output: Path, data: Path) -> str:
     return there.relative_to(here).as_posix() if there.is_relative_to(here) else str(there)
 
 
-def _write_schema(path: Path) -> None:
-    """For the editor; one that is there may know the user's own ops."""
-    if not path.exists():
-        path.write_text(json.dumps(pipeline_schema(all_ops()), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def _write_schema(path: Path, force: bool) -> bool:
+    """For the editor. One that is there may know the user's own ops, so only `force` writes over it.
+
+    Returns False where another one stays.
+    """
+    schema = json.dumps(pipeline_schema(all_ops()), indent=1, ensure_ascii=False) + "\n"
+    if path.exists() and not force:
+        return path.read_text(encoding="utf-8", errors="replace") == schema
+    path.write_text(schema, encoding="utf-8")
+    return True

@@ -49,6 +49,7 @@ class Advice:
     max_prompt_tokens: Choice
     max_new_tokens: Choice
     max_length: int
+    min_loss_tokens: Choice
     max_pixels: Choice | None
     rules: PixelRules
     block_size: Choice
@@ -82,6 +83,7 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
     epochs = _epochs(training)
     per_step = _tokens_per_step(training, epochs.value, max_length)
     features, online, why = _capture(tokens, target, free_disk)
+    block_size = _block_size(answers)
     return Advice(
         tokens=tokens,
         fractions=fractions,
@@ -89,9 +91,10 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
         max_prompt_tokens=max_prompt,
         max_new_tokens=max_new,
         max_length=max_length,
+        min_loss_tokens=_min_loss_tokens([each.learnt for each in found.lengths if each.last], block_size.value),
         max_pixels=max_pixels,
         rules=rules,
-        block_size=_block_size(answers),
+        block_size=block_size,
         tokens_per_step=per_step,
         epochs=epochs,
         steps=max(1, training * epochs.value // per_step.value),
@@ -142,6 +145,17 @@ def _block_size(answers: list[int]) -> Choice:
     if answers and usual < 32:
         return Choice(8, f"half of the data's answers have at most {usual} tokens: 16 would seldom be filled")
     return Choice(16, "the paper's")
+
+
+def _min_loss_tokens(learnt: list[int], block_size: int) -> Choice:
+    """learnt: of each sample that ends with an answer, the tokens of its answers."""
+    least = 2 * block_size
+    short = sum(tokens < least for tokens in learnt)
+    if 2 * short <= len(learnt):
+        told = f"; {short:,} of {len(learnt):,} looked at are" if short else ""
+        return Choice(least, f"twice the block size; shorter answers are dropped, and counted{told}")
+    value = max(1, percentile(learnt, 0.05))
+    return Choice(value, f"95 % of the data's answers have as many; {least}, twice the block size, few of them")
 
 
 def _epochs(training: int) -> Choice:

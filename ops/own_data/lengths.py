@@ -67,6 +67,11 @@ class Length:
     def whole(self, rules: PixelRules) -> int:
         return self.prompt(rules) + self.last
 
+    @property
+    def learnt(self) -> int:
+        """Tokens that the loss mask covers: every answer with the token that ends it."""
+        return sum(tokens - TURN_TOKENS + 1 for tokens in self.answers)
+
 
 @frozen
 class Counter:

@@ -141,14 +141,13 @@ def _regenerate(target: Target | None, advice: Advice, dtype: str, sees: bool) -
 
 
 def _tokenize(target: Target | None, advice: Advice, sees: bool) -> list[str]:
-    least = 2 * advice.block_size.value
     return [
         "[node.tokenize]",
         'op = "tokenize_chat"',
         'samples = "@regenerate"',
         'target = "@target"                # its tokenizer, chat template and image processor',
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
-        _line("min_loss_tokens", Choice(least, "twice the block size; shorter answers are dropped, and counted")),
+        _line("min_loss_tokens", advice.min_loss_tokens),
         _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),
         *_thinking(target),
         *_pixels(advice, sees),

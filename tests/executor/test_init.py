@@ -188,6 +188,29 @@ def test_images_by_class_get_a_question(project: Path) -> None:
     assert 0 == main(["init", "photos", "--target", checkpoint(project / "target", sees=True)])
     made = nodes(project / "pipeline.toml")
     assert ("What is in the image?", 8) == (made["ingest"]["question"], made["train"]["block_size"])
+    assert 2 == made["tokenize"]["min_loss_tokens"]  # the name of a class, and the token that ends the answer
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "told"),
+    [
+        ((40, 40, 40), 32, "shorter answers are dropped, and counted\n"),
+        ((40, 40, 3), 32, "shorter answers are dropped, and counted; 1 of 3 looked at are\n"),
+        ((3, 40, 3), 4, "16, twice the block size, few of them\n"),
+        ((6, 7, 9), 7, "16, twice the block size, few of them\n"),
+    ],
+)
+def test_most_of_the_data_has_as_many_answer_tokens_as_are_asked_for(
+    project: Path, words: tuple[int, ...], expected: int, told: str
+) -> None:
+    for place, count in enumerate(words):
+        chat(project / f"{place}.jsonl", 1, answer=" ".join(["word"] * count))
+    joined = "".join((project / f"{place}.jsonl").read_text() for place in range(len(words)))
+    (project / "all.jsonl").write_text(joined)
+    assert 0 == main(["init", "all.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert expected == made["tokenize"]["min_loss_tokens"]
+    assert told in (project / "pipeline.toml").read_text()
 
 
 def test_features_that_the_disk_does_not_hold_are_captured_while_training(
@@ -241,10 +264,20 @@ def test_data_target_and_file_are_refused_together(project: Path, capsys: pytest
     said = capsys.readouterr().err
     assert "pipeline.toml is there already" in said and "the target (qwen3) sees none" in said
     assert "mine" == (project / "pipeline.toml").read_text()
-    chat(project / "text.jsonl", 3)
-    (project / "dflow.schema.json").write_text("{}")
-    assert 0 == main(["init", "text.jsonl", "--target", target, "--force"])
-    assert "{}" == (project / "dflow.schema.json").read_text()
+
+
+def test_a_schema_that_is_there_stays_and_is_told_until_force_renews_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / "chat.jsonl", 3)
+    schema = project / "dflow.schema.json"
+    schema.write_text("{}")
+    assert 0 == main(["init", "chat.jsonl"])
+    assert "{}" == schema.read_text() and "note: the dflow.schema.json that is there" in capsys.readouterr().out
+    assert 0 == main(["init", "chat.jsonl", "--force"])
+    assert "{}" != schema.read_text() and "note: the dflow.schema.json" not in capsys.readouterr().out
+    assert 0 == main(["init", "chat.jsonl", "-o", "second.toml"])
+    assert "note: the dflow.schema.json" not in capsys.readouterr().out
 
 
 def test_held_out_prompts_are_there_however_small_the_data(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
