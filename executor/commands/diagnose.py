@@ -55,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
             print_lines(diagnosis_text(result))
     keep(record, results)
     if options.json:
-        print_lines(json.dumps({"run": record.run, "drafts": results}, indent=1))
+        print_lines(json.dumps({"run": record.run, "drafts": results}, indent=1, allow_nan=False))
     return FAILED if any(finding["is_cause"] for result in results for finding in result["findings"]) else OK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from ops.dflash.decode import Decoded
@@ -13,16 +14,22 @@ from ops.tokenize_chat.shards import TokenSample
 CATEGORY_RATIO = 2.0
 GAP_RATIO = 1.5
 OF_EXPECTED = 0.6
+NO_STEP = "every answer to the prompts of the training is one token long, which takes no draft"
 
 
 def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded]) -> Finding:
-    groups: dict[str, list[Decoded]] = {}
+    """answers: some of them with a verification step."""
+    every: dict[str, list[Decoded]] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
-        groups.setdefault(prompt.category, []).append(answer)
+        every.setdefault(prompt.category, []).append(answer)
+    groups = {name: group for name, group in every.items() if _steps(group)}
     by_tau = sorted(groups, key=lambda name: tau_of(groups[name]))
-    told = ", ".join(f"{name} {tau_of(groups[name]):.2f} ({len(groups[name])} prompts)" for name in by_tau)
+    told = ", ".join(
+        [f"{name} {tau_of(groups[name]):.2f} ({len(groups[name])} prompts)" for name in by_tau]
+        + [f"{name} no step ({len(every[name])} prompts)" for name in sorted(every.keys() - groups.keys())]
+    )
     if len(groups) < 2:
-        return Finding(name="categories", measured=f"tau {told}", normal="there is one category only")
+        return Finding(name="categories", measured=f"tau {told}", normal="there is no other category to compare with")
     lowest, highest = groups[by_tau[0]], groups[by_tau[-1]]
     gain = unpaired_gain(highest, lowest)
     return Finding(
@@ -38,6 +45,8 @@ def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded])
 
 def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
     """seen: of prompts of the training; training: training.json, for what it measured of its val split."""
+    if not _steps(seen):
+        return unmeasured("held-out gap", NO_STEP)
     told = f"tau {tau_of(seen):.2f} on prompts of the training, {tau_of(held_out):.2f} on held-out ones"
     accuracies = [
         f"{metrics[f'{split}/accuracy']:.0%} {name}"
@@ -61,14 +70,19 @@ def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: 
 
 
 def decoding_finding(seen: Sequence[Decoded], training: Mapping[str, Any], *, is_own: bool) -> Finding:
-    """What training measured of its slots against real decoding of the same prompts. is_own: the answers are."""
+    """What training measured of its slots against real decoding of the same prompts, without the last step of each
+    answer: the end cuts off what it accepts, and of ends training knows nothing. is_own: the answers are.
+    """
     name, metrics = "training against decoding", training.get("final_metrics")
     if not metrics:
         return unmeasured(name, "the training's record is gone")
-    expected, real = metrics["train/expected_tau"], tau_of(seen)
+    whole = [count + 1 for answer in seen for count in answer.accepted[:-1]]
+    if not whole:
+        return unmeasured(name, "no answer to the prompts of the training takes more than one step")
+    expected, real = metrics["train/expected_tau"], fmean(whole)
     told = (
         f"accuracy {metrics['train/accuracy']:.0%} in training, which promises tau {expected:.2f}; decoding its "
-        f"prompts gives {real:.2f}"
+        f"prompts gives {real:.2f}, without the last step of each answer"
     )
     normal = f"at least {OF_EXPECTED:g} of what is promised, since training counts a slot as right by itself"
     if not is_own:
@@ -93,3 +107,7 @@ def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> 
         "raise lr, and train on more steps",
         is_cause=not paired_gain(answers, untrained).is_certain,
     )
+
+
+def _steps(answers: Sequence[Decoded]) -> int:
+    return sum(answer.steps for answer in answers)

@@ -132,6 +132,27 @@ def test_decoding_that_keeps_nothing_of_what_training_promised_is_named(tau, is_
     assert is_cause == decoding_finding(answers(tau), training, is_own=is_own).is_cause
 
 
+def test_a_draft_whose_short_answers_end_within_their_blocks_is_not_accused_of_their_ends():
+    training = {"final_metrics": {"train/expected_tau": 6.0, "train/accuracy": 1.0}}
+    perfect = [Decoded(tuple(range(8)), accepted=(5, 0)) for _ in range(8)]
+    found = decoding_finding(perfect, training, is_own=True)
+    assert not found.is_cause
+    assert "gives 6.00" in found.measured
+    one_step = [Decoded(tuple(range(3)), accepted=(1,))]
+    assert not decoding_finding(one_step, training, is_own=True).is_measured
+
+
+def test_groups_without_a_verification_step_are_told_and_left_out():
+    prompts: list[Any] = [SimpleNamespace(category=name) for name in "aaabbbccc"]
+    nothing = [Decoded((0,))] * 3
+    found = category_finding(prompts, [*nothing, *answers(4, count=3), *answers(1, count=3)])
+    assert "tau c 1.00 (3 prompts), b 4.00 (3 prompts), a no step (3 prompts)" == found.measured
+    assert found.is_cause and '"c"' in found.advice
+    alone = category_finding(prompts[:6], [*nothing, *answers(4, count=3)])
+    assert (False, None) == (alone.is_cause, alone.gain)
+    assert not gap_finding(nothing, answers(4), {}).is_measured
+
+
 def test_a_draft_no_better_than_random_weights_is_named():
     assert random_finding(answers(1), answers(1)).is_cause
     assert not random_finding(answers(3), answers(1)).is_cause
