@@ -1,16 +1,20 @@
 """The sections that ops show of their artifacts. Each op's own function is called in a process beside this one.
 
-What it raises, prints or imports, and how long it takes, harms nobody: a function that fails is named with the reason,
-and a fresh process goes on behind it.
+What it raises, prints, imports or starts, and how long it takes, harms nobody: a function that fails is named with the
+reason, and a fresh process goes on behind it. All together have a time: a report is written soon whatever they do.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +25,8 @@ from executor.failure import killed
 from executor.jsonlines import read_lines
 from executor.report.carried import section_from_json
 
-TIME_S = 120.0  # of one process
-MOST_FAILURES = 20
+TIME_S = 12.0  # of one op's function
+TOTAL_S = 30.0  # of all; the report of a run that MLflow gets is waited for a little longer
 
 
 @frozen
@@ -46,42 +50,54 @@ def shown_by_ops(asked: Sequence[Asked]) -> dict[Asked, Shown]:
     """What each op shows of its artifact; nothing where it has no function for that."""
     found: dict[Asked, Shown] = {}
     pending = list(dict.fromkeys(asked))
-    failures = 0
+    end = time.monotonic() + TOTAL_S
     while pending:
-        if failures == MOST_FAILURES:
-            found |= dict.fromkeys(pending, Shown(failed=f"not asked: {failures} others failed before it"))
+        left = end - time.monotonic()
+        if left <= 0:
+            found |= dict.fromkeys(pending, Shown(failed=f"all ops together took longer than {TOTAL_S:g} s"))
             break
-        answers, failed = _ask(pending)
+        answers, failed = _ask(pending, left)
         found |= answers
         pending = [one for one in pending if one not in answers]
         if pending:  # the process ended within the first of them
             found[pending.pop(0)] = Shown(failed=failed)
-            failures += 1
     return found
 
 
-def _ask(asked: Sequence[Asked]) -> tuple[dict[Asked, Shown], str]:
-    """The answers of one process, and why it answered no more."""
+def _ask(asked: Sequence[Asked], left: float) -> tuple[dict[Asked, Shown], str]:
+    """The answers of one process, and why it answered no more. left: seconds that it has."""
     with tempfile.TemporaryDirectory() as folder:
-        request, answers = Path(folder) / "asked.json", Path(folder) / "answers.jsonl"
+        request, answers, errors = (Path(folder) / name for name in ("asked.json", "answers.jsonl", "errors"))
         request.write_text(json.dumps([_to_json(one) for one in asked]), encoding="utf-8")
         # -P: what lies in the working directory is not imported in place of dflow's own.
-        command = [sys.executable, "-P", "-m", "executor.report.ask_ops", str(request), str(answers)]
-        try:
-            ended = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=TIME_S,
-                check=False,
-            )
-            failed = _why(ended)
-        except subprocess.TimeoutExpired:
-            failed = f"it took longer than {TIME_S:.0f} s"
+        command = [sys.executable, "-P", "-m", "executor.report.ask_ops", str(request), str(answers), str(TIME_S)]
+        failed = _ended(command, errors, left)
         lines = read_lines(answers)
     return {asked[line["at"]]: _answer(line) for line in lines}, failed
+
+
+def _ended(command: Sequence[str], errors: Path, left: float) -> str:
+    """Why the process ended, Nothing that it started is left, nor keeps anybody waiting."""
+    with errors.open("wb") as written:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=written, start_new_session=True
+        )
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(left)
+        is_late = process.returncode is None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if is_late:
+        return f"all ops together took longer than {TOTAL_S:g} s"
+    if process.returncode == -signal.SIGALRM:
+        return f"it took longer than {TIME_S:g} s"
+    if process.returncode < 0:
+        return killed(process.returncode)
+    lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"it ended with exit code {process.returncode}"
 
 
 def _to_json(one: Asked) -> dict[str, Any]:
@@ -92,10 +108,3 @@ def _answer(line: Mapping[str, Any]) -> Shown:
     if "failed" in line:
         return Shown(failed=str(line["failed"]))
     return Shown([section_from_json(section, Path(line["folder"])) for section in line["sections"]])
-
-
-def _why(ended: subprocess.CompletedProcess[str]) -> str:
-    if ended.returncode < 0:
-        return killed(ended.returncode)
-    lines = ended.stderr.strip().splitlines()
-    return lines[-1] if lines else f"it ended with exit code {ended.returncode}"

@@ -1,14 +1,16 @@
 """The process in which ops show their artifacts, see artifacts.py.
 
-    python -m executor.report.ask_ops ASKED.json ANSWERS.jsonl
+    python -m executor.report.ask_ops ASKED.json ANSWERS.jsonl SECONDS
 
 Each answer is {"at", "folder", "sections"}, or {"at", "failed": why} where the op is not there any more, and is on disk
-before the next op is asked. Nothing else is caught: the process ends, and whoever waits for it knows at which op.
+before the next op is asked. Nothing else is caught: the process ends, and whoever waits for it knows at which op; an op
+that takes longer than SECONDS ends it by SIGALRM.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +26,7 @@ from executor.report.carried import section_to_json
 def main() -> int:
     asked, answers = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
     for at, one in enumerate(asked):
+        signal.setitimer(signal.ITIMER_REAL, float(sys.argv[3]))
         append_line(answers, {"at": at, **_answer(one)})
     return 0
 

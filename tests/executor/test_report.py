@@ -25,7 +25,7 @@ PIXEL = base64.b64decode(
 
 # Ops in a second file: each shows something else, or fails in another way.
 SHOWS = """
-import os, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 from attrs import frozen
 from dsl.op import Artifact, field, op
@@ -72,6 +72,10 @@ def kept(folder):
         sys.exit(3)
     if fails == "kills":
         os.kill(os.getpid(), 9)
+    if fails == "hangs":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (folder.parents[1] / "child").write_text(str(child.pid))
+        time.sleep(600)
     return {"number": [Section("odd", 12)], "list": ["no section"]}.get(fails) or shown(came_in, kept, lost, text)
 
 
