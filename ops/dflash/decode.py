@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from transformers import DynamicCache
 
+from ops.dflash.finite import check_finite
 from ops.dflash.model import DraftModel
 from ops.dflash.rollback import roll_back, save
 from ops.dflash.use import DraftUse
@@ -57,8 +58,8 @@ def decode_plain(target: Target, sample: TokenSample, max_new_tokens: int) -> De
     tokens: list[int] = []
     margins: list[float] = []
     while True:
+        margins += margins_of(logits_V[None], sample.id, len(tokens))
         tokens.append(int(logits_V.argmax()))
-        margins += margins_of(logits_V[None])
         if tokens[-1] in target.eos_token_ids or len(tokens) > max_new_tokens:
             return Decoded(tuple(tokens), margins=tuple(margins))
         logits_V = _extend(target, cache, [tokens[-1]])[-1]
@@ -79,7 +80,7 @@ def decode_speculative(
         context = DraftContext(draft)
         context.append(captured.features()[0])
         tokens = [int(output.logits[0, -1].argmax())]
-        margins = margins_of(output.logits[0, -1:])
+        margins = margins_of(output.logits[0, -1:], sample.id, 0)
         accepted: list[int] = []
         while tokens[-1] not in target.eos_token_ids and len(tokens) <= max_new_tokens:
             proposal = propose(target, draft, context, tokens[-1], use)
@@ -89,11 +90,11 @@ def decode_speculative(
             choices = logits_KV.argmax(-1).tolist()
             count = matching_prefix(proposal, choices)
             accepted.append(count)
-            margins += margins_of(logits_KV[: count + 1])
+            margins += margins_of(logits_KV[: count + 1], sample.id, len(tokens))
             context.append(captured.features()[0, : count + 1])
             if count < len(proposal) and roll_back(cache, before, count + 1):
                 _extend(target, cache, block[: count + 1])
-            tokens = until_eos([*tokens, *proposal[:count], choices[count]], target.eos_token_ids)
+            tokens += until_eos([*proposal[:count], choices[count]], target.eos_token_ids)
     tokens = tokens[: max_new_tokens + 1]
     return Decoded(tuple(tokens), accepted=tuple(accepted), margins=tuple(margins[: len(tokens)]))
 
@@ -124,17 +125,34 @@ class DraftContext:
 def propose(
     target: Target, draft: DraftModel, context: DraftContext, anchor: int, use: DraftUse | None = None
 ) -> list[int]:
-    """The draft's K - 1 most likely tokens behind the anchor, all from one forward pass."""
+    """The draft's K - 1 most likely tokens behind the anchor, all from one forward pass.
+
+    Raises DataError where its logits are not finite.
+    """
     use = use or DraftUse.of(draft.config)
     anchor_M, mask_M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
     hidden_KM = draft.propose(anchor_M, mask_M, context.kv, use.block_size, use.block_offset)
-    return (hidden_KM.to(target.head_weight.dtype) @ target.head_weight.T).argmax(-1).tolist()
+    best_K, tokens_K = (hidden_KM.to(target.head_weight.dtype) @ target.head_weight.T).max(-1)
+    check_finite(
+        best_K[None], "draft", best_K.dtype, lambda _, column: f"slot {column + 1} behind {context.length} tokens"
+    )
+    return tokens_K.tolist()
 
 
-def margins_of(logits_SV: Tensor) -> list[float]:
-    """The distance of the two best logits of each row."""
+def margins_of(logits_SV: Tensor, sample_id: str, first: int) -> list[float]:
+    """The distance of the two best logits of each row, by which the answer's tokens from `first` on are chosen.
+
+    Raises DataError where it is not finite.
+    """
     best_S2 = logits_SV.float().topk(2).values
-    return (best_S2[:, 0] - best_S2[:, 1]).tolist()
+    margins_S = best_S2[:, 0] - best_S2[:, 1]
+    check_finite(
+        margins_S[None],
+        "target",
+        logits_SV.dtype,
+        lambda _, column: f"sample {sample_id}, token {first + column} of the answer",
+    )
+    return margins_S.tolist()
 
 
 def matching_prefix(proposal: list[int], choices: list[int]) -> int:

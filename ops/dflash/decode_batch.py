@@ -48,12 +48,13 @@ def decode_plain_batch(
     most_tokens = settings.max_new_tokens + 1
     decoded = []
     for batch in _batches(target, samples):
-        draws_BN = draws(settings.seed, [sample.id for sample in batch], "token", most_tokens).to(target.device)
+        sample_ids = [sample.id for sample in batch]
+        draws_BN = draws(settings.seed, sample_ids, "token", most_tokens).to(target.device)
 
         def next_tokens(logits_BV: Tensor, rows_B: Tensor, step: int, draws_BN: Tensor = draws_BN) -> Tensor:
             return choose(logits_BV, draws_BN[rows_B, step], settings.temperature)
 
-        decoded += answer(target, target.prompts(batch), most_tokens, next_tokens, clock)
+        decoded += answer(target, target.prompts(batch), sample_ids, most_tokens, next_tokens, clock)
     return decoded
 
 
@@ -94,7 +95,7 @@ def _speculate(
     clock: DecodeClock | None,
 ) -> list[Decoded]:
     """One batch: prefill, then draft, verify and accept until every answer has ended."""
-    answers = Answers.of(len(samples), settings.max_new_tokens + 1, target.eos_token_ids)
+    answers = Answers.of([sample.id for sample in samples], settings.max_new_tokens + 1, target.eos_token_ids)
     room = settings.max_new_tokens + 1 + use.block_size
     choice = _choice(settings, samples, room, target.device)
     with target.capture_inputs(use.target_layer_ids) as captured:
@@ -111,8 +112,8 @@ def _speculate(
             if keeps_all_columns(begun.cache)
             else SingleVerifier(target, begun.cache, rows, begun.offset_B)
         )
-        anchors_B = choice.first(begun.logits_BV)
-        left = answers.add_one(anchors_B, begun.logits_BV)
+        margins_B1 = answers.margins(begun.logits_BV[:, None])
+        left = answers.add_one(anchors_B := choice.first(begun.logits_BV), margins_B1)
         while answers.open:
             if left is not None:
                 anchors_B = anchors_B[left]
@@ -120,19 +121,22 @@ def _speculate(
                     part.select(left)
             done_B = answers.lengths(target.device)
             lap(clock, "other")
-            proposal_BD = choice.propose(context.logits(target, anchors_B), done_B)
+            draft_BDV = context.logits(target, anchors_B)
+            answers.check_draft(draft_BDV)
+            proposal_BD = choice.propose(draft_BDV, done_B)
             lap(clock, "draft")
             block_BK = torch.cat([anchors_B[:, None], proposal_BD], dim=1)
             logits_BKV = verifier.verify(block_BK)
             lap(clock, "verify")
             context.append(captured.features())
             lap(clock, "draft")
+            margins_BK = answers.margins(logits_BKV)
             count_B, anchors_B = choice.accept(proposal_BD, logits_BKV, done_B)
             lap(clock, "other")
             verifier.settle(block_BK, count_B + 1)
             lap(clock, "verify")
             rows.advance(count_B + 1)
-            left = answers.add_block(proposal_BD, count_B, anchors_B, logits_BKV)
+            left = answers.add_block(proposal_BD, count_B, anchors_B, margins_BK)
         lap(clock, "other")
     return answers.decoded()
 

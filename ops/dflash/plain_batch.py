@@ -5,7 +5,7 @@ B batch, T tokens so far, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,12 @@ Choose = Callable[[Tensor, Tensor, int], Tensor]
 
 @torch.inference_mode()
 def answer(
-    target: Target, prompts: ModelInputs, most_tokens: int, choose: Choose, clock: DecodeClock | None = None
+    target: Target,
+    prompts: ModelInputs,
+    names: Sequence[str],
+    most_tokens: int,
+    choose: Choose,
+    clock: DecodeClock | None = None,
 ) -> list[Decoded]:
     """What the target answers to each prompt, with at most so many tokens, the EOS included.
 
@@ -33,11 +38,11 @@ def answer(
     cache, logits_BV, mask_BT = begun.cache, begun.logits_BV, begun.mask_BS
     next_position_B = mask_BT.sum(-1) + begun.offset_B
     lap(clock, "prefill")
-    answers = Answers.of(len(prompts), most_tokens, target.eos_token_ids)
-    rows_B = torch.arange(len(prompts), device=logits_BV.device)
+    answers = Answers.of(names, most_tokens, target.eos_token_ids)
+    rows_B = torch.arange(len(names), device=logits_BV.device)
     for step in range(most_tokens):
-        tokens_B = choose(logits_BV, rows_B, step)
-        left = answers.add_one(tokens_B, logits_BV)
+        margins_B1 = answers.margins(logits_BV[:, None])
+        left = answers.add_one(tokens_B := choose(logits_BV, rows_B, step), margins_B1)
         if not answers.open:
             break
         if left is not None:

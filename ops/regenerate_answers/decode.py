@@ -36,7 +36,7 @@ def generate(target: Target, prompts: Sequence[TokenSample], draws_BN: Tensor, s
     def next_tokens(logits_BV: Tensor, rows_B: Tensor, step: int) -> Tensor:
         return choose(logits_BV, draws_BN[rows_B, step], sampling.temperature, sampling.top_p)
 
-    decoded = answer(target, target.inputs(prompts), sampling.max_new_tokens, next_tokens)
+    decoded = answer(target, target.inputs(prompts), [one.id for one in prompts], sampling.max_new_tokens, next_tokens)
     return [list(one.tokens) for one in decoded]
 
 
