@@ -44,7 +44,10 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         ("dsl.errors.TransientError",),
         "something outside this machine failed, and went on failing; resume when it is back, or raise launch.retries",
     ),
-    (("dsl.errors.DataError",), "mend the data that the message names; what was finished before is kept"),
+    (
+        ("dsl.errors.DataError",),
+        "mend the data or change the setting that the message names; what was finished before is kept",
+    ),
     (
         ("dsl.errors.ConfigError", "dsl.errors.PipelineError"),
         "change the value that the message names in the pipeline file",

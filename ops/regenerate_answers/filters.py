@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ops.regenerate_answers.conversations import turns_of, with_answers
@@ -11,6 +11,15 @@ from ops.regenerate_answers.op import RegenerateAnswers
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
 RETOKENISED = "tokenised otherwise than generated"
+# What lets answers through that were dropped for a reason.
+REMEDIES = {
+    FINISHED.format(
+        "length"
+    ): 'raise max_new_tokens, or keep answers that were cut: finish_reasons = ["stop", "length"]',
+    TOO_SHORT: "lower min_answer_tokens",
+    TOO_LONG: "raise max_answer_tokens",
+    RETOKENISED: "set drop_retokenised = false",
+}
 
 
 def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -40,3 +49,9 @@ def answered(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, An
         "finish_reasons": [answer["finish_reason"] for answer in answers],
         "answer_tokens": [answer["tokens"] for answer in answers],
     }
+
+
+def remedies(reasons: Iterable[str]) -> str:
+    """What would keep samples that were dropped for these reasons."""
+    known = [REMEDIES[reason] for reason in reasons if reason in REMEDIES]
+    return "; ".join([*known, "a target that was not trained ends no answer"])

@@ -20,7 +20,7 @@ from ops.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.load_target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.endpoint import EndpointAnswerer
-from ops.regenerate_answers.filters import answered, refusal
+from ops.regenerate_answers.filters import answered, refusal, remedies
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
@@ -102,9 +102,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
             file.write(json_line(row))
             tally.keep(row["split"])
     if not left:
-        raise DataError(
-            f"no answer of the target is left:\n{tally.reasons()}\nIs the target trained, and max_new_tokens enough?"
-        )
+        raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
     tally.finish(config.max_dropped)
     counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
     if config.backend == "endpoint":

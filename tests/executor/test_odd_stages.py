@@ -133,7 +133,7 @@ def test_a_failure_is_told_when_it_happens_and_in_the_table_and_nowhere_else(tmp
         "e failed: DataError: the server is busy",
         "    try 0",
         "    DataError: the server is busy",
-        "what to do: mend the data that the message names; what was finished before is kept",
+        "what to do: mend the data or change the setting that the message names; what was finished before is kept",
         f"log: {next(toy.store.glob('records/*/e.log'))}",
         f"run {toy.state()['run']} failed; after a fix of code or data: dflow resume {toy.state()['run']}; "
         "after a change of the pipeline file: dflow run FILE",

@@ -276,8 +276,12 @@ def test_samples_that_cannot_be_asked_are_dropped_and_counted(samples, target, t
 
 
 def test_an_answer_that_never_ends_leaves_nothing_and_says_so(samples, target, tmp_path):
-    with pytest.raises(DataError, match=r"no answer of the target is left:\n +8  finish reason length"):
+    with pytest.raises(DataError, match=r"no answer of the target is left:\n +8  finish reason length") as caught:
         run(tmp_path, samples, target, max_new_tokens=3)
+    assert str(caught.value).splitlines()[-1] == (
+        'raise max_new_tokens, or keep answers that were cut: finish_reasons = ["stop", "length"]; a target that was '
+        "not trained ends no answer"
+    )
 
 
 def test_answers_with_special_tokens_are_dropped(samples, tmp_path):
