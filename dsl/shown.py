@@ -1,13 +1,15 @@
-"""How values are shown in mistakes: as TOML writes them, with their type, and never at full length."""
+"""How values are shown: as TOML writes them; in mistakes with their type, and never at full length."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from dsl.errors import shortened
 
 MOST_MEMBERS = 8
+PLAIN_TEXT = re.compile(r"(?!(?:true|false|inf|nan|none)$)[A-Za-z_./~@][\w./~@:+-]*")
 KINDS = {"bool": "bool", "int": "int", "float": "float", "list": "list", "tuple": "list", "dict": "table"}
 
 
@@ -16,6 +18,32 @@ def shown_value(value: object) -> str:
     kind = KINDS.get(type(value).__name__, type(value).__name__)
     is_clear = value is None or isinstance(value, str) or _is_reference(value)
     return _written(value) if is_clear else f"{_written(value)} ({kind})"
+
+
+def toml_text(value: Any) -> str:
+    """The whole value, for users: `true`, `["a", "b"]`, `{ threads = 1 }`; no two values read alike.
+
+    A text that can be taken for nothing else stands without quotes, as on the command line.
+    """
+    is_plain = isinstance(value, str) and PLAIN_TEXT.fullmatch(value)
+    return value if is_plain else _whole(value)
+
+
+def _whole(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) or _is_reference(value):
+        return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_whole, value))}]"
+    if isinstance(value, dict):
+        members = [
+            f"{key if PLAIN_TEXT.fullmatch(key) else _whole(key)} = {_whole(each)}" for key, each in value.items()
+        ]
+        return f"{{ {', '.join(members)} }}" if members else "{}"
+    return str(value)
 
 
 def _written(value: Any) -> str:

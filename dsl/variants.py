@@ -11,6 +11,7 @@ from attrs import frozen
 from dsl.document import Document
 from dsl.errors import Mistake, Position
 from dsl.positions import KeyPath
+from dsl.shown import toml_text
 from dsl.typed_text import typed_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -22,7 +23,7 @@ SORT = "sort"  # the key of [sweep] that sweeps nothing: the metric by which its
 class Variant:
     """What one variant changes: node id -> the node's table as far as it is another one. place is where it stands.
 
-    shown: what a user reads of it, the value of a sweep say.
+    shown: what a user reads of it, the value of a sweep say; in a group no two are alike.
     """
 
     name: str
@@ -138,12 +139,12 @@ def _swept_group(
     elif field == "launch" and not all(isinstance(value, dict) for value in values):
         message = "expected a list of tables, one for each copy"
         mistakes.append(mistake_at(document, place, message, "[{ threads = 1 }, { threads = 2 }]"))
-    elif len({(type(value), repr(value)) for value in values}) < len(values):
+    elif len(set(map(toml_text, values))) < len(values):
         mistakes.append(mistake_at(document, place, "a value is given twice"))
     else:
         names = _value_names(field, values)
         variants = [
-            Variant(name, {node_id: _nested(field.split("."), value)}, place, _shown(value))
+            Variant(name, {node_id: _nested(field.split("."), value)}, place, toml_text(value))
             for name, value in zip(names, values, strict=True)
         ]
         yield Group(f"sweep.{path}", tuple(variants))
@@ -153,22 +154,12 @@ def _value_names(field: str, values: Iterable[Any]) -> list[str]:
     """`lr_0_001`: the field and the value, in the characters of ids, each name once."""
     names: list[str] = []
     for number, value in enumerate(values, start=1):
-        shown = re.sub(r"[^A-Za-z0-9-]+", "_", _shown(value)).strip("_-")[:VALUE_LENGTH]
+        shown = re.sub(r"[^A-Za-z0-9-]+", "_", toml_text(value)).strip("_-")[:VALUE_LENGTH]
         name = f"{field.rpartition('.')[2]}_{shown or number}"
         while name in names:
             name = f"{name}_{number}"
         names.append(name)
     return names
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return "_".join(_shown(member) for member in value)
-    if isinstance(value, dict):
-        return "_".join(f"{key}_{_shown(member)}" for key, member in value.items())
-    return str(value)
 
 
 def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:

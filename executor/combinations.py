@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 
 from attrs import define, field
 
 from dsl.graph import Graph, GraphNode
-from executor.node_facts import params
+from dsl.shown import toml_text
+from executor.node_facts import params, values
 from executor.record import NodeState
 
 
-@define(slots=False)
+@define
 class Combination:
     """One choice of a variant in every group. values: by group, of a sweep the field, what was chosen.
 
+    name: `lr=0.001, block_size=8`, with the node before a field that two nodes have; no two have the same.
     nodes: the copies that it has, in the order of the graph. own: those of them that no other combination has.
     """
 
-    values: dict[str, str]
+    name: str = ""
+    values: dict[str, str] = field(factory=dict)
     nodes: list[GraphNode] = field(factory=list)
     own: set[str] = field(factory=set)
-
-    @cached_property
-    def name(self) -> str:
-        """`lr=0.001, block_size=8`: with the node before a field that two nodes have."""
-        ends = [group.rpartition(".")[2] for group in self.values]
-        shown = [end if ends.count(end) == 1 else group for group, end in zip(self.values, ends, strict=True)]
-        return ", ".join(f"{name}={value}" for name, value in zip(shown, self.values.values(), strict=True))
 
     def result_nodes(self, graph: Graph) -> list[GraphNode]:
         results = set(graph.result_nodes)
@@ -44,7 +40,7 @@ def combinations(graph: Graph) -> list[Combination]:
     distinct = list(dict.fromkeys(chosen.values()))
     largest = max(map(len, distinct), default=0)
     whole = [one for one in distinct if len(one) == largest or not any(one < other for other in distinct)]
-    found = {one: Combination({}) for one in whole}
+    found = {one: Combination() for one in whole}
     owners: dict[frozenset[tuple[str, str]], list[Combination]] = {
         one: [found[other] for other in whole if one <= other] for one in distinct
     }
@@ -53,24 +49,51 @@ def combinations(graph: Graph) -> list[Combination]:
             combination.nodes.append(graph.nodes[node_id])
         if len(owners[one]) == 1:
             owners[one][0].own.add(node_id)
-    for combination in found.values():
-        combination.values = _values(combination.nodes)
+    _name(list(found.values()))
     return list(found.values())
 
 
-def _values(nodes: Iterable[GraphNode]) -> dict[str, str]:
-    """As the nodes have them now: `resume -s` may have given a copy another one."""
-    values: dict[str, str] = {}
+def _name(found: Iterable[Combination]) -> None:
+    """By what the nodes have now: `resume -s` may have given a copy another value, even that of another copy."""
+    chosen = [_chosen(combination.nodes) for combination in found]
+    groups = dict.fromkeys(group for each in chosen for group in each)
+    ends = Counter(_end(group) for group in groups)
+    labels = {group: _end(group) if ends[_end(group)] == 1 else group for group in groups}
+    for combination, each in zip(found, chosen, strict=True):
+        combination.values = each | _given(combination.nodes, each)
+        combination.name = _joined(labels, combination.values)
+    taken = Counter(combination.name for combination in found)
+    for combination, each in zip(found, chosen, strict=True):
+        if taken[combination.name] > 1:
+            combination.name += f" (was {_joined(labels, each)})"
+
+
+def _chosen(nodes: Iterable[GraphNode]) -> dict[str, str]:
+    """By group, the variant; all combinations differ in them."""
+    chosen: dict[str, str] = {}
     for node in nodes:
-        if node.copy is not None:
-            values |= {group: shown for group, shown in node.copy.values.items() if group not in values}
+        chosen |= node.copy.values if node.copy is not None else {}
+    return chosen
+
+
+def _given(nodes: Iterable[GraphNode], groups: Iterable[str]) -> dict[str, str]:
+    """Of the fields that are swept, what the nodes have."""
+    found = {}
     for node in nodes:
-        given = params(node) if node.copy is not None else {}
-        for group in values:
+        own = values(node) if node.copy is not None else {}
+        for group in groups:
             template, _, name = group.partition(".")
-            if node.copy is not None and template == node.copy.template and name in given:
-                values[group] = given[name]
-    return values
+            if node.copy is not None and template == node.copy.template and name in own:
+                found[group] = toml_text(own[name])
+    return found
+
+
+def _end(group: str) -> str:
+    return group.rpartition(".")[2]
+
+
+def _joined(labels: Mapping[str, str], chosen: Mapping[str, str]) -> str:
+    return ", ".join(f"{labels[group]}={value}" for group, value in chosen.items())
 
 
 def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from attrs import frozen
 from dsl.graph import GraphNode
 from dsl.launch import Launch
 from dsl.op import Ref
+from dsl.shown import toml_text
 from executor.content import MANIFEST
 from executor.jsonlines import read_json
 from executor.record import Record
@@ -28,8 +29,15 @@ class Dataset:
 
 
 def params(node: GraphNode, *, edges: bool = True) -> dict[str, str]:
+    """The values as texts: as TOML has them, but no quotes around a text."""
+    return {
+        name: value if isinstance(value, str) else toml_text(value) for name, value in values(node, edges=edges).items()
+    }
+
+
+def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
     """The flat config, and what of the launch is not as usual; edges: also the nodes that are read."""
-    found: dict[str, str] = {"op": node.op.name}
+    found: dict[str, Any] = {"op": node.op.name}
     for name in node.op.edges if edges else ():
         value = getattr(node.config, name)
         found |= {} if value is None else _flat(name, value)
@@ -43,12 +51,10 @@ def params(node: GraphNode, *, edges: bool = True) -> dict[str, str]:
     return found
 
 
-def _flat(name: str, value: Any) -> dict[str, str]:
+def _flat(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
-        return {key: text for part, member in value.items() for key, text in _flat(f"{name}.{part}", member).items()}
-    if isinstance(value, tuple):
-        value = [str(member) if isinstance(member, Ref) else member for member in value]
-    return {name: value if isinstance(value, str) else str(value)}
+        return {key: each for part, member in value.items() for key, each in _flat(f"{name}.{part}", member).items()}
+    return {name: str(value) if isinstance(value, Ref) else value}
 
 
 def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dataset]:

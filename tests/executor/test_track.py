@@ -73,7 +73,7 @@ def test_the_tags_of_a_child_are_these(tracked):
 
 def test_the_params_are_the_flat_config(tracked):
     parent, children = ids(tracked.first)
-    expected = {"op": "join", "texts": "['@a', '@b']", "between": "-", "weight": "1.0"}
+    expected = {"op": "join", "texts": '["@a", "@b"]', "between": "-", "weight": "1.0"}
     assert expected == tracked.client.get_run(children["c"]).data.params
     of_parent = tracked.client.get_run(parent).data.params
     assert {"c.op": "join", "c.between": "-", "c.weight": "1.0"} == {
