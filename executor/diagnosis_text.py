@@ -14,10 +14,12 @@ BEHIND_STATE = 7  # columns of a state and the gap behind it
 def diagnosis_text(result: Mapping[str, Any]) -> str:
     """result: the JSON values that ops/diagnose/run.py lays down."""
     tau = result["tau"]
+    measured = "no tau, as the export cannot be loaded,"
+    if tau["exported"] is not None:
+        measured = f"tau {tau['exported']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}]"
     head = (
-        f"{result['node']}: tau {tau['exported']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}] of at most "
-        f"{result['block_size']}, on {result['prompts']} prompts of {result['split']} ({result['dtype']}, "
-        f"{result['device']})"
+        f"{result['node']}: {measured} of at most {result['block_size']}, on {result['prompts']} prompts of "
+        f"{result['split']} ({result['dtype']}, {result['device']})"
     )
     if tau["mended"] != tau["exported"]:
         head += f"; {tau['mended']:.2f} with what it is fed put right"

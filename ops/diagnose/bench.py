@@ -14,6 +14,7 @@ from ops.dflash.decode import Decoded
 from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.dflash.model import DraftModel
 from ops.dflash.use import DraftUse
+from ops.diagnose.misfits import misfits
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
@@ -68,6 +69,9 @@ class Bench:
             batch = prompts[start : start + self.batch_size]
             answers += decode_speculative_batch(self.target, draft, batch, self.settings, use)
         return answers
+
+    def can_load(self, setting: Setting) -> bool:
+        return not misfits(setting.config, self.weights[setting.weights])
 
     def draft(self, setting: Setting) -> DraftModel:
         """One model serves all settings that differ only in what DraftUse says."""

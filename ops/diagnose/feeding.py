@@ -85,6 +85,8 @@ def _best(
     found: Step | None = None
     for kind in kinds:
         for label, setting in candidates(kind, current, trained).items():
+            if not bench.can_load(setting):
+                continue
             after = bench.decode(setting, prompts, f"{kind} {label}")
             gain = paired_gain(after, before)
             is_better = gain.counts if label in (AS_TRAINED, TRAINED) else gain.is_certain
@@ -109,7 +111,7 @@ def candidates(kind: str, current: Setting, trained: Trained) -> dict[str, Setti
         }
     if kind == CONFIG:
         return {AS_TRAINED: current.evolved(**differing(config, known))} if differing(config, known) else {}
-    return {TRAINED: evolve(current, weights=TRAINED)} if trained.differing_tensors else {}
+    return _distinct(current, {TRAINED: evolve(current, weights=TRAINED)} if trained.differing_tensors else {})
 
 
 def _shifted(current: Setting) -> dict[str, Setting]:
@@ -165,6 +167,9 @@ def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: 
     told = f"tau {tau_of(bench.decode(current, prompts, kind)):.2f} with {_shown(kind, current, current)[0]}"
     others = candidates(kind, current, trained)
     for label, setting in others.items():
+        if not bench.can_load(setting):
+            told += f"; {label} ({_shown(kind, current, setting)[1]}) the draft cannot be loaded"
+            continue
         told += f"; {tau_of(bench.decode(setting, prompts, kind)):.2f} {label}"
         if label in (AS_TRAINED, TRAINED):
             told += f" ({_shown(kind, current, setting)[1]}; no higher, but make sure that the difference is meant)"

@@ -20,7 +20,6 @@ from attrs import evolve
 from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
 from ops.artifacts import TokenShards
-from ops.dflash.config import from_serving
 from ops.dflash.decode import Decoded
 from ops.dflash.decode_batch import DecodeSettings
 from ops.dflash.load import random_draft
@@ -31,6 +30,7 @@ from ops.diagnose.curve import curve_finding
 from ops.diagnose.features import features_finding
 from ops.diagnose.feeding import mend
 from ops.diagnose.finding import Finding, sorted_findings, unmeasured
+from ops.diagnose.loadable import loadable
 from ops.diagnose.masks import mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
 from ops.diagnose.trained import target_finding, trained_of
@@ -64,11 +64,12 @@ def diagnose(
     chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """{"node", "split", "prompts", "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"},
-    "block_size", "findings": [the fields of Finding, ...]}: causes first. "mended": with all put right that can be
-    without training; where that is next to block_size, nothing else is a cause, whatever was measured.
+    "block_size", "findings": [the fields of Finding, ...]}: causes first. "exported", "low" and "high" are null where
+    the export cannot be loaded. "mended": with all put right that can be without training; where that is next to
+    block_size, nothing that only explains a low tau is a cause. What is wrong at any tau stays one.
 
-    prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where the draft cannot
-    be loaded, or the split holds no prompt.
+    prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where nothing of the
+    draft can be loaded, logits are not finite, or the split holds no prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
     tell("loading the target")
@@ -76,8 +77,8 @@ def diagnose(
     held_out = _samples(chain.judged, chain.split, target, prompts)
     if not held_out:
         raise DataError(f'{chain.node}: the split "{chain.split}" holds no prompts to decode')
-    exported = Setting(from_serving(read_json(chain.draft.path / "config.json")))
     trained, weights = trained_of(chain.draft, chain.training, chain.target)
+    exported, export = loadable(chain.draft, trained, weights, again)
     bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, tell)
     as_exported = bench.decode(exported, held_out, "as exported")
     if not any(answer.steps for answer in as_exported):
@@ -87,8 +88,13 @@ def diagnose(
     tell("decoding with random weights")
     untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
     by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
-    others = [
+    wrong_at_any_tau = [
+        export,
+        *mended.findings,
         target_finding(chain.draft, chain.training, chain.target),
+        _features(chain, bench),
+    ]
+    others = [
         random_finding(answers, by_chance),
         category_finding(held_out, answers),
         *_against_training(chain, bench, mended.setting, answers, prompts),
@@ -97,7 +103,6 @@ def diagnose(
     ]
     if tau_of(answers) >= CEILING * exported.config.block_size:
         others = [evolve(finding, is_cause=False) for finding in others]
-    low, high = interval(as_exported)
     return {
         "node": chain.node,
         "split": chain.split,
@@ -106,9 +111,17 @@ def diagnose(
         "device": device,
         "max_new_tokens": chain.max_new_tokens,
         "block_size": exported.config.block_size,
-        "tau": {"exported": tau_of(as_exported), "low": low, "high": high, "mended": tau_of(answers)},
-        "findings": [finding.to_json() for finding in sorted_findings([*mended.findings, *others])],
+        "tau": {**_as_exported(as_exported, export), "mended": tau_of(answers)},
+        "findings": [finding.to_json() for finding in sorted_findings([*wrong_at_any_tau, *others])],
     }
+
+
+def _as_exported(answers: Sequence[Decoded], export: Finding) -> dict[str, float | None]:
+    """What `diagnose` says of tau before anything is put right."""
+    if export.is_cause:
+        return {"exported": None, "low": None, "high": None}
+    low, high = interval(answers)
+    return {"exported": tau_of(answers), "low": low, "high": high}
 
 
 def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> list[TokenSample]:
@@ -119,25 +132,24 @@ def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> lis
     return spread_samples(reader, count)
 
 
+def _features(chain: Chain, bench: Bench) -> Finding:
+    bench.tell("recomputing features")
+    return features_finding(bench.target, chain.features, chain.learnt, is_online=chain.is_online)
+
+
 def _against_training(
     chain: Chain, bench: Bench, setting: Setting, held_out: Sequence[Decoded], prompts: int
 ) -> list[Finding]:
-    """What takes the samples that the draft was trained on, and their features."""
-    bench.tell("recomputing features")
-    features = features_finding(bench.target, chain.features, chain.learnt, is_online=chain.is_online)
+    """What takes the samples that the draft was trained on."""
     samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
     if not samples:
         why = "the store has not kept the samples of the training"
-        return [
-            features,
-            *(unmeasured(name, why) for name in ("own answers", "held-out gap", "training against decoding")),
-        ]
+        return [unmeasured(name, why) for name in ("own answers", "held-out gap", "training against decoding")]
     training = {} if chain.training is None else read_json(chain.training.path / "training.json")
     seen = bench.decode(setting, samples, "of the training")
     bench.tell("the target's own choices along the answers of the training")
     own = own_finding(bench.target, samples)
     return [
-        features,
         own,
         gap_finding(seen, held_out, training),
         decoding_finding(seen, training, is_own=not own.is_cause),

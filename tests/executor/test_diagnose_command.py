@@ -125,4 +125,8 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
         "--     features: the store lost them\n"
         "causes of a low tau, the weightiest first: mask token (tau +1.40)"
     ) == diagnosis_text(result(cause, fine, gone, tau=1.02, mended=2.42))
+    unloaded = result(cause) | {"tau": {"exported": None, "low": None, "high": None, "mended": 2.42}}
+    assert diagnosis_text(unloaded).startswith(
+        "export: no tau, as the export cannot be loaded, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
+    )
     assert diagnosis_text(result(fine, gone)).endswith("none of the usual causes of a low tau; not measured: features")

@@ -5,6 +5,7 @@ none where there is none.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,22 @@ from diagnose_cases import (
     with_weights,
 )
 from lively_target import make_lively
+from safetensors.torch import load_file, save_file
 from serve_cases import CHECK, commit, record_run
 
+from dsl.errors import DataError
 from executor import diagnose
 from executor.cli import main
 from executor.exits import FAILED, OK
 from executor.store import Store
-from ops.artifacts import TargetModel
+from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
+from ops.dflash.config import from_serving
+from ops.dflash.load import random_draft
 from ops.dflash.model import DraftModel
 from ops.diagnose import run
 from ops.diagnose.chain import Chain
 from ops.diagnose.trained import trained_of
-from ops.files import read_json
+from ops.files import read_json, write_json
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +136,74 @@ def test_two_mistakes_at_once_are_both_named_the_weightier_first(chain, healthy,
     gains = [finding(result, name)["gain"] for name in causes(result)]
     assert gains == sorted(gains, reverse=True)
     assert result["tau"]["mended"] == healthy["tau"]["exported"]
+
+
+def without_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["fc.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_nan(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_another_depth(folder: Path) -> None:
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", config | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2})
+
+
+def without_field(folder: Path) -> None:
+    config = read_json(folder / "config.json")
+    del config["block_size"]
+    write_json(folder / "config.json", config)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "wrong", "instead"),
+    [
+        (without_tensor, "tensors missing: fc.weight. ", "the weights"),
+        (with_nan, "tensors not of finite numbers: norm.weight. ", "the weights"),
+        (with_another_depth, "tensors missing: layers.1.input_layernorm.weight, ", "the config"),
+        (without_field, "lacks block_size. ", "the config"),
+    ],
+)
+def test_an_export_that_cannot_be_loaded_is_named_and_the_training_measured(
+    chain, healthy, tmp_path, spoil, wrong, instead
+):
+    spoilt = with_config(chain, tmp_path / "spoilt")
+    spoil(spoilt.draft.path)
+    result = diagnosed(spoilt)
+    assert ["export"] == causes(result)
+    measured = finding(result, "export")["measured"]
+    assert "cannot be loaded: " in measured and wrong in measured
+    assert f"measured with {instead} of the training" in measured
+    expected = {"exported": None, "low": None, "high": None, "mended": healthy["tau"]["mended"]}
+    assert expected == result["tau"]
+    with pytest.raises(DataError, match="unknown: the draft cannot be loaded: "):
+        diagnosed(evolve(with_config(spoilt, tmp_path / "unknown", dflow={"trained": 0}), training=None))
+
+
+def test_a_shallower_draft_than_the_training_s_is_diagnosed_as_it_is(chain, tmp_path):
+    deeper = tmp_path / "training"
+    shutil.copytree(chain.training.path, deeper)
+    with_another_depth(deeper)
+    weights = random_draft(from_serving(read_json(deeper / "config.json")), 0).state_dict()
+    save_file(weights, deeper / "model.safetensors")
+    result = diagnosed(evolve(chain, training=DraftCheckpoint(deeper, "deeper")))
+    assert "the draft cannot be loaded" in finding(result, "config")["measured"]
+    assert "the draft cannot be loaded" in finding(result, "weights")["measured"]
+
+
+def test_wrong_features_are_named_at_any_tau_and_a_falling_loss_is_not(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "CEILING", 0.5)
+    spoilt = tmp_path / "features"
+    shutil.copytree(chain.features.path, spoilt)
+    write_json(spoilt / "features.json", read_json(spoilt / "features.json") | {"target_layer_ids": [LAYER + 1]})
+    falling = [(step, 4 - 0.02 * step) for step in range(1, 101)]
+    assert ["features"] == causes(diagnosed(evolve(chain, features=TargetFeatures(spoilt, "spoilt")), curve=falling))
 
 
 def test_another_rope_theta_than_in_training_is_named(chain, tmp_path):
