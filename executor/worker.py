@@ -52,6 +52,8 @@ AGENT = "DFLOW_AGENT"  # the process id of torchrun
 END_WITHIN_S = 10
 WATCH_EVERY_S = 0.5
 PROGRESS_EVERY_S = 0.2
+ENDING = (signal.SIGTERM, signal.SIGINT)
+HELD = threading.local()  # mask: what a thread that forks held back before
 
 
 @frozen(kw_only=True)
@@ -138,9 +140,9 @@ def main() -> int:
     job = Job(**told)
     rank = int(os.environ.get("RANK", "0"))
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, partial(_set_flag, stop))
-    os.register_at_fork(after_in_child=_end_by_signals)
+    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_end_by_signals)
     try:
         share_ranks(Path(job.folder), job.token, job.lease_id)
         _watch(job, rank)
@@ -161,10 +163,20 @@ def main() -> int:
     return 0
 
 
+def _hold_signals() -> None:
+    """A signal that reached the child before it has handlers of its own would be forgotten: it waits so long."""
+    HELD.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
+def _let_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, HELD.mask)
+
+
 def _end_by_signals() -> None:
     """In a process that the op forks nobody looks at the flag: `Pool.terminate` would wait for it for ever."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _let_signals()
 
 
 def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> tuple[str, list[str]]:
