@@ -18,6 +18,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import DataError
+from ops.evaluate.metric_names import ALL
 from ops.ingest.image_values import ImageFinder
 from ops.ingest.records import Record, json_records
 from ops.ingest.row_form import row_mistake
@@ -31,7 +32,6 @@ from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import Messages, Unusable
 from ops.vision.images import fault_of, strict_pillow
 
-ALL = "all"  # the row of a report for all categories together
 CATEGORY = re.compile(r"[A-Za-z0-9][\w .-]*", re.ASCII)  # what a metric's name may hold
 SHOWN_MISTAKES = 100
 MAX_PIXELS = InjectImages.__op__.fields["max_image_pixels"].default

@@ -10,9 +10,9 @@ from attrs import asdict, frozen
 
 from ops.dflash.decode import Decoded
 from ops.dflash.use import DraftUse
-from ops.evaluate.benchmark import ALL
 from ops.evaluate.journal import BatchResult, PromptResult
 from ops.evaluate.lossless import Losses, rounding
+from ops.evaluate.metric_names import ALL, tau_names
 from ops.evaluate.op import Evaluate
 from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import (
@@ -70,7 +70,7 @@ class Summary:
             report["acceptance_by_slot_random"] = acceptance_by_slot(untrained, size)
         return report
 
-    def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float]]:
+    def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float | None]]:
         """tau over all prompts under "all", and for each category under its name."""
         groups: dict[str, list[Decoded]] = {ALL: list(answers)}
         for result, answer in zip(self.results, answers, strict=True):
@@ -78,7 +78,7 @@ class Summary:
         draws, seed = self.config.bootstrap, self.config.seed or 0
         return {name: asdict(acceptance_length(group, draws, seed)) for name, group in groups.items()}
 
-    def _by_position(self, answers: Sequence[Decoded]) -> list[dict[str, float]]:
+    def _by_position(self, answers: Sequence[Decoded]) -> list[dict[str, float | None]]:
         config = self.config
         found = tau_by_position(answers, config.max_new_tokens, config.bootstrap, config.seed or 0)
         return [asdict(part) for part in found]
@@ -137,8 +137,7 @@ def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str,
         flat["eval/rounding_largest"] = measured["rounding"]["largest"]
     for kind in ("tau", "tau_random"):
         for category, tau in report.get(kind, {}).items():
-            name = f"eval/{kind}" if category == ALL else f"eval/{kind}_{category}"
-            flat |= {name: tau["tau"], f"{name}_low": tau["low"], f"{name}_high": tau["high"]}
+            flat |= zip(tau_names(f"eval/{kind}", category), (tau["tau"], tau["low"], tau["high"]), strict=True)
     flat["eval/tau_unclipped"] = report["tau"][ALL]["unclipped"]
     for slot, share in enumerate(report["acceptance_by_slot"], start=1):
         flat[f"eval/acceptance_slot_{slot:02d}"] = share

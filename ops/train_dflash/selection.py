@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ops.evaluate.metric_names import tau_names
 from ops.train_dflash.tally import accuracy, expected_tau, mean_loss, slot_accuracy
 
 Row = dict[str, Any]
@@ -23,15 +24,13 @@ def measured_row(step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str
     """The row of a step. tally: of the val split; taus: see ShortEvaluation."""
     row: Row = {"step": step}
     if tally is not None:
-        row["loss"] = mean_loss(tally)
+        loss = mean_loss(tally)
+        row["loss"] = loss if math.isfinite(loss) else None
         row["accuracy"] = accuracy(tally)
         row["expected_tau"] = expected_tau(tally)
         row["accuracy_by_slot"] = slot_accuracy(tally)
     if taus is not None:
-        row["tau"] = {
-            name: {figure: tau[figure] if math.isfinite(tau[figure]) else None for figure in FIGURES}
-            for name, tau in taus.items()
-        }
+        row["tau"] = {name: {figure: tau[figure] for figure in FIGURES} for name, tau in taus.items()}
     return row
 
 
@@ -39,8 +38,7 @@ def metrics_of(row: Row) -> dict[str, float]:
     """A row under the names that it has in MLflow; figures without a value are left out."""
     values = {f"val/{name}": row[name] for name in ("loss", "accuracy", "expected_tau") if name in row}
     for category, tau in row.get("tau", {}).items():
-        name = "val/tau" if category == "all" else f"val/tau_{category}"
-        values |= {name: tau["tau"], f"{name}_low": tau["low"], f"{name}_high": tau["high"]}
+        values |= zip(tau_names("val/tau", category), (tau["tau"], tau["low"], tau["high"]), strict=True)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -50,9 +48,9 @@ def row_of(rows: Sequence[Row], step: int) -> Row | None:
 
 
 def badness(select: str, row: Row) -> float | None:
-    """What the row is chosen by, the lowest being the best: the loss, or tau with its sign turned; None for "last"."""
+    """What the row is chosen by, the lowest being the best: the loss, or tau with its sign turned; None: not by it."""
     if select == "loss":
-        return float(row["loss"])
+        return row["loss"]
     if select == "tau":
         return -float(row["tau"]["all"]["tau"])
     return None
