@@ -11,8 +11,12 @@ from typing import Any
 
 
 def write_json(path: Path, data: object) -> None:
-    """Indented UTF-8 JSON with sorted keys and a last newline; the file appears whole or not at all."""
-    replace_file(path, (json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+    """Indented UTF-8 JSON with sorted keys and a last newline; the file appears whole or not at all.
+
+    Raises ValueError for nan and infinities, which JSON does not know: None stands for a figure that there is none of.
+    """
+    text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    replace_file(path, (text + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -20,8 +24,8 @@ def read_json(path: Path) -> Any:
 
 
 def json_line(value: object) -> str:
-    """One line of a JSONL file, with its newline."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False) + "\n"
+    """One line of a JSONL file, with its newline. Raises ValueError as `write_json`."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:

@@ -79,17 +79,17 @@ def tau_of(prompts: Sequence[Prompt]) -> Tau:
     return acceptance_length([Decoded(prompt.tokens, prompt.accepted) for prompt in prompts], RESAMPLINGS, seed=0)
 
 
-def served_tau(served: Sequence[Decoded]) -> float:
-    """tau of the answers by the contract: what was accepted behind EOS does not count."""
+def served_tau(served: Sequence[Decoded]) -> float | None:
+    """tau of the answers by the contract: what was accepted behind EOS does not count; None without a step."""
     return acceptance_length(served, 1, seed=0).tau
 
 
-def is_below(served: float, measured: Tau) -> bool:
-    """Whether a tau lies clearly below the interval."""
-    return served < measured.low * (1 - SLACK)
+def is_below(served: float | None, measured: Tau) -> bool:
+    """Whether a tau lies clearly below the interval; a single prompt, which has none, decides nothing."""
+    return served is not None and measured.low is not None and served < measured.low * (1 - SLACK)
 
 
-def tau_mistake(served: float, measured: Tau, cause: str, remedy: str) -> Mistake:
+def tau_mistake(served: float | None, measured: Tau, cause: str, remedy: str) -> Mistake:
     return Mistake(
         what=f"tau is {served:.2f} in SGLang, and {measured.tau:.2f} in evaluate on the same {measured.prompts} "
         f"prompts, with a 95 % interval of {measured.low:.2f} to {measured.high:.2f}",

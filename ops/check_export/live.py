@@ -305,7 +305,7 @@ def judge(
 
 
 def _mistakes(
-    setting: Setting, prompts: Sequence[Prompt], real: Sequence[Departure], tau: float, cause: Cause
+    setting: Setting, prompts: Sequence[Prompt], real: Sequence[Departure], tau: float | None, cause: Cause
 ) -> tuple[Mistake, ...]:
     if setting.exact:
         return tuple(departure_mistakes(real, len(prompts), cause.text, cause.remedy))

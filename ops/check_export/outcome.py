@@ -133,7 +133,7 @@ def card_text(outcome: Outcome) -> str:
     """The model card's section of accepted lengths."""
     report = outcome.report
     rows = [
-        (name, measured["prompts"], shown(measured["tau"]), f"{shown(measured['low'])} to {shown(measured['high'])}")
+        (name, measured["prompts"], shown(measured["tau"]), _interval(measured))
         for name, measured in report["tau"].items()
     ]
     parts = [
@@ -153,6 +153,10 @@ def card_text(outcome: Outcome) -> str:
         parts.append(f"{len(outcome.prompts)} of these prompts, served by SGLang {outcome.served.version}:")
         parts.append(table(("prompts", "tau as above", "tau served"), compared))
     return "\n\n".join(parts)
+
+
+def _interval(measured: Mapping[str, Any]) -> str:
+    return "-" if measured["low"] is None else f"{measured['low']:.2f} to {measured['high']:.2f}"
 
 
 def shown(value: float | None) -> str:

@@ -8,12 +8,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ops.evaluate.metric_names import ALL
+
 
 def figures(report: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) of everything that report.json has a curve of."""
-    yield "acceptance_by_slot", slots_figure(report)
-    yield "accepted_lengths", lengths_figure(report)
-    if report["tau_by_position"]:
+    """(name, figure) of everything that report.json has a curve of; none where no step was made."""
+    if report["tau"][ALL]["steps"]:
+        yield "acceptance_by_slot", slots_figure(report)
+        yield "accepted_lengths", lengths_figure(report)
         yield "tau_by_position", position_figure(report)
 
 
@@ -43,8 +45,8 @@ def position_figure(report: Mapping[str, Any]) -> Figure:
     parts = report["tau_by_position"]
     taus = [part["tau"] for part in parts]
     reach = [
-        [max(0.0, part["tau"] - part["low"]) for part in parts],
-        [max(0.0, part["high"] - part["tau"]) for part in parts],
+        [0.0 if part["low"] is None else max(0.0, part["tau"] - part["low"]) for part in parts],
+        [0.0 if part["high"] is None else max(0.0, part["high"] - part["tau"]) for part in parts],
     ]
     names = [f"{part['first']}-{part['last']}" for part in parts]
     axes.errorbar(range(len(parts)), taus, yerr=reach, marker="o", capsize=3)

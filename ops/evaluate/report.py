@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.sections import Cell, Chart, Html, Section, Series, Table
+from ops.evaluate.metric_names import ALL
 from ops.files import read_json
 
 PAGE_HEIGHT = 640
@@ -17,7 +18,7 @@ def evaluate_sections(folder: Path) -> Sequence[Section]:
     report = read_json(folder / "report.json")
     return [
         _tau(report),
-        *_curves(report),
+        *(_curves(report) if report["tau"][ALL]["steps"] else ()),
         _lossless(report),
         *_speed(folder),
         Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
@@ -30,9 +31,9 @@ def _tau(report: Mapping[str, Any]) -> Section:
         (
             name,
             tau["prompts"],
-            round(tau["tau"], 2),
-            f"{tau['low']:.2f} to {tau['high']:.2f}",
-            round(untrained[name]["tau"], 2) if name in untrained else None,
+            _rounded(tau["tau"]),
+            interval_text(tau, "one prompt has none" if tau["steps"] else "no step"),
+            _rounded(untrained[name]["tau"]) if name in untrained else None,
         )
         for name, tau in report["tau"].items()
     ]
@@ -47,6 +48,14 @@ def _tau(report: Mapping[str, Any]) -> Section:
         f"Tokens per verification step, of prompts from {source}: {way}, {size}, {report['dtype']}, at most "
         f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts.",
     )
+
+
+def interval_text(tau: Mapping[str, Any], otherwise: str) -> str:
+    return otherwise if tau["low"] is None else f"{tau['low']:.2f} to {tau['high']:.2f}"
+
+
+def _rounded(tau: float | None) -> float | None:
+    return None if tau is None else round(tau, 2)
 
 
 def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
@@ -71,20 +80,20 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
         ),
         "Many steps at 0 are places where the draft is lost; many at the right end would gain by larger blocks.",
     )
-    if parts := report["tau_by_position"]:
-        series = Series(
-            "tau",
-            [f"{part['first']}-{part['last']}" for part in parts],
-            [part["tau"] for part in parts],
-            [part["low"] for part in parts],
-            [part["high"] for part in parts],
-        )
-        yield Section(
-            "tau by position in the answer",
-            Chart([series], "token at which the step began", "tau", "bars"),
-            f"{sum(part['steps'] for part in parts)} steps; a fall towards the right means answers longer than those "
-            "trained on, or wrong positions.",
-        )
+    parts = report["tau_by_position"]
+    series = Series(
+        "tau",
+        [f"{part['first']}-{part['last']}" for part in parts],
+        [part["tau"] for part in parts],
+        [part["low"] for part in parts],
+        [part["high"] for part in parts],
+    )
+    yield Section(
+        "tau by position in the answer",
+        Chart([series], "token at which the step began", "tau", "bars"),
+        f"{sum(part['steps'] for part in parts)} steps; a fall towards the right means answers longer than those "
+        "trained on, or wrong positions.",
+    )
 
 
 def _lossless(report: Mapping[str, Any]) -> Section:

@@ -22,6 +22,7 @@ from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import choose_prompts, processor_of
+from ops.evaluate.report import interval_text
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import Decoder, decode_in_turns
 from ops.files import write_json, write_jsonl
@@ -89,11 +90,16 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
 def tell(summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], text: Callable[[int], str]) -> None:
     """The result in a few lines of the log. text: of a token."""
     config, losses = summary.config, summary.losses
-    lines = [
-        f"tau {tau['tau']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}] over {tau['prompts']} prompts, of at most "
-        f"{summary.use.block_size}; {measured['speedup']:.2f} times as fast as plain decoding in batches of "
-        f"{config.batch_size}",
-    ]
+    faster = f"{measured['speedup']:.2f} times as fast as plain decoding in batches of {config.batch_size}"
+    if tau["steps"]:
+        lines = [
+            f"tau {tau['tau']:.2f} ({interval_text(tau, 'no interval of one prompt')}) over {tau['prompts']} prompts, "
+            f"of at most {summary.use.block_size}; {faster}"
+        ]
+    else:
+        lines = [
+            f"no tau: the target ends its answer to each of the {tau['prompts']} prompts with the first token; {faster}"
+        ]
     if losses is None:
         lines.append(
             "answers were sampled (temperature above 0): that nothing is lost cannot be checked token by token; an "

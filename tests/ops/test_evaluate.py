@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import attrs
 import numpy as np
 import pytest
@@ -221,9 +219,10 @@ def test_tokens_behind_eos_are_not_generated_tokens():
 
 def test_an_answer_that_is_only_eos_takes_no_step():
     alone = Decoded(tokens=(2,))
-    assert math.isnan(acceptance_length([alone], 10, 0).tau)
-    with_other = acceptance_length([alone, Decoded(tokens=(5, 6, 2), accepted=(1,))], 100, 0)
-    assert (with_other.tau, with_other.low, with_other.high) == (2.0, 2.0, 2.0)
+    assert acceptance_length([alone], 10, 0).tau is None
+    others = [Decoded(tokens=(5, 6, 2), accepted=(1,)), Decoded(tokens=(7, 6, 2), accepted=(1,))]
+    with_others = acceptance_length([alone, *others], 100, 0)
+    assert (with_others.tau, with_others.low, with_others.high) == (2.0, 2.0, 2.0)
 
 
 def test_tau_is_tokens_over_steps_and_its_interval_resamples_prompts():

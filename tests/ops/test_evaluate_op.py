@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import attrs
 import pytest
 from evaluate_cases import BLOCK, evaluate_config, make_draft, run_evaluate, small_draft
 from lively_target import make_lively
+from safetensors.torch import load_file, save_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.artifacts import Draft, TargetModel
@@ -252,6 +254,52 @@ def test_nothing_that_was_measured_is_reported_as_not_a_number(stage):
     report = (stage.out_dir / "report.json").read_text()
     assert all(math.isfinite(value) for metrics, _ in stage.logged for value in metrics.values())
     json.loads(report, parse_constant=lambda name: pytest.fail(f"{name} in report.json"))
+
+
+@pytest.fixture(scope="module")
+def silent(target, tmp_path_factory) -> TargetModel:
+    """A target that ends every answer with its first token."""
+    return make_lively(target, tmp_path_factory.mktemp("silent") / "target", eos_token_ids=list(range(600)))
+
+
+def test_answers_without_a_step_have_no_tau_and_no_file_holds_a_nan(draft, silent, tokens, tmp_path, capsys):
+    stage = run_evaluate(tmp_path, draft, silent, tokens)
+    for name in ("report.json", "measurements.json"):
+        text = (stage.out_dir / name).read_text()
+        json.loads(text, parse_constant=lambda found, name=name: pytest.fail(f"{found} in {name}"))
+    report = read_json(stage.out_dir / "report.json")
+    assert (None, None, None, 0) == tuple(report["tau"]["all"][name] for name in ("tau", "low", "high", "steps"))
+    assert [[], []] == [stage.metric(name) for name in ("eval/tau", "eval/acceptance_slot_01")]
+    assert [4] == stage.metric("eval/prompts")
+    assert {} == stage.figures
+    assert "no tau: the target ends its answer to each of the 4 prompts with the first token" in capsys.readouterr().out
+    shown = evaluate_sections(stage.out_dir)
+    assert ["tau", "Losslessness", "Speed", "Answers"] == [section.title for section in shown]
+    assert ("all", 4, None, "no step", None) == tuple(shown[0].body.rows[0])
+
+
+def test_one_prompt_has_a_tau_without_an_interval(draft, target, tokens, tmp_path, capsys):
+    stage = run_evaluate(tmp_path, draft, target, tokens, max_prompts=1)
+    tau = read_json(stage.out_dir / "report.json")["tau"]
+    assert tau["all"]["low"] <= tau["all"]["tau"] <= tau["all"]["high"]
+    assert [None, None] == [tau["image"][name] for name in ("low", "high")]
+    assert [[], []] == [stage.metric(name) for name in ("eval/tau_image_low", "eval/tau_text_high")]
+    assert [tau["image"]["tau"]] == stage.metric("eval/tau_image")
+    rows = {row[0]: row[3] for row in evaluate_sections(stage.out_dir)[0].body.rows}
+    assert "one prompt has none" == rows["image"] == rows["text"]
+    assert f"({tau['all']['low']:.2f} to " in capsys.readouterr().out
+
+
+def test_a_target_with_a_weight_that_is_no_number_gets_no_score(draft, target, tokens, tmp_path):
+    folder = tmp_path / "target"
+    shutil.copytree(target.path, folder)
+    file = folder / "model" / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if "layers.3" in name and "language" in name and weights[name].ndim == 1)
+    weights[name][0] = float("nan")
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(DataError, match="token 0 of the answer: the target's logits are not finite numbers"):
+        run_evaluate(tmp_path, draft, TargetModel(folder, "damaged"), tokens)
 
 
 def test_a_split_without_samples_is_refused(draft, target, tokens, tmp_path):

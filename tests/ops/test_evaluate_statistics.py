@@ -16,6 +16,7 @@ from ops.evaluate.statistics import (
     accepted_lengths,
     speedup,
     steps_of,
+    student_quantile,
     tau_by_position,
 )
 
@@ -65,9 +66,44 @@ def test_tau_by_position_equals_a_walk_through_every_answer(accepted, max_new_to
     for part in found:
         yielded = walked[part.first // width]
         assert sum(yielded) / len(yielded) == pytest.approx(part.tau)
-        assert part.low <= part.tau + 1e-9
-        assert part.tau <= part.high + 1e-9 or part.prompts < len(answers)
+        if part.prompts > 1:
+            assert part.low <= part.tau + 1e-9
+            assert part.tau <= part.high + 1e-9
+        else:
+            assert part.low is None is part.high
         assert part.last - part.first < width
+
+
+@pytest.mark.parametrize(("count", "least"), [(4, 0.85), (8, 0.87)])
+def test_the_interval_of_a_few_prompts_that_differ_holds_the_true_tau_about_as_often_as_it_says(count, least):
+    rng = np.random.default_rng(0)
+
+    def experiment(prompts):
+        """Prompts of which some are easy and some are hard, as steps that accepted so many."""
+        shares = rng.uniform(0.2, 0.95, size=prompts)
+        return [np.minimum(7, rng.geometric(1 - share, size=rng.integers(4, 20)) - 1) for share in shares]
+
+    many = experiment(40_000)
+    true = sum(steps.sum() + len(steps) for steps in many) / sum(len(steps) for steps in many)
+    held = 0
+    for seed in range(400):
+        measured = acceptance_length([answer(*steps.tolist()) for steps in experiment(count)], 300, seed)
+        held += measured.low <= true <= measured.high
+    assert least <= held / 400
+
+
+def test_a_single_prompt_has_no_interval_and_neither_has_a_part_of_the_answer_that_one_prompt_reached():
+    alone = acceptance_length([answer(3, 0, 1), answer()], 100, 0)
+    assert (7 / 3, None, None) == (alone.tau, alone.low, alone.high)
+    first, second = tau_by_position([answer(*[3] * 8), answer(3, 1), answer(2, 1)], 64, 100, 0)
+    assert first.low < first.tau < first.high
+    assert (1, None, None) == (second.prompts, second.low, second.high)
+
+
+def test_the_quantiles_of_students_t_go_on_beyond_the_table():
+    assert [2.040, 2.021, 1.984, 1.962] == pytest.approx(
+        [student_quantile(degrees) for degrees in (31, 40, 100, 1000)], abs=1e-3
+    )
 
 
 def test_a_step_that_eos_cut_short_yields_what_stands_in_the_answer():
@@ -86,7 +122,20 @@ def test_the_speedup_is_paired_by_batch_and_per_token():
     assert {"speedup": 1.0, "speedup_low": None, "speedup_high": None} == longer
     mixed = speedup([BatchTime(float(fast), 10, 1.0, 10) for fast in (1, 2, 3, 4)], 2000, 0)
     assert 2.5 == mixed["speedup"]
-    assert 1 < mixed["speedup_low"] < 2.5 < mixed["speedup_high"] < 4
+    assert 0 < mixed["speedup_low"] < 2.5 < mixed["speedup_high"] < 5
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_two_ways_that_are_equally_fast_have_no_speedup_where_answers_are_sampled(batch_size):
+    rng = np.random.default_rng(1)
+
+    def batch() -> BatchTime:
+        plain, speculative = np.minimum(rng.geometric(1 / 30, size=(2, batch_size)), 129)
+        return BatchTime(10.0 + plain.max(), int(plain.sum()), 10.0 + speculative.max(), int(speculative.sum()))
+
+    found = [speedup([batch() for _ in range(64 // batch_size)], 100, 0) for _ in range(100)]
+    assert 1.0 == pytest.approx(np.mean([one["speedup"] for one in found]), abs=0.05)
+    assert 85 <= sum(one["speedup_low"] <= 1 <= one["speedup_high"] for one in found)
 
 
 def result(plain: Decoded, speculative: Decoded) -> PromptResult:

@@ -280,6 +280,8 @@ def test_tau_is_below_the_interval_only_beyond_the_slack(prompts):
     assert measured.low <= served_tau([as_evaluated(prompt) for prompt in prompts]) <= measured.high
     assert not is_below(measured.low * 0.96, measured)
     assert is_below(measured.low * 0.94, measured)
+    assert not is_below(1.0, tau_of(prompts[:1]))
+    assert not is_below(None, measured)
     assert not is_below(measured.high * 2, measured)
 
 
