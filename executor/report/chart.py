@@ -53,7 +53,8 @@ def drawn(chart: Chart, looks: Sequence[Look] = ()) -> Markup:
 def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look]]:
     """One chart of those of several runs, (label, place of the run, chart), and how its series look.
 
-    A colour for each run, dashes for the series of one run. The chart of one run stays as it is.
+    A colour for each run, dashes for the series of one run and for more runs than colours. The chart of one run stays
+    as it is.
     """
     first = charts[0][2]
     if len(charts) == 1:
@@ -65,7 +66,7 @@ def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look
             name = label if len(chart.series) == 1 else f"{label}: {one.name}"
             series.append(Series(name, one.x, one.y, one.low, one.high))
             is_bar = chart.kind == "bars" and len(chart.series) > 1
-            looks.append(Look(len(looks)) if is_bar else Look(run, place))
+            looks.append(Look(len(looks)) if is_bar else Look(run, place + run // COLOURS))
     is_log = all(chart.log_y for _, _, chart in charts)
     return Chart(series, first.x_label, first.y_label, first.kind, is_log), looks
 

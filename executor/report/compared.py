@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from executor.keys import differing
 from executor.report.facts import RunFacts
 from executor.report.markup import Markup, element, table
 from executor.report.overview import run_name
@@ -26,7 +27,9 @@ def compared(runs: Sequence[RunFacts], values: Sequence[Mapping[str, Any]], head
 
 
 def differ(values: Sequence[Any]) -> bool:
-    return any(value != values[0] for value in values)
+    """Whether they are not all the same, as `dflow diff` and keys see it: 1, 1.0 and True differ, nan is nan."""
+    first, *others = ({} if value is ABSENT else {"": value} for value in values)
+    return any(differing(first, other) for other in others)
 
 
 def shown(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the nodes logged over their steps: a chart for each figure, all runs in it."""
+"""What the nodes logged over their steps: a chart for each figure, all runs and combinations in it."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ from attrs import frozen
 
 from dsl.sections import Chart, Series
 from executor.report.chart import drawn, together
-from executor.report.facts import RunFacts
-from executor.report.markup import Markup, details, element, joined
+from executor.report.columns import node_ids, shared
+from executor.report.facts import NodeFacts, RunFacts
+from executor.report.markup import Markup, details, element, joined, limited, named, paragraph
 from executor.report.results import NUMBERED, numbered_charts
 
 # The last parts of the names that everybody looks at, in this order; all others are folded away.
 FIRST = ("loss", "tau", "expected_tau", "accuracy", "lr", "grad_norm")
 LEAST_POINTS = 2
+MOST_FOLDED = 60  # charts of a node
 
 Points = Mapping[str, list[tuple[float, float]]]  # by metric: step, value
 
 
 @frozen
 class _Drawing:
-    """A chart of a node: its charts run by run are put into one."""
+    """A chart of a node: those of its runs are put into one."""
 
-    node: str
     name: str
     charts: Sequence[tuple[str, int, Chart]]
 
 
-def curves(runs: Sequence[RunFacts]) -> Markup:
+def curves(columns: Sequence[RunFacts]) -> Markup:
     """Charts by node, in the order of the data; nothing where no node logged anything twice."""
-    blocks = []
-    for node_id in dict.fromkeys(node_id for run in runs for node_id in run.nodes):
-        points = [(run, logged(run, node_id)) for run in runs]
-        drawings = list(_drawings(node_id, points))
-        finals = [{name: of[name][-1][1] for name in of if NUMBERED.fullmatch(name)} for _, of in points]
-        slots = numbered_charts(runs, finals) if drawings else []
-        if drawings:
-            blocks.append(joined([element("h3", node_id), *_grids(drawings), *slots]))
-    return joined(blocks)
+    return limited(node_ids(columns), lambda node_id: _of_node(shared(columns, node_id)))
 
 
-def logged(run: RunFacts, node_id: str) -> Points:
-    """Step and value of each point of a node that counts, in order."""
+def _of_node(there: Sequence[tuple[RunFacts, NodeFacts]]) -> Markup:
+    points = [(run, logged(node)) for run, node in there]
+    drawings = list(_drawings(points))
+    if not drawings:
+        return Markup("")
+    finals = [(run, {name: of[name][-1][1] for name in of if NUMBERED.fullmatch(name)}) for run, of in points]
+    return joined([*_grids(drawings), *numbered_charts(finals)])
+
+
+def logged(node: NodeFacts) -> Points:
+    """Step and value of each point that counts, in order."""
     found: dict[str, list[tuple[float, float]]] = {}
-    node = run.nodes.get(node_id)
-    for point in node.events.points if node is not None else ():
+    for point in node.events.points:
         for name, value in point.metrics.items():
             found.setdefault(name, []).append((point.step, value))
     return found
 
 
-def _drawings(node_id: str, points: Sequence[tuple[RunFacts, Points]]) -> Iterable[_Drawing]:
+def _drawings(points: Sequence[tuple[RunFacts, Points]]) -> Iterable[_Drawing]:
     """Figures of the same last part, `train/loss` and `val/loss`, share a chart."""
     names = dict.fromkeys(name for _, of in points for name in of)
     kinds = dict.fromkeys(_kind(name) for name in names if not _is_told_elsewhere(name, names))
@@ -62,7 +63,7 @@ def _drawings(node_id: str, points: Sequence[tuple[RunFacts, Points]]) -> Iterab
             if series:
                 charts.append((run.label, run.place, Chart(series, "step", "", "lines", log_y=True)))
         if any(len(series.x) >= LEAST_POINTS for _, _, chart in charts for series in chart.series):
-            yield _Drawing(node_id, kind, charts)
+            yield _Drawing(kind, charts)
 
 
 def _series(name: str, points: Points) -> Series:
@@ -75,11 +76,15 @@ def _series(name: str, points: Points) -> Series:
 
 def _grids(drawings: Sequence[_Drawing]) -> Iterable[Markup]:
     first = [drawing for drawing in drawings if drawing.name in FIRST]
-    others = [drawing for drawing in drawings if drawing not in first]
+    others = [drawing for drawing in drawings if drawing.name not in FIRST]
     if first:
         yield _grid(first)
     if others:
-        yield details(f"{len(others)} more: {', '.join(drawing.name for drawing in others)}", _grid(others))
+        shown = others[:MOST_FOLDED]
+        yield details(f"{len(shown)} more: {', '.join(drawing.name for drawing in shown)}", _grid(shown))
+    if len(others) > MOST_FOLDED:
+        names = [drawing.name for drawing in others[MOST_FOLDED:]]
+        yield paragraph(f"left out, so that the page stays small: {named(names)}", class_="faint")
 
 
 def _grid(drawings: Sequence[_Drawing]) -> Markup:

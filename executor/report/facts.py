@@ -8,12 +8,14 @@ from typing import Any
 
 from attrs import field, frozen
 
-from dsl.errors import StoreError
+from dsl.errors import DflowError, StoreError
+from executor.combinations import combinations
 from executor.events import read_events
 from executor.points import NodeEvents
 from executor.record import NodeState, Record, is_begun, plan_of
 from executor.recorded_graph import recorded_table, written_nodes
 from executor.store import Store
+from executor.sweep_table import Row, sorted_rows
 from executor.tags import tags_of
 
 FIGURES = "figures"
@@ -25,6 +27,7 @@ class NodeFacts:
 
     seconds: how long its artifact took, in this run or in source_run. size: bytes of the artifact, None where there is
     none any more. folder: of the artifact, None likewise. config, launch: as recorded, secrets by their names.
+    template: the node that a sweep copied, empty for one that is no copy.
     """
 
     id: str
@@ -40,6 +43,7 @@ class NodeFacts:
     size: int | None
     events: NodeEvents
     figures: Mapping[str, Path]
+    template: str = ""
 
     @property
     def is_gone(self) -> bool:
@@ -49,7 +53,10 @@ class NodeFacts:
 
 @frozen(kw_only=True)
 class RunFacts:
-    """A run. place: among those of the report, from 0; label: what it is called where there is little room."""
+    """A run. place: among those of the report, from 0; label: what it is called where there is little room.
+
+    results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the metric sorted_by first.
+    """
 
     place: int
     label: str
@@ -57,6 +64,9 @@ class RunFacts:
     status: str
     tags: Sequence[str]
     nodes: Mapping[str, NodeFacts]
+    results: Sequence[str] = ()
+    combinations: Sequence[Row] = ()
+    sorted_by: str = ""
     op_files: Sequence[Path] = ()
     damage: Sequence[str] = field(factory=list)
 
@@ -90,6 +100,7 @@ class _Reader:
             op_files = [Path(file) for file in self._op_files(record)]
         except StoreError as error:
             damage.append(str(error))
+        rows, sorted_by = _combinations(record, written, damage)
         plan = plan_of(record.folder)
         self._sources[record.run] = record.state.nodes
         nodes = {
@@ -103,6 +114,9 @@ class _Reader:
             status=status,
             tags=tags_of(record.folder),
             nodes=nodes,
+            results=record.state.result_nodes,
+            combinations=rows,
+            sorted_by=sorted_by,
             op_files=op_files,
             damage=damage,
         )
@@ -136,6 +150,7 @@ class _Reader:
             figures={
                 file.stem: file for file in sorted((self._store.records / source / FIGURES / source_id).glob("*.png"))
             },
+            template=written.get("copy", {}).get("template", ""),
         )
 
     def _made_in(self, record: Record, node_id: str, state: NodeState) -> tuple[str, str]:
@@ -164,6 +179,20 @@ class _Reader:
                 nodes.setdefault(event["node"], NodeEvents()).add(event)
             self._events[run] = nodes
         return self._events[run]
+
+
+def _combinations(
+    record: Record, written: Mapping[str, Mapping[str, Any]], damage: list[str]
+) -> tuple[Sequence[Row], str]:
+    """Those of a sweep and the metric that they are sorted by; none where the ops that tell of it do not load."""
+    if not any("copy" in node for node in written.values()):
+        return (), ""
+    try:
+        graph = record.graph()
+    except DflowError as error:
+        damage.append(f"the combinations of the sweep cannot be told: {error}")
+        return (), ""
+    return sorted_rows(graph, record.state.nodes, combinations(graph))
 
 
 def _labels(runs: Sequence[str]) -> list[str]:

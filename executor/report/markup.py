@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from itertools import islice
 
 from executor.lines import printable
 
 NOTHING = "–"  # noqa: RUF001
+MOST_ROWS = 1_000  # of a table
+MOST_TEXT = 1_500_000  # characters of the parts of all nodes, without what is embedded
+MOST_NAMED = 20
+EMBEDDED = re.compile(r' (?:src|srcdoc)="[^"]*"')
 
 
 class Markup(str):
@@ -45,10 +51,33 @@ def void(name: str, **attributes: object) -> Markup:
 def table(columns: Sequence[object], rows: Iterable[Sequence[object]], class_: str | None = None) -> Markup:
     """A table that scrolls inside where it is wide; its numbers stand on the right, if its columns have names."""
     head = element("thead", element("tr", *(element("th", column, scope="col") for column in columns)))
-    body = element("tbody", *(element("tr", *map(_cell, row)) for row in rows))
+    left = iter(rows)
+    body = element("tbody", *(element("tr", *map(_cell, row)) for row in islice(left, MOST_ROWS)))
     is_named = any(columns)
     shown = element("table", head if is_named else "", body, class_=class_ if is_named else "facts")
-    return element("div", shown, class_="scroll", tabindex="0")
+    more = sum(1 for _ in left)
+    told = paragraph(f"and {more} more rows", class_="faint") if more else ""
+    return element("div", shown, told, class_="scroll", tabindex="0")
+
+
+def limited(names: Sequence[str], build: Callable[[str], Markup], *, has_heads: bool = True) -> Markup:
+    """A part for each name, under a head unless it has one, as long as they keep the page small; the rest is named."""
+    parts: list[object] = []
+    size = 0
+    for place, name in enumerate(names):
+        if size > MOST_TEXT:
+            parts.append(paragraph(f"left out, so that the page stays small: {named(names[place:])}", class_="faint"))
+            break
+        content = build(name)
+        size += len(EMBEDDED.sub("", content))
+        parts += [element("h3", name), content] if content and has_heads else [content]
+    return joined(parts)
+
+
+def named(names: Sequence[str]) -> str:
+    """`a, b, c and 7 more`."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def details(summary: object, *content: object, is_open: bool = False) -> Markup:

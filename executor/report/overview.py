@@ -24,9 +24,10 @@ def overview(runs: Sequence[RunFacts]) -> Markup:
     return joined([shown, element("ul", *notices) if notices else ""])
 
 
-def run_name(run: RunFacts) -> Markup:
+def run_name(run: RunFacts, label: str | None = None) -> Markup:
     """The label beside the colour that the run has in all charts."""
-    return element("span", element("i", class_="dot", style=f"background: var(--series-{run.place % 8})"), run.label)
+    dot = element("i", class_="dot", style=f"background: var(--series-{run.place % 8})")
+    return element("span", dot, run.label if label is None else label)
 
 
 def _facts(run: RunFacts) -> dict[str, object]:

@@ -13,6 +13,8 @@ from dsl.sections import STYLE
 from executor.disk import clear_errors
 from executor.explain_text import moment
 from executor.record import Record
+from executor.report.columns import columns_of
+from executor.report.combinations import combinations_block
 from executor.report.curves import curves
 from executor.report.differences import differences
 from executor.report.embedded import Embedded
@@ -83,16 +85,17 @@ def report_text(store: Store, records: Sequence[Record]) -> str:
 
 def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
     """With several runs, what differs comes first."""
-    shown = asked_of(runs)
+    shown, columns = asked_of(runs), columns_of(runs)
     several = [Block("differences", "Differences", differences(store, runs))] if len(runs) > 1 else []
     return [
         Block("runs", "Runs" if len(runs) > 1 else "Run", overview(runs)),
+        Block("combinations", "Combinations", combinations_block(runs, columns)),
         *several,
-        Block("results", "Results", results(runs)),
+        Block("results", "Results", results(columns)),
         Block("pipeline", "Pipeline", pipelines(runs)),
-        Block("curves", "Curves", curves(runs)),
+        Block("curves", "Curves", curves(columns)),
         Block("samples", "Samples", samples(runs, accounts_of(shown))),
-        Block("artifacts", "Artifacts", node_sections(runs, shown, Embedded())),
+        Block("artifacts", "Artifacts", node_sections(columns, shown, Embedded())),
         Block("cost", "Time and disk", time_and_disk(runs)),
         Block("troubles", "Warnings and errors", troubles(runs)),
         Block("configs", "Configs", configs(runs)),

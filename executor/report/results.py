@@ -10,48 +10,50 @@ from collections.abc import Mapping, Sequence
 
 from dsl.sections import Chart, Series
 from executor.report.chart import drawn, together
+from executor.report.columns import shared
 from executor.report.facts import NodeFacts, RunFacts
-from executor.report.markup import Markup, element, joined, paragraph, shown_figure, table
+from executor.report.markup import Markup, element, joined, limited, paragraph, shown_figure, table
 from executor.report.overview import run_name
+from executor.run_diff import MetricPair
 
 NUMBERED = re.compile(r"(.+)_(\d{2,})")
 LEAST_NUMBERED = 2
 
+Final = Mapping[str, float]
 
-def results(runs: Sequence[RunFacts]) -> Markup:
+
+def results(columns: Sequence[RunFacts]) -> Markup:
     """The figures of the nodes that hold the pipeline's results: those that differ between runs come first."""
-    node_ids = dict.fromkeys(node_id for run in runs for node_id in run.record.state.result_nodes)
-    blocks = []
-    for node_id in node_ids:
-        finals = [_final(run.nodes.get(node_id)) for run in runs]
-        if any(finals):
-            shown = element("div", figures_table(runs, finals), *numbered_charts(runs, finals), class_="beside")
-            blocks.append(joined([element("h3", node_id), shown]))
-    return joined(blocks) or paragraph("No node with results has finished.", class_="faint")
+    names = list(dict.fromkeys(node_id for column in columns for node_id in column.results))
+    shown = limited(names, lambda node_id: _of_node(shared(columns, node_id)))
+    return shown or paragraph("No node with results has finished.", class_="faint")
 
 
-def figures_table(runs: Sequence[RunFacts], finals: Sequence[Mapping[str, float]]) -> Markup:
+def _of_node(there: Sequence[tuple[RunFacts, NodeFacts]]) -> Markup:
+    finals = [(run, node.recorded.metrics) for run, node in there]
+    if not any(final for _, final in finals):
+        return Markup("")
+    return element("div", figures_table(finals), *numbered_charts(finals), class_="beside")
+
+
+def figures_table(finals: Sequence[tuple[RunFacts, Final]]) -> Markup:
     """A row for each figure, a column for each run: those with intervals first, of them those that differ."""
-    names = sorted({name for final in finals for name in final if not _is_part(name, finals)})
-    names.sort(key=lambda name: (not _has_interval(name, finals), not _differs(name, finals)))
-    rows = [
-        [name, *(_cell(name, finals[0], final, run.place > 0) for run, final in zip(runs, finals, strict=True))]
-        for name in names
-    ]
-    columns = ["figure", *(run_name(run) for run in runs)] if len(runs) > 1 else ["figure", "value"]
+    values = [final for _, final in finals]
+    names = sorted({name for final in values for name in final if not _is_part(name, values)})
+    names.sort(key=lambda name: (not _has_interval(name, values), not _differs(name, values)))
+    rows = [[name, *(_cell(name, values[0], final) for final in values)] for name in names]
+    columns = ["figure", *(run_name(run) for run, _ in finals)] if len(finals) > 1 else ["figure", "value"]
     return table(columns, rows, class_="figures")
 
 
-def numbered_charts(runs: Sequence[RunFacts], finals: Sequence[Mapping[str, float]]) -> list[Markup]:
+def numbered_charts(finals: Sequence[tuple[RunFacts, Final]]) -> list[Markup]:
     """Bars over the number for each series such as `eval/acceptance_slot_01`, the runs side by side."""
     stems = dict.fromkeys(
-        found[1] for final in finals for name in final if (found := NUMBERED.fullmatch(name)) is not None
+        found[1] for _, final in finals for name in final if (found := NUMBERED.fullmatch(name)) is not None
     )
     charts = []
     for stem in stems:
-        measured = [
-            (run, values) for run, final in zip(runs, finals, strict=True) if (values := _numbered(stem, final))
-        ]
+        measured = [(run, values) for run, final in finals if (values := _numbered(stem, final))]
         if max(len(values) for _, values in measured) >= LEAST_NUMBERED:
             label = re.split("[_/]", stem)[-1]
             drawings = [
@@ -63,11 +65,7 @@ def numbered_charts(runs: Sequence[RunFacts], finals: Sequence[Mapping[str, floa
     return [element("div", *charts, class_="grid")] if charts else []
 
 
-def _final(node: NodeFacts | None) -> Mapping[str, float]:
-    return node.recorded.metrics if node is not None else {}
-
-
-def _is_part(name: str, finals: Sequence[Mapping[str, float]]) -> bool:
+def _is_part(name: str, finals: Sequence[Final]) -> bool:
     """Whether a row or a chart of something else tells it."""
     names = {name for final in finals for name in final}
     whole, _, end = name.rpartition("_")
@@ -77,26 +75,27 @@ def _is_part(name: str, finals: Sequence[Mapping[str, float]]) -> bool:
     return found is not None and max(len(_numbered(found[1], final)) for final in finals) >= LEAST_NUMBERED
 
 
-def _numbered(stem: str, final: Mapping[str, float]) -> dict[int, float]:
+def _numbered(stem: str, final: Final) -> dict[int, float]:
     found = [(name, NUMBERED.fullmatch(name)) for name in sorted(final)]
     return {int(match[2]): final[name] for name, match in found if match is not None and match[1] == stem}
 
 
-def _cell(name: str, first: Mapping[str, float], final: Mapping[str, float], is_compared: bool) -> object:
+def _cell(name: str, first: Final, final: Final) -> object:
     if name not in final:
         return None
     bounds = [final[bound] for bound in (f"{name}_low", f"{name}_high") if bound in final]
     parts: list[object] = [element("b", shown_figure(final[name]))]
     if len(bounds) == 2:
         parts.append(element("span", f" [{shown_figure(bounds[0])}, {shown_figure(bounds[1])}]", class_="faint"))
-    if is_compared and name in first and first[name] != final[name]:
-        parts.append(element("span", f" {final[name] - first[name]:+.3g}", class_="change"))
+    pair = MetricPair(name, first.get(name), final[name])
+    if pair.difference is not None and not pair.is_same:
+        parts.append(element("span", f" {pair.difference:+.3g}", class_="change"))
     return joined(parts)
 
 
-def _has_interval(name: str, finals: Sequence[Mapping[str, float]]) -> bool:
+def _has_interval(name: str, finals: Sequence[Final]) -> bool:
     return any({f"{name}_low", f"{name}_high"} <= final.keys() for final in finals)
 
 
-def _differs(name: str, finals: Sequence[Mapping[str, float]]) -> bool:
-    return len({final.get(name) for final in finals}) > 1
+def _differs(name: str, finals: Sequence[Final]) -> bool:
+    return any(not MetricPair(name, finals[0].get(name), final.get(name)).is_same for final in finals)

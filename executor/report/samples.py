@@ -21,9 +21,9 @@ class Checked:
     problem: str
 
 
-def samples(runs: Sequence[RunFacts], accounts: Mapping[int, Mapping[str, Account]]) -> Markup:
-    """A table for each run; accounts by the place of the run and by node. One table where all runs have the same."""
-    shown = [(run, checked(run, accounts.get(run.place, {}))) for run in runs]
+def samples(runs: Sequence[RunFacts], accounts: Mapping[str, Mapping[str, Account]]) -> Markup:
+    """A table for each run; accounts by run and node. One table where all runs have the same."""
+    shown = [(run, checked(run, accounts.get(run.run, {}))) for run in runs]
     if len({repr(rows) for _, rows in shown}) == 1:
         return _table(shown[0][1]) if shown[0][1] else Markup("")
     parts = [joined([element("h3", run_name(run)), _table(rows)]) for run, rows in shown if rows]

@@ -1,4 +1,4 @@
-"""What the ops show of their artifacts, node by node: the runs side by side, their charts in one."""
+"""What the ops show of their artifacts, node by node: the runs or combinations side by side, their charts in one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from attrs import frozen
 from dsl.sections import Account, Body, Chart, Html, Picture, Section, Table
 from executor.report.artifacts import Asked, Shown, shown_by_ops
 from executor.report.chart import drawn, is_named, together
+from executor.report.columns import node_ids, shared
 from executor.report.compared import compared
 from executor.report.embedded import Embedded
 from executor.report.facts import NodeFacts, RunFacts
-from executor.report.markup import Markup, element, html, joined, paragraph, table
+from executor.report.markup import Markup, element, html, joined, limited, paragraph, table
 from executor.report.overview import run_name
+
+ShownByOps = Mapping[tuple[str, str], Shown]  # by run and node
 
 
 @frozen
@@ -26,10 +29,10 @@ class Piece:
     section: Section
 
 
-def asked_of(runs: Sequence[RunFacts]) -> dict[tuple[int, str], Shown]:
-    """By the place of the run and the node: what its op shows of its artifact, where there is one."""
+def asked_of(runs: Sequence[RunFacts]) -> ShownByOps:
+    """What the op of each node shows of its artifact, where there is one."""
     asked = {
-        (run.place, node.id): Asked(node.op, tuple(run.op_files), node.folder)
+        (run.run, node.id): Asked(node.op, tuple(run.op_files), node.folder)
         for run in runs
         for node in run.nodes.values()
         if node.folder is not None and node.op
@@ -38,50 +41,39 @@ def asked_of(runs: Sequence[RunFacts]) -> dict[tuple[int, str], Shown]:
     return {where: shown[one] for where, one in asked.items()}
 
 
-def accounts_of(shown: Mapping[tuple[int, str], Shown]) -> dict[int, dict[str, Account]]:
-    """The accounts of samples alone, by the place of the run and by node."""
-    found: dict[int, dict[str, Account]] = {}
-    for (place, node_id), one in shown.items():
+def accounts_of(shown: ShownByOps) -> dict[str, dict[str, Account]]:
+    """The accounts of samples alone, by run and node."""
+    found: dict[str, dict[str, Account]] = {}
+    for (run, node_id), one in shown.items():
         for section in one.sections:
             if isinstance(section.body, Account):
-                found.setdefault(place, {})[node_id] = section.body
+                found.setdefault(run, {})[node_id] = section.body
     return found
 
 
-def node_sections(runs: Sequence[RunFacts], shown: Mapping[tuple[int, str], Shown], embedded: Embedded) -> Markup:
+def node_sections(columns: Sequence[RunFacts], shown: ShownByOps, embedded: Embedded) -> Markup:
     """Node by node, in the order of the data, then the pictures that the node drew while it ran."""
-    blocks = []
-    for node_id in dict.fromkeys(node_id for run in runs for node_id in run.nodes):
-        there = [(run, run.nodes[node_id]) for run in runs if node_id in run.nodes]
+
+    def of_node(node_id: str) -> Markup:
+        there = shared(columns, node_id)
         parts = [*_of_op(there, shown, embedded), *_figures(there, embedded)]
-        if parts:
-            blocks.append(joined([element("h3", node_id), element("div", *parts, class_="parts")]))
-    return joined(blocks)
+        return element("div", *parts, class_="parts") if parts else Markup("")
+
+    return limited(node_ids(columns), of_node)
 
 
-def _of_op(
-    there: Sequence[tuple[RunFacts, NodeFacts]], shown: Mapping[tuple[int, str], Shown], embedded: Embedded
-) -> list[Markup]:
+def _of_op(there: Sequence[tuple[RunFacts, NodeFacts]], shown: ShownByOps, embedded: Embedded) -> list[Markup]:
     parts: list[Markup] = []
     pieces: dict[str, list[Piece]] = {}
-    for run, node in _distinct(there):
-        one = shown.get((run.place, node.id), Shown())
+    for run, node in there:
+        one = shown.get((run.run, node.id), Shown())
         if one.failed:
             sentence = f"What the op {node.op} shows of its artifact is missing here: {one.failed}"
             parts.append(paragraph(element("span", sentence, class_="mark bad"), class_="full"))
         for section in one.sections:
             if not isinstance(section.body, Account):
                 pieces.setdefault(section.title, []).append(Piece(run, node, section))
-    is_one = len({node.recorded.digest for _, node in there}) == 1
-    return parts + [_titled(title, of_title, is_one, embedded) for title, of_title in pieces.items()]
-
-
-def _distinct(there: Sequence[tuple[RunFacts, NodeFacts]]) -> list[tuple[RunFacts, NodeFacts]]:
-    """Each artifact once, with the first run that has it."""
-    first = {node.recorded.digest: run.place for run, node in reversed(there)}
-    return [
-        (run, node) for run, node in there if node.recorded.digest is None or first[node.recorded.digest] == run.place
-    ]
+    return parts + [_titled(title, of_title, len(there) == 1, embedded) for title, of_title in pieces.items()]
 
 
 def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:
@@ -139,7 +131,7 @@ def _figures(there: Sequence[tuple[RunFacts, NodeFacts]], embedded: Embedded) ->
             embedded.picture(path, f"{node.id}: {name}"),
             element("figcaption", run_name(run), html(f" {name}")),
         )
-        for run, node in _distinct(there)
+        for run, node in there
         for name, path in node.figures.items()
     ]
     return [element("div", *cells, class_="grid full")] if cells else []

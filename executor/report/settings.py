@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from executor.report.columns import node_ids
 from executor.report.compared import ABSENT, compared, differ, shown
 from executor.report.facts import NodeFacts, RunFacts
-from executor.report.markup import Markup, details, element, joined, paragraph
+from executor.report.markup import Markup, details, element, joined, limited, paragraph
 
 
 def configs(runs: Sequence[RunFacts]) -> Markup:
     """Each node's values, folded away; how many differ stands outside."""
-    blocks = []
-    for node_id in dict.fromkeys(node_id for run in runs for node_id in run.nodes):
+
+    def of_node(node_id: str) -> Markup:
         values = [_config(run.nodes.get(node_id)) for run in runs]
         names = dict.fromkeys(name for of_run in values for name in of_run)
         differing = sum(differ([of_run.get(name, ABSENT) for of_run in values]) for name in names)
         op = next(run.nodes[node_id].op for run in runs if node_id in run.nodes)
         head = joined([element("b", node_id), f" {op}", f", {differing} differ" if differing else ""])
-        blocks.append(details(head, compared(runs, values, "value")))
-    return joined(blocks)
+        return details(head, compared(runs, values, "value"))
+
+    return limited(node_ids(runs), of_node, has_heads=False)
 
 
 def environment(runs: Sequence[RunFacts]) -> Markup:

@@ -58,7 +58,7 @@ def keep(config, stage):
     for step in range(1, 4):
         bounds = {"val/tau_low": step - 1, "val/tau_high": step + 1}
         stage.log({"train/loss": 1.0 / step, "val/tau": step} | bounds, step=step)
-    slots = {f"eval/slot_{slot:02d}": 1 / slot for slot in range(1, 4)}
+    slots = {f"eval/slot_{slot:02d}": 1 / slot for slot in range(1, 4)} | {"eval/kept": config.kept}
     stage.log(slots | {"eval/tau": 2.0, "eval/tau_low": 1.5, "eval/tau_high": 2.5}, step=3)
 
 

@@ -1,0 +1,94 @@
+"""The report of a sweep: its combinations first, the best on top, and drawn together as several runs are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_report import EVIL, PIPELINE, counting, report, run
+from toy_ops import Toy
+
+SORTED = '\n[sweep]\nsort = "eval/kept"\n'
+BY_KEPT = ["kept=7, text=x", "kept=7, text=y", "kept=5, text=x", "kept=5, text=y"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """Four combinations, which share the first node and have a copy of the second each."""
+    toy = counting(tmp_path_factory.mktemp("swept"), PIPELINE + SORTED)
+    run(toy, "--sweep", "filter.kept=[5,7]", "--sweep", 'filter.text=["x","y"]')
+    return toy
+
+
+def heads(words: list[str]) -> list[str]:
+    return [word for word in words if word in ("Curves", "Artifacts", "source", "filter")]
+
+
+def written(toy: Toy, *arguments: str) -> str:
+    path = toy.dflow("report", *arguments).stdout.strip()
+    return Path(path).read_text()
+
+
+def test_the_combinations_of_a_sweep_stand_first_the_best_on_top(swept: Toy) -> None:
+    page = report(swept)
+    assert ["runs", "combinations", "results"] == list(page.titles)[:3]
+    rows = page.table("combinations", "", "filter.kept", "filter.text", "state", "eval/kept")
+    assert [["7", "x"], ["7", "y"], ["5", "x"], ["5", "y"]] == [[cell.strip('"') for cell in row[1:3]] for row in rows]
+    assert [["done", "7"], ["done", "7"], ["done", "5"], ["done", "5"]] == [row[3:5] for row in rows]
+    assert "4 combinations, by eval/kept." in page.text("combinations")
+
+
+def test_figures_and_curves_of_the_copies_of_a_node_stand_in_one_table_and_one_chart(swept: Toy) -> None:
+    page = report(swept)
+    results = page.tables["results"]
+    assert 1 == len(results), "one table, not one for each copy"
+    names = [name.replace('"', "") for name in results[0][0][1:]]
+    assert BY_KEPT == names
+    assert ["eval/kept", "7", "7", "5 -2", "5 -2"] in results[0]
+    text = written(swept).replace("&quot;", "")
+    assert 1 == text.count(f'aria-label="{", ".join(BY_KEPT)} over step"')
+    assert 1 == text.count('aria-label="train/loss over step"'), "of the node that all share"
+    assert ["Curves", "source", "filter"] == heads(page.words["curves"])
+
+
+def test_what_combinations_share_is_drawn_once_under_the_names_of_all(tmp_path: Path) -> None:
+    toy = counting(tmp_path, PIPELINE)
+    run(toy, "--sweep", "filter.kept=[5,7]", "--sweep", 'source.text=["x","y"]')
+    text = written(toy).replace("&quot;", "")
+    same_source = [f"text={name}, kept=5; text={name}, kept=7" for name in "xy"]
+    same_artifact = [f"text=x, kept={kept}; text=y, kept={kept}" for kept in (5, 7)]
+    for names in (same_source, same_artifact):
+        assert 1 == text.count(f'aria-label="{", ".join(names)} over step"')
+
+
+def test_the_artifacts_of_copies_are_put_together(swept: Toy) -> None:
+    page = report(swept)
+    assert ["Artifacts", "source", "filter"] == heads(page.words["artifacts"])
+    facts = [rows for rows in page.tables["artifacts"] if ["kept", "7", "7", "5", "5"] in rows]
+    assert 1 == len(facts)
+
+
+def test_a_sweep_beside_another_run_keeps_the_names_of_both(swept: Toy) -> None:
+    first = next(iter((swept.store / "records").iterdir())).name
+    second = run(swept)
+    page = report(swept, first, second)
+    label = first.rpartition("-")[2]
+    found = [name.replace('"', "") for name in page.tables["results"][0][0][1:]]
+    assert [*(f"{label}: {name}" for name in BY_KEPT), second.rpartition("-")[2]] == found
+
+
+def test_a_sweep_whose_op_file_is_gone_is_told_copy_by_copy(tmp_path: Path) -> None:
+    toy = counting(tmp_path, PIPELINE + SORTED)
+    run(toy, "--sweep", "filter.kept=[5,7]")
+    (toy.folder / "shows.py").rename(toy.folder / "elsewhere.txt")
+    page = report(toy)
+    assert "the combinations of the sweep cannot be told" in page.text("runs")
+    assert 2 == len(page.tables["results"])
+
+
+def test_values_of_a_sweep_are_never_markup(tmp_path: Path) -> None:
+    toy = counting(tmp_path, PIPELINE)
+    run(toy, "--sweep", f"filter.text=['''{EVIL}''', 'plain']")
+    page = report(toy)
+    assert "script" not in page.tags
+    assert "<script>alert(1)</script>" in page.text("combinations")
