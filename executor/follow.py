@@ -72,6 +72,7 @@ def lacks(record: Record) -> bool:
 
 
 def is_sent(sent: Mapping[str, Any], record: Record, size: int) -> bool:
-    """By mlflow.json: all events, and how the run ended."""
+    """By mlflow.json: all events, how the run ended, its report and its models."""
     is_closed = sent.get("parent_status") == status_of(record.state.status)
-    return is_closed and sent.get("events") == size and sent.get("report") != "failed"
+    made = [sent.get("report"), *(child.get("model") for child in sent.get("nodes", {}).values())]
+    return is_closed and sent.get("events") == size and "failed" not in made

@@ -57,9 +57,10 @@ def send_metrics(
     for name, (node_id, value) in sorted(found.items(), key=lambda each: each[0] not in telling):
         by_node.setdefault(node_id, {})[name] = value
     results = {node_id: (states[node_id].ended or record.state.started, values) for node_id, values in by_node.items()}
-    for model_node in [node.id for node in graph.nodes.values() if sent["nodes"].get(node.id, {}).get("model")]:
+    models = {node_id: child.get("model") for node_id, child in sent["nodes"].items()}
+    for model_node in [node_id for node_id in graph.nodes if models.get(node_id) not in (None, FAILED)]:
         judged = [result for node_id, result in results.items() if node_id in graph.below(model_node)]
-        model_id = sent["nodes"][model_node]["model"]
+        model_id = models[model_node]
         if judged:
             tracker.log_model_results(run_id, model_id, judged)
             tracker.tag_model(model_id, _judgement(graph, judged))

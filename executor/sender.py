@@ -29,7 +29,7 @@ from executor.note import run_note
 from executor.points import NodeEvents
 from executor.record import NodeState, Record
 from executor.send_combinations import CombinationSender
-from executor.send_results import send_metrics, send_model, send_note, send_report
+from executor.send_results import FAILED, send_metrics, send_model, send_note, send_report
 from executor.track import (
     NOTE,
     UNREACHABLE,
@@ -54,8 +54,9 @@ class Sender:
     {"run_id", "status", "complete", "points", "begun", "retained", "accepted", "failed", "model"}}, "combinations":
     {name: {"run_id", "status", "params_sent", "notes"}}}. events: the size of events.jsonl when all of it was sent.
     points: how many of the node's points MLflow has, begun: how many it may have; retained: how often the key had
-    changed by then; failed: MLflow may have an error of it; notes: the descriptions that it may have; report: when it
-    was sent, or "failed". is_live: the run is at work now, in this process. Whoever calls holds the record's lock.
+    changed by then; failed: MLflow may have an error of it; model: its id, or "failed"; notes: the descriptions that it
+    may have; report: when it was sent, or "failed". is_live: the run is at work now, in this process. Whoever calls
+    holds the record's lock.
     """
 
     def __init__(self, store: Path, folder: Path, *, is_live: bool = False) -> None:
@@ -243,20 +244,33 @@ class Sender:
                 tracker.run_again(sent["run_id"])
             else:
                 self._close_child(tracker, record, node, state, sent, status)
-                if state.digest is not None and state.state == "done":
-                    self._send_model(tracker, graph, node, state.digest)
+                self._send_model(tracker, graph, node, state)
             sent["status"] = status
             self._save()
+        elif sent.get("model") == FAILED and not (self._is_live and record.state.status == "running"):
+            self._send_model(tracker, graph, node, state)
+            self._judge_again(sent)
         if len(events.accepted) > sent.get("accepted", 0):
             tracker.log_tags(sent["run_id"], {"dflow.accepted": "\n".join(map(_accepted, events.accepted))})
             sent["accepted"] = len(events.accepted)
             self._save()
 
-    def _send_model(self, tracker: Tracker, graph: Graph, node: GraphNode, digest: str) -> None:
+    def _send_model(self, tracker: Tracker, graph: Graph, node: GraphNode, state: NodeState) -> None:
+        if state.digest is None or state.state != "done":
+            return
         try:
-            send_model(tracker, self._store, self._sent, graph, node, digest)
+            send_model(tracker, self._store, self._sent, graph, node, state.digest)
         except StageError as error:
-            self._warning = f"MLflow lacks the model of {node.id}: {error}"
+            self._sent["nodes"][node.id]["model"] = FAILED
+            self._warning = f"MLflow lacks the model of {node.id}: {error}; try it: dflow sync {self._folder.name}"
+
+    def _judge_again(self, sent: Mapping[str, Any]) -> None:
+        """The final metrics are sent once more where they lack the model that they judge."""
+        if sent["model"] != FAILED:
+            self._sent["parent_status"] = None
+            for combination in self._sent["combinations"].values():
+                combination["status"] = None
+            self._save()
 
     def _made_child(
         self, tracker: Tracker, record: Record, node: GraphNode, state: NodeState, retained: int
@@ -272,8 +286,13 @@ class Sender:
         if not was_there:
             self._tags[run_id] = tags
         begun = len(self._events[node.id].points) if was_there and node.id in self._events else 0
-        child: dict[str, Any] = {"run_id": run_id, "status": "RUNNING", "points": 0, "begun": begun}
-        child["retained"] = retained
+        child: dict[str, Any] = {
+            "run_id": run_id,
+            "status": "RUNNING",
+            "points": 0,
+            "begun": begun,
+            "retained": retained,
+        }
         self._sent["nodes"][node.id] = child
         return child
 

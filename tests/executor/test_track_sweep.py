@@ -37,6 +37,8 @@ MODEL = """
 
 def as_model(folder):
     from dsl.logged_model import LoggedModel, Tensor
+    if Path(__file__).with_name("busy").exists():
+        raise OSError("the machine is busy")
     size = len((folder / "text.txt").read_text())
     return LoggedModel(
         kind="text", inputs=(Tensor("prompt", "str", (-1,)),), outputs=(Tensor("answer", "str", (size,)),),
@@ -264,3 +266,23 @@ def test_a_report_that_fails_is_a_warning_and_sync_sends_it_later(tmp_path):
     assert result.returncode == 0
     assert "report.html" in artifacts(client_of(toy), ids(record)[0])
     assert client_of(toy).get_run(ids(record)[0]).info.status == "FINISHED"
+
+
+def test_a_model_that_failed_once_is_sent_later_with_the_metrics_that_judge_it(tmp_path):
+    toy = swept_toy(tmp_path)
+    (toy.folder / "busy").touch()
+    assert toy.dflow("run", str(toy.file), "--sweep", "judge.weight=[1.0,3.0]").returncode == 0
+    record = newest_record(toy)
+    for _ in range(2):
+        result = toy.dflow("sync")
+        assert (result.returncode, "MLflow lacks the model of b: " in result.stderr) == (1, True)
+    (toy.folder / "busy").unlink()
+    assert toy.dflow("sync").returncode == 0
+    client = client_of(toy)
+    parent, found = combinations_of(toy, record)
+    [model] = client.search_logged_models([parent.info.experiment_id])
+    assert {(metric.run_id, metric.key, metric.value) for metric in model.metrics} == {
+        (run.info.run_id, name, value) for run in found.values() for name, value in run.data.metrics.items()
+    }
+    assert {"FINISHED"} == {parent.info.status, *(run.info.status for run in found.values())}
+    assert "nothing of " in toy.dflow("sync").stdout
