@@ -16,9 +16,11 @@ class DecodeClock:
     """Wall-clock seconds by part, added up over all answers that are decoded with it.
 
     prefill: the target's forward pass over the prompts. draft: taking in features and proposing. verify: the target's
-    forward passes behind the prefill (those of plain decoding too). other: choosing tokens and all else.
+    forward passes behind the prefill (those of plain decoding too). other: choosing tokens and all else. device: what
+    is waited for at each part.
     """
 
+    device: torch.device
     seconds: dict[Part, float] = field(factory=lambda: dict.fromkeys(("prefill", "draft", "verify", "other"), 0.0))
     _last: float = field(default=0.0, init=False)
 
@@ -33,9 +35,14 @@ class DecodeClock:
         self._last = now
 
     def _now(self) -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        synchronise(self.device)
         return time.perf_counter()
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device's work; there is nothing to wait for on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def start(clock: DecodeClock | None) -> None:

@@ -24,7 +24,7 @@ from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import choose_prompts, processor_of
 from ops.evaluate.report import interval_text
 from ops.evaluate.summary import Summary, metrics
-from ops.evaluate.turns import Decoder, decode_in_turns
+from ops.evaluate.turns import Decoder, decode_in_turns, journal_file
 from ops.files import write_json, write_jsonl
 from ops.load_target.model import Target, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader
@@ -82,6 +82,8 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     text = partial(token_text, processor)
     tell(summary, report["tau"]["all"], measured, text)
     if losses is not None and losses.errors:
+        # What was decoded with the bug must not be what is found once it is mended.
+        journal_file(stage.work_dir).unlink()
         raise DataError(
             lossless_message(losses, summary.config.largest_tie, measured["rounding"], text, str(folder.resolve()))
         )

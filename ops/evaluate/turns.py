@@ -15,6 +15,7 @@ from attrs import frozen
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
+from ops.dflash.clock import synchronise
 from ops.dflash.decode import Decoded
 from ops.dflash.decode_batch import DecodeClock, DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.dflash.model import DraftModel
@@ -56,7 +57,7 @@ class Decoder:
         }
         answers, seconds, parts = {}, {}, {}
         for way in ways if plain_first else reversed(ways):
-            answers[way], seconds[way], parts[way] = _timed(ways[way])
+            answers[way], seconds[way], parts[way] = _timed(ways[way], self.target.device)
         by_chance: Sequence[Decoded | None] = [None] * len(samples)
         if self.untrained is not None:
             by_chance = self.speculative(self.untrained, samples)
@@ -70,13 +71,13 @@ class Decoder:
         took = BatchTime(seconds["plain"], tokens["plain"], seconds["speculative"], tokens["speculative"])
         return BatchResult(tuple(results), took, parts)
 
-    def warm_up(self, sample: TokenSample) -> None:
+    def warm_up(self, samples: Sequence[TokenSample]) -> None:
         """Decode a few tokens, so that what is made on first use is not charged to the first batch."""
         brief = Decoder(
             self.target, self.draft, None, self.use, DecodeSettings(WARM_UP_TOKENS, self.settings.temperature)
         )
-        brief.plain([sample])
-        brief.speculative(self.draft, [sample])
+        brief.plain(samples)
+        brief.speculative(self.draft, samples)
 
 
 def decode_in_turns(
@@ -90,7 +91,7 @@ def decode_in_turns(
     journal = Journal(journal_file(stage.work_dir), [prompts[place].id for place in order])
     stage.progress(journal.prompts_done, len(prompts))
     if journal.prompts_done < len(prompts):
-        decoder.warm_up(prompts[order[0]].sample())
+        decoder.warm_up(_warm_up_samples(prompts, order[journal.prompts_done :], batch_size))
     while (done := journal.prompts_done) < len(prompts):
         if stage.stop_requested():
             raise StopRequested(f"evaluation stopped; {done} of {len(prompts)} prompts are decoded and kept")
@@ -101,22 +102,30 @@ def decode_in_turns(
     return [found[place] for place in range(len(prompts))], journal.batches
 
 
+def _warm_up_samples(prompts: Sequence[Prompt], left: Sequence[int], batch_size: int) -> list[TokenSample]:
+    """As many as a batch has, the shortest of those that are left, the last of them with an image where one has any."""
+    samples = [prompts[place].sample() for place in left[:batch_size]]
+    if not any(len(sample.image_grid_thw) for sample in samples):
+        others = (prompts[place].sample() for place in left[batch_size:])
+        with_image = next((sample for sample in others if len(sample.image_grid_thw)), None)
+        if with_image is not None:
+            samples[-1] = with_image
+    return samples
+
+
 def journal_file(work_dir: Path) -> Path:
     return work_dir / "batches.jsonl"
 
 
-def _timed(decode: Callable[[DecodeClock], list[Decoded]]) -> tuple[list[Decoded], float, dict[str, float]]:
+def _timed(
+    decode: Callable[[DecodeClock], list[Decoded]], device: torch.device
+) -> tuple[list[Decoded], float, dict[str, float]]:
     """The answers, the wall-clock seconds they took with the device's work, and how these are made up."""
-    clock = DecodeClock()
-    _synchronise()
+    clock = DecodeClock(device)
+    synchronise(device)
     start = time.perf_counter()
     answers = decode(clock)
-    _synchronise()
+    synchronise(device)
     seconds = time.perf_counter() - start
     parts = {part: clock.seconds[part] for part in PARTS}
     return answers, seconds, {**parts, "overhead": seconds - sum(parts.values())}
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

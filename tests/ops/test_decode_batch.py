@@ -208,15 +208,26 @@ def test_the_other_prompts_of_a_batch_change_nothing(qwen3_vl, draft, temperatur
         assert [] == decode_all([])
 
 
+def test_only_the_device_of_the_target_is_waited_for(qwen3_vl, monkeypatch):
+    target, samples = qwen3_vl
+    waited_for = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited_for.append)
+    decode_plain_batch(target, samples, DecodeSettings(1), DecodeClock(target.device))
+    assert [] == waited_for
+    DecodeClock(torch.device("cuda", 1)).start()
+    assert [torch.device("cuda", 1)] == waited_for
+
+
 def test_the_clock_tells_where_the_time_goes(qwen3_vl, draft):
     target, samples = qwen3_vl
-    clock, start = DecodeClock(), time.perf_counter()
+    clock, start = DecodeClock(target.device), time.perf_counter()
     decode_speculative_batch(target, draft, samples, DecodeSettings(3), clock=clock)
     took = time.perf_counter() - start
     assert {"prefill", "draft", "verify", "other"} == set(clock.seconds)
     assert min(clock.seconds.values()) > 0
     assert sum(clock.seconds.values()) <= took
-    plain = DecodeClock()
+    plain = DecodeClock(target.device)
     decode_plain_batch(target, samples, DecodeSettings(3), plain)
     assert plain.seconds["draft"] == 0
     assert min(plain.seconds[part] for part in ("prefill", "verify", "other")) > 0

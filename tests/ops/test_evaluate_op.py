@@ -106,10 +106,27 @@ def test_a_stopped_evaluation_goes_on_with_the_next_batch_and_ends_with_the_same
     again = run_evaluate(tmp_path, draft, target, tokens)
     assert content(stage) == content(again)
     warm_up, batch = decoded
-    assert (1, 2) == (len(warm_up), len(batch))
+    assert (2, 2) == (len(warm_up), len(batch))
     assert [(2, 4), (4, 4)] == again.progressed
     run_evaluate(tmp_path, draft, target, tokens)
     assert 2 == len(decoded)
+
+
+@pytest.mark.parametrize(("batch_size", "kinds"), [(1, {"image"}), (2, {"text", "image"}), (9, {"text", "image"})])
+def test_the_warm_up_is_of_a_whole_batch_and_has_an_image(
+    draft, target, tokens, tmp_path, monkeypatch, batch_size, kinds
+):
+    decoded = []
+    decode = turns.decode_plain_batch
+
+    def counted(target, samples, *rest):
+        decoded.append([sample.category for sample in samples])
+        return decode(target, samples, *rest)
+
+    monkeypatch.setattr(turns, "decode_plain_batch", counted)
+    run_evaluate(tmp_path, draft, target, tokens, batch_size=batch_size, max_new_tokens=2, random_draft=False)
+    assert (min(batch_size, 4), kinds) == (len(decoded[0]), set(decoded[0]))
+    assert len(decoded[0]) == len(decoded[1])
 
 
 def test_what_other_prompts_left_is_decoded_again(draft, target, tokens, tmp_path):
@@ -168,6 +185,16 @@ def test_a_loss_names_the_first_differing_token_with_both_margins_and_keeps_the_
     ]
     assert "differs: an error" in (kept / "prompts.html").read_text()
     assert [] == list((tmp_path / "out").iterdir())
+
+
+def test_a_loss_is_gone_once_its_cause_is_mended(stage, draft, target, tokens, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "decode_speculative_batch", changed_in_the_third_token(target, 1.25))
+        with pytest.raises(DataError, match="changed 4 of 4 answers"):
+            run_evaluate(tmp_path, draft, target, tokens, random_draft=False)
+    assert (tmp_path / "work" / "report" / "report.json").exists()
+    again = run_evaluate(tmp_path, draft, target, tokens)
+    assert content(stage) == content(again)
 
 
 def test_passes_that_differ_by_more_than_rounding_are_told_even_where_no_token_changed(
