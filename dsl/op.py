@@ -25,10 +25,13 @@ from typing import Any, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.errors import ConfigError, shortened
+from dsl.errors import ConfigError
+from dsl.field_types import type_mistake
 from dsl.shown import shown_value
 
 T = TypeVar("T")
+
+NOTHING_MORE: Mapping[str, Any] = types.MappingProxyType({})
 
 
 @frozen
@@ -61,6 +64,7 @@ def field(
     model_id: bool = False,
     pinned_by: str = "",
     validator: Any = None,
+    schema: Mapping[str, Any] = NOTHING_MORE,
 ) -> Any:
     """A config field of an op.
 
@@ -77,9 +81,17 @@ def field(
     Where its run function imports the code for it by a constant or a computed name, which nobody can follow, a method
     `chosen_code(self) -> tuple[str, ...]` names it as "module:symbol". An op with a field that has to fit the launch
     may have a static method `launch_mistakes(values, launch) -> Mapping[str, str]`: field -> what is wrong, by the
-    values and the keys of launch that are given and right by themselves.
+    values and the keys of launch that are given and right by themselves. schema: what the JSON schema is to ask of the
+    value beside its type and the bounds that attrs' own validators tell.
     """
-    metadata = {"help": help, "neutral": neutral, "external": external, "model_id": model_id, "pinned_by": pinned_by}
+    metadata = {
+        "help": help,
+        "neutral": neutral,
+        "external": external,
+        "model_id": model_id,
+        "pinned_by": pinned_by,
+        "schema": schema,
+    }
     return attrs.field(default=default, validator=validator, metadata=metadata)
 
 
@@ -116,6 +128,7 @@ class ConfigField:
     model_id: bool
     pinned_by: str
     validator: Any
+    schema: Mapping[str, Any]
 
     @property
     def required(self) -> bool:
@@ -189,20 +202,7 @@ def op(
     """
 
     def declare(cls: type[T]) -> type[T]:
-        hints = typing.get_type_hints(cls)
-        edges: dict[str, Edge] = {}
-        fields: dict[str, ConfigField] = {}
-        for attribute in attrs.fields(cls):  # type: ignore[arg-type]
-            annotation = hints[attribute.name]
-            edge = _edge(attribute, annotation)
-            if edge is not None:
-                edges[attribute.name] = edge
-                continue
-            fields[attribute.name] = _config_field(attribute, annotation)
-            _check_external(cls, fields[attribute.name])
-        output = getattr(cls, "output", None)
-        if not (isinstance(output, type) and issubclass(output, Artifact)):
-            raise TypeError(f"{cls.__name__}: an op needs `output = <a subclass of Artifact>`")
+        edges, fields = _edges_and_fields(cls)
         spec = OpSpec(
             name=snake_case(cls.__name__),
             version=version,
@@ -222,7 +222,7 @@ def op(
             model=model,
             judged_by=judged_by,
             config_class=cls,
-            output=output,
+            output=_output(cls),
             edges=edges,
             fields=fields,
             help=(cls.__doc__ or "").strip(),
@@ -232,6 +232,27 @@ def op(
         return cls
 
     return declare
+
+
+def _edges_and_fields(cls: type) -> tuple[dict[str, Edge], dict[str, ConfigField]]:
+    hints = typing.get_type_hints(cls)
+    edges: dict[str, Edge] = {}
+    fields: dict[str, ConfigField] = {}
+    for attribute in attrs.fields(cls):
+        edge = _edge(attribute, hints[attribute.name])
+        if edge is not None:
+            edges[attribute.name] = edge
+            continue
+        fields[attribute.name] = _config_field(attribute, hints[attribute.name])
+        _check_external(cls, fields[attribute.name])
+    return edges, fields
+
+
+def _output(cls: type) -> type[Artifact]:
+    output = getattr(cls, "output", None)
+    if not (isinstance(output, type) and issubclass(output, Artifact)):
+        raise TypeError(f"{cls.__name__}: an op needs `output = <a subclass of Artifact>`")
+    return output
 
 
 def config_fields(cls: type) -> dict[str, ConfigField]:
@@ -253,59 +274,6 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def type_mistake(value: object, expected: Any) -> str | None:
-    """Why `value` is not of type `expected`, or None where it is; strict: 1 is no bool, True no int.
-
-    Knows bool, int, float (an int will do), str, None, Literal, unions, tuple[X, ...], dict[str, X], Any and classes.
-    """
-    origin = typing.get_origin(expected)
-    arguments = typing.get_args(expected)
-    if expected is Any:
-        return None
-    if origin in (typing.Union, types.UnionType):
-        if any(type_mistake(value, member) is None for member in arguments):
-            return None
-    elif origin is typing.Literal:
-        if any(value == choice and type(value) is type(choice) for choice in arguments):
-            return None
-        choices = ", ".join(shown_value(choice) for choice in arguments)
-        return f"expected one of {choices}, got {shown_value(value)}"
-    elif origin is tuple:
-        if isinstance(value, tuple):
-            members = ((place, type_mistake(member, arguments[0])) for place, member in enumerate(value, start=1))
-            return next((f"member {place}: {mistake}" for place, mistake in members if mistake), None)
-    elif origin is dict:
-        if isinstance(value, dict):
-            named = ((key, type_mistake(member, arguments[1])) for key, member in value.items())
-            return next((f"{shortened(str(key))}: {mistake}" for key, mistake in named if mistake), None)
-    elif expected is None or expected is type(None):
-        if value is None:
-            return None
-    elif expected is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return None
-    elif type(value) is expected or (isinstance(value, expected) and not isinstance(value, bool)):
-        return None
-    return f"expected {type_name(expected)}, got {shown_value(value)}"
-
-
-def type_name(expected: Any) -> str:
-    """The type as a user of TOML would say it: `int`, `float`, `str`, `list of int`, `int or none`."""
-    origin = typing.get_origin(expected)
-    arguments = typing.get_args(expected)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(type_name(member) for member in arguments)
-    if origin is typing.Literal:
-        return "one of " + ", ".join(shown_value(choice) for choice in arguments)
-    if origin is tuple:
-        return f"list of {type_name(arguments[0])}"
-    if origin is dict:
-        return f"table of {type_name(arguments[1])}"
-    if expected is None or expected is type(None):
-        return "none"
-    return getattr(expected, "__name__", str(expected))
-
-
 def _config_field(attribute: Any, annotation: Any) -> ConfigField:
     return ConfigField(
         name=attribute.name,
@@ -317,6 +285,7 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
         model_id=attribute.metadata.get("model_id", False),
         pinned_by=attribute.metadata.get("pinned_by", ""),
         validator=attribute.validator,
+        schema=attribute.metadata.get("schema", NOTHING_MORE),
     )
 
 

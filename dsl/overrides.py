@@ -17,9 +17,9 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, known_nodes, shortened
+from dsl.field_types import type_mistake
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
-from dsl.op import type_mistake
 from dsl.pipeline import TABLE_NAMES, Pipeline
 from dsl.tables import pipeline_of, tables_of
 from dsl.typed_text import member_type, takes_table, typed_value
@@ -94,11 +94,6 @@ def apply_overrides(pipeline: Pipeline, texts: Sequence[str], sweeps: Sequence[S
     if mistakes:
         raise PipelineError(mistakes)
     return changed
-
-
-def apply_override(pipeline: Pipeline, override: str) -> Pipeline:
-    """`apply_overrides` for one."""
-    return apply_overrides(pipeline, [override])
 
 
 def override_graph(graph: Graph, overrides: Sequence[str]) -> Graph:

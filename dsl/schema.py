@@ -45,7 +45,9 @@ LAUNCH_HELP = {
     "retry_wait": "seconds before the first retry, doubled for each next one",
     "timeout": "seconds after which an attempt is ended; 0: never",
 }
-SIZE: Schema = {"pattern": r"^\s*[0-9]+(\.[0-9]+)? ?([KMGTkmgt][iI]?)?[bB]?\s*$|\$\{.+\}"}  # dsl/sizes.py
+# What dsl/sizes.py takes; a part of a byte is told by it alone.
+SIZE: Schema = {"pattern": r"^\s*(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)? ?(([KMGTkmgt][iI]?)?[bB])?\s*$|\$\{.+\}"}
+MACHINE_LIMITS: Mapping[str, Schema] = {"memory": SIZE}
 LAUNCH_LIMITS: Mapping[str, Schema] = {"memory": SIZE, "retry_wait": {"minimum": 0}, "timeout": {"minimum": 0}}
 SEVERAL: Schema = {"type": "number", "minimum": 2}
 TORCHRUN: Schema = {"properties": {"kind": {"anyOf": [{"const": "torchrun"}, REFERENCE]}}, "required": ["kind"]}
@@ -65,6 +67,7 @@ TOGETHER = [
     },
 ]
 SWEPT: Schema = {"type": ["array", "object"], "minItems": 1, "uniqueItems": True}
+SOME_CHANGE: Schema = {"not": {"additionalProperties": {"maxProperties": 0}}}
 TABLE_HELP = {
     "pipeline": "what the pipeline is called, its seed and its own op files",
     "mlflow": "what MLflow is told of the pipeline's runs",
@@ -83,7 +86,7 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
             **{name: _table(name) for name in TABLE_NAMES},
             "node": _table_of({"$ref": "#/definitions/node"}, NODE_ID.pattern, "the nodes, by id"),
             "for_each": _table_of(
-                _table_of(_table_of({"$ref": "#/definitions/change"}), NAME.pattern, "variants"),
+                {**_table_of(_table_of({"$ref": "#/definitions/change"}), NAME.pattern, "variants"), **SOME_CHANGE},
                 help="groups of variants: every node that one changes, and all below it, is copied for each",
             ),
             "sweep": {
@@ -115,6 +118,8 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
 def _table(name: str) -> Schema:
     fields = config_fields(CLASSES[name])
     schema = _object(CLASSES[name], fields)
+    for limited, limits in (MACHINE_LIMITS if name == "machine" else {}).items():
+        schema["properties"][limited] |= limits
     return {**schema, "description": TABLE_HELP[name]}
 
 
@@ -197,7 +202,7 @@ def _object(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
 
 def _field(field: ConfigField) -> Schema:
     """The type, or a text that stands for a value of it."""
-    schema = _ranged(_type(field.type), field.validator)
+    schema = {**_ranged(_type(field.type), field.validator), **field.schema}
     if field.external and schema == {"type": "string"}:
         schema = {**schema, "minLength": 1, "pattern": r"^[^\u0000]*$"}
     if schema != {"type": "string"} and schema:
@@ -211,7 +216,7 @@ def _field(field: ConfigField) -> Schema:
 
 
 def _type(expected: Any) -> Schema:
-    """The schema of a type that `dsl.op.type_mistake` knows; none is a key that is left out."""
+    """The schema of a type that `dsl.field_types.type_mistake` knows; none is a key that is left out."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         choices = [_type(member) for member in arguments if member is not type(None)]

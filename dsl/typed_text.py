@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli
 
-from dsl.op import type_mistake
+from dsl.field_types import type_mistake
 from dsl.toml import refused_values
 
 OPENINGS = ('"', "'", "[", "{")

@@ -15,7 +15,8 @@ from typing import Any
 import attrs
 
 from dsl.errors import Mistake, did_you_mean
-from dsl.op import ConfigField, type_mistake
+from dsl.field_types import type_mistake
+from dsl.op import ConfigField
 from dsl.pipeline import TABLE_NAMES
 from dsl.secrets import secret_names
 from dsl.typed_text import member_type, typed_value

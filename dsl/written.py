@@ -11,7 +11,8 @@ from attrs import define
 
 from dsl.document import Places
 from dsl.errors import ConfigError, Mistake, Position, did_you_mean, shortened
-from dsl.op import ConfigField, Edge, OpSpec, Ref, config_fields, edge_mistake, type_mistake, type_name
+from dsl.field_types import type_mistake, type_name
+from dsl.op import ConfigField, Edge, OpSpec, Ref, config_fields, edge_mistake
 from dsl.pipeline import Copy, Launch, Pipeline
 
 LAUNCH_FIELDS = config_fields(Launch)

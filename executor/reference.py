@@ -8,8 +8,9 @@ from typing import Any
 
 import attrs
 
+from dsl.field_types import type_name
 from dsl.launch import Launch
-from dsl.op import ConfigField, OpSpec, config_fields, type_name
+from dsl.op import ConfigField, OpSpec, config_fields
 from dsl.schema import LAUNCH_HELP, TABLE_HELP
 from dsl.tables import CLASSES
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from attrs import NOTHING
 
-from dsl.op import OpSpec, type_name
+from dsl.field_types import type_name
+from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op
 from executor.commands.arguments import add_json
 from executor.exits import OK

@@ -12,6 +12,7 @@ from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
 
 DFLASH_LAYERS, EAGLE3_LAYERS = 5, 3
+LAYER_IDS = {"minItems": 1, "uniqueItems": True, "allOf": [{"items": {"minimum": 0}}]}  # of ascending_layers
 
 
 def ascending_layers(_instance: object, _attribute: object, layer_ids: tuple[int, ...]) -> None:
@@ -102,11 +103,13 @@ class CaptureTargets:
     num_layers: int | None = field(
         default=None,
         validator=number_of_layers,
+        schema={"minimum": 1},
         help="layers, spread from the 2nd to the 3rd-last of the target; 5 unless given. eagle3 has three of its own",
     )
     target_layer_ids: tuple[int, ...] | None = field(
         default=None,
         validator=layers_by_number,
+        schema=LAYER_IDS,
         help="the layers by number, instead of num_layers; the last layer is not allowed",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(

@@ -9,7 +9,7 @@ from attrs import frozen, validators
 
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
-from ops.capture_targets.op import ascending_layers
+from ops.capture_targets.op import LAYER_IDS, ascending_layers
 from ops.sequence_parallel.degree import known_exchange
 
 PROMPTS_AT_ONCE = 8  # val prompts that are decoded together to measure tau
@@ -140,6 +140,7 @@ class TrainDflash:
     target_layer_ids: tuple[int, ...] | None = field(
         default=None,
         validator=validators.optional(validators.and_(ascending_layers, _online_only, _instead_of_layers)),
+        schema=LAYER_IDS,
         help="online: the target layers by number, instead of capture_layers",
     )
     capture_dtype: Literal["float32", "bfloat16", "float16"] = field(

@@ -8,7 +8,7 @@ import pytest
 from dsl.errors import ConfigError, PipelineError
 from dsl.graph import Graph, compile_pipeline
 from dsl.graph_json import graph_from_json, graph_to_json
-from dsl.overrides import apply_override, apply_overrides, override_graph
+from dsl.overrides import apply_overrides, override_graph
 from dsl.pipeline import Launch, Pipeline
 from dsl.read_toml import read_graph
 from ops.capture_targets.op import CaptureTargets
@@ -63,7 +63,7 @@ def test_a_value_is_read_as_toml_or_as_a_bare_word(tmp_path: Path, override: str
 
 def test_nothing_else_changes(tmp_path: Path) -> None:
     assert changed(tmp_path) == compile_pipeline(example(tmp_path))
-    graph = compile_pipeline(apply_override(example(tmp_path), "capture.num_layers=4"))
+    graph = compile_pipeline(apply_overrides(example(tmp_path), ["capture.num_layers=4"]))
     expected = graph_to_json(compile_pipeline(example(tmp_path)))
     expected["nodes"][-1]["config"]["num_layers"] = 4
     assert graph_to_json(graph) == expected
@@ -72,7 +72,7 @@ def test_nothing_else_changes(tmp_path: Path) -> None:
 def test_an_edge_can_be_moved(tmp_path: Path) -> None:
     pipeline = example(tmp_path)
     pipeline.node("more", Ingest(source="builtin:digits"))
-    graph = compile_pipeline(apply_override(pipeline, "inject.samples=@more"))
+    graph = compile_pipeline(apply_overrides(pipeline, ["inject.samples=@more"]))
     assert graph.nodes["inject"].inputs == {"samples": ("more",)}
 
 

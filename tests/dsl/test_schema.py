@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli
 from corpus import CASES, CORPUS
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
+from dsl.errors import ConfigError, PipelineError
 from dsl.op_table import all_ops
-from dsl.read_toml import op_files_of
-from dsl.schema import LAUNCH_HELP, pipeline_schema
+from dsl.read_toml import op_files_of, read_graph
+from dsl.schema import LAUNCH_HELP, SIZE, pipeline_schema
+from dsl.sizes import parsed_bytes
 from dsl.written import LAUNCH_FIELDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +38,11 @@ UNSEEN = {
     "whether a text is a model id or a folder": ["model_id_with_a_branch", "model_id_without_commit"],
     "the environment": ["secrets"],
     "arguments": ["argument_of_several_lines", "arguments", "sweep_argument", "to_an_unknown_node"],
-    "the op behind a change": ["for_each"],
     "8.0 and 8 are one number of JSON, which has no nan and no bits": [
         *("whole_float_for_int", "nan", "int_of_more_than_64_bits"),
     ],
     "arithmetic": ["more_than_the_machine", "sp_degree_that_does_not_divide"],
+    "plugins of MLflow, which bring schemes of their own": ["tracking_server_of_no_known_kind"],
     "the ends of lines": ["toml_old_mac_line_ends"],
 }
 
@@ -108,6 +113,60 @@ def test_what_a_base_gives_is_not_asked_of_a_file_that_extends_it(schema: dict[s
 
 def messages(schema: dict[str, Any], values: dict[str, Any]) -> list[str]:
     return sorted(error.message for error in Draft7Validator(schema).iter_errors(values))
+
+
+WRONG = {
+    "machine.memory": ["machine = { memory = 'abc' }", "machine = { memory = '0' }", "machine = { memory = '24 G' }"],
+    "node.a.launch.memory": ["node.a.launch.memory = '0'", "node.a.launch.memory = '0.0 GiB'"],
+    "node.c.target_layer_ids": [f"node.c.target_layer_ids = {ids}" for ids in ("[]", "[0, 0]", "[-1]")],
+    "node.c.num_layers": ["node.c.num_layers = 0"],
+    "for_each.d": ["for_each.d.small = {}", "for_each.d = {}"],
+}
+CHAIN = """
+pipeline.name = "x"
+node.a = { op = "ingest", source = "builtin:digits" }
+node.t = { op = "load_target", checkpoint = "builtin:tiny-qwen3-vl" }
+node.b = { op = "tokenize_chat", samples = "@i", target = "@t" }
+node.i = { op = "inject_images", samples = "@a" }
+node.c = { op = "capture_targets", tokens = "@b", target = "@t" }
+"""
+
+
+@pytest.mark.parametrize(("path", "line"), [(path, line) for path, lines in WRONG.items() for line in lines])
+def test_what_a_check_of_its_own_refuses_the_schema_refuses_too(
+    schema: dict[str, Any], tmp_path: Path, path: str, line: str
+) -> None:
+    file = tmp_path / "pipeline.toml"
+    file.write_text(with_line(line))
+    with pytest.raises(PipelineError) as caught:
+        read_graph(file, [], [])
+    assert 1 == len(caught.value.mistakes), caught.value
+    assert [path] == wrong(schema, file)
+
+
+def with_line(line: str) -> str:
+    """The chain with a line more, which changes a node where it names one."""
+    key, _, value = line.partition(" = ")
+    if not key.startswith("node."):
+        return CHAIN + line
+    _, node, field = key.split(".", 2)
+    return re.sub(rf"(node\.{node} = .*) }}", rf"\1, {field} = {value} }}", CHAIN)
+
+
+@given(
+    st.sampled_from(["", "0", "00", "0.0", "1", "1.5", "1.", ".5", "024", "x", "-1"]),
+    st.sampled_from(["", " ", "  "]),
+    st.sampled_from(["", "b", "B", "k", "G", "kb", "GB", "gIb", "TiB", "PB", "GiBs"]),
+    st.sampled_from(["", " "]),
+)
+def test_a_size_is_judged_as_dflow_judges_it(number: str, between: str, unit: str, end: str) -> None:
+    text = number + between + unit + end
+    try:
+        parsed_bytes(text)
+        expected = True
+    except ConfigError:
+        expected = False
+    assert expected == (re.search(SIZE["pattern"], text) is not None)
 
 
 def test_a_wrong_value_is_refused_at_its_own_key(corpus_schema: dict[str, Any]) -> None:
