@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from dsl.errors import DflowError, StoreError
 from executor.combinations import combinations
-from executor.events import read_events
+from executor.events import read_events, worked_seconds
 from executor.points import NodeEvents
 from executor.record import NodeState, Record, is_begun, plan_of
 from executor.recorded_graph import recorded_table, written_nodes
@@ -18,16 +18,16 @@ from executor.store import Store
 from executor.sweep_table import Row, sorted_rows
 from executor.tags import tags_of
 
-FIGURES = "figures"
+FIGURES, EVENTS = "figures", "events.jsonl"
 
 
 @frozen(kw_only=True)
 class NodeFacts:
     """A node of a run. state: as recorded, "interrupted" where it says running and nothing runs any more.
 
-    seconds: how long its artifact took, in this run or in source_run. size: bytes of the artifact, None where there is
-    none any more. folder: of the artifact, None likewise. config, launch: as recorded, secrets by their names.
-    template: the node that a sweep copied, empty for one that is no copy.
+    seconds, memory, gpu_memory: what its artifact took, in this run or in source_run. size: bytes of the artifact, None
+    where there is none any more. folder: of the artifact, None likewise. config, launch: as recorded, secrets by their
+    names. template: the node that a sweep copied, empty for one that is no copy.
     """
 
     id: str
@@ -35,6 +35,8 @@ class NodeFacts:
     state: str
     recorded: NodeState
     seconds: float | None
+    memory: int | None
+    gpu_memory: int | None
     parents: tuple[str, ...]
     config: Mapping[str, Any]
     launch: Mapping[str, Any]
@@ -55,6 +57,7 @@ class NodeFacts:
 class RunFacts:
     """A run. place: among those of the report, from 0; label: what it is called where there is little room.
 
+    worked: seconds that it was worked on, without those between its end and its resumption, None while it goes on.
     results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the metric sorted_by first.
     """
 
@@ -64,6 +67,7 @@ class RunFacts:
     status: str
     tags: Sequence[str]
     nodes: Mapping[str, NodeFacts]
+    worked: float | None = None
     results: Sequence[str] = ()
     combinations: Sequence[Row] = ()
     sorted_by: str = ""
@@ -114,12 +118,16 @@ class _Reader:
             status=status,
             tags=tags_of(record.folder),
             nodes=nodes,
+            worked=self._worked(record, status),
             results=record.state.result_nodes,
             combinations=rows,
             sorted_by=sorted_by,
             op_files=op_files,
             damage=damage,
         )
+
+    def _worked(self, record: Record, status: str) -> float | None:
+        return None if status == "running" else worked_seconds(read_events(record.folder / EVENTS)) or None
 
     def _op_files(self, record: Record) -> list[Path]:
         table = recorded_table(record.folder, "graph.json")
@@ -140,6 +148,8 @@ class _Reader:
             state="interrupted" if state.state == "running" and status != "running" else state.state,
             recorded=state,
             seconds=state.seconds if state.seconds is not None else made.seconds,
+            memory=state.memory if state.memory is not None else made.memory,
+            gpu_memory=state.gpu_memory if state.gpu_memory is not None else made.gpu_memory,
             parents=tuple(parent for parent in row.get("parents", ()) if parent in record.state.nodes),
             config=written.get("config", {}),
             launch=written.get("launch", {}),
@@ -175,7 +185,7 @@ class _Reader:
     def _events_of(self, run: str) -> dict[str, NodeEvents]:
         if run not in self._events:
             nodes: dict[str, NodeEvents] = {}
-            for event in read_events(self._store.records / run / "events.jsonl"):
+            for event in read_events(self._store.records / run / EVENTS):
                 nodes.setdefault(event["node"], NodeEvents()).add(event)
             self._events[run] = nodes
         return self._events[run]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+from attrs import frozen
 
 from executor.graph_text import levels, rows_of
 from executor.report.facts import NodeFacts
@@ -13,6 +15,7 @@ BOX_WIDTH, BOX_HEIGHT = 132.0, 40.0
 GAP_X, GAP_Y, LANE = 14.0, 24.0, 9.0
 LETTERS = 19  # of a name that fit
 MOST_DRAWN = 150  # nodes
+NARROW = 390.0  # px, a third of the page
 FILLS = {
     "done": "var(--good)",
     "cached": "var(--info)",
@@ -28,30 +31,54 @@ def graph_svg(nodes: Mapping[str, NodeFacts]) -> Markup:
         return element("p", "the run holds no node", class_="faint")
     if len(nodes) > MOST_DRAWN:
         return element("p", f"{len(nodes)} nodes are too many for a picture; see the table", class_="faint")
-    parents = {node_id: node.parents for node_id, node in nodes.items()}
-    level = levels(parents)
-    rows = rows_of(parents, level)
+    layout = _Layout.of(nodes)
     places = {
         node_id: (8 + column * (BOX_WIDTH + GAP_X), 8 + depth * (BOX_HEIGHT + GAP_Y))
-        for depth, row in enumerate(rows.values())
+        for depth, row in enumerate(layout.rows)
         for column, node_id in enumerate(row)
     }
-    long_edges = [(up, down) for down, ids in parents.items() for up in ids if level[down] - level[up] > 1]
-    lanes = lanes_of(long_edges, level)
-    right = 8 + max(map(len, rows.values())) * (BOX_WIDTH + GAP_X)
     lines = [
-        _short_edge(places[up], places[down])
-        for down, ids in parents.items()
-        for up in ids
-        if (up, down) not in long_edges
+        _long_edge(places[up], places[down], layout.right + layout.lanes[up] * LANE)
+        if (up, down) in layout.long_edges
+        else _short_edge(places[up], places[down])
+        for down, node in nodes.items()
+        for up in node.parents
     ]
-    lines += [_long_edge(places[up], places[down], right + lanes[up] * LANE) for up, down in long_edges]
-    width = right + (max(lanes.values(), default=-1) + 1) * LANE + 4
-    height = 8 + len(rows) * (BOX_HEIGHT + GAP_Y)
+    height = 8 + len(layout.rows) * (BOX_HEIGHT + GAP_Y)
     boxes = [_box(nodes[node_id], place) for node_id, place in places.items()]
-    size = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "style": f"width: {width:.0f}px; max-width: none"}
+    size = {"viewBox": f"0 0 {layout.width:.0f} {height:.0f}", "style": f"width: {layout.width:.0f}px; max-width: none"}
     drawing = element("svg", *lines, *boxes, **size, role="img", aria_label="the nodes and what reads from what")
     return element("div", drawing, class_="scroll graph", tabindex="0")
+
+
+def is_narrow(nodes: Mapping[str, NodeFacts]) -> bool:
+    """Whether a table has room beside the picture."""
+    return 0 < len(nodes) <= MOST_DRAWN and _Layout.of(nodes).width <= NARROW
+
+
+@frozen
+class _Layout:
+    """rows: the nodes of each level. lanes: of the nodes from which an edge leads past a level."""
+
+    rows: Sequence[Sequence[str]]
+    long_edges: Collection[tuple[str, str]]
+    lanes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, nodes: Mapping[str, NodeFacts]) -> _Layout:
+        parents = {node_id: node.parents for node_id, node in nodes.items()}
+        level = levels(parents)
+        long_edges = [(up, down) for down, ids in parents.items() for up in ids if level[down] - level[up] > 1]
+        return cls(list(rows_of(parents, level).values()), set(long_edges), lanes_of(long_edges, level))
+
+    @property
+    def right(self) -> float:
+        """Where the boxes end and the lanes begin."""
+        return 8 + max(map(len, self.rows)) * (BOX_WIDTH + GAP_X)
+
+    @property
+    def width(self) -> float:
+        return self.right + (max(self.lanes.values(), default=-1) + 1) * LANE + 4
 
 
 def shown_state(node: NodeFacts) -> str:

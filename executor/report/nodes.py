@@ -8,7 +8,7 @@ from dsl.sections import Chart, Series
 from executor.disk_use import shown_size
 from executor.report.chart import drawn, together
 from executor.report.facts import NodeFacts, RunFacts
-from executor.report.graph_svg import graph_svg, shown_state
+from executor.report.graph_svg import graph_svg, is_narrow, shown_state
 from executor.report.markup import Markup, details, element, joined, shown_duration, table
 from executor.report.overview import run_name
 from executor.results import first_line
@@ -18,9 +18,10 @@ MOST_BARS = 40
 
 
 def pipelines(runs: Sequence[RunFacts]) -> Markup:
-    """The graph with a table of the nodes beside it; of several runs the graphs, the tables folded away."""
+    """The graph with a table of the nodes beside or below it; of several runs the graphs, the tables folded away."""
     if len(runs) == 1:
-        return element("div", graph_svg(runs[0].nodes), _table(runs[0]), class_="beside")
+        nodes = runs[0].nodes
+        return element("div", graph_svg(nodes), _table(runs[0]), class_="beside" if is_narrow(nodes) else None)
     cells = [element("div", element("h3", run_name(run)), graph_svg(run.nodes)) for run in runs]
     tables = [details(joined([run_name(run), ": all nodes"]), _table(run)) for run in runs]
     return joined([element("div", *cells, class_="wide-grid"), *tables])
@@ -64,8 +65,8 @@ def _row(node: NodeFacts) -> list[object]:
         node.op,
         element("span", state, class_=f"mark {MARKS.get(state, '')}"),
         None if node.seconds is None else shown_duration(node.seconds),
-        None if recorded.memory is None else shown_size(recorded.memory),
-        None if recorded.gpu_memory is None else shown_size(recorded.gpu_memory),
+        None if node.memory is None else shown_size(node.memory),
+        None if node.gpu_memory is None else shown_size(node.gpu_memory),
         size if node.size is None else shown_size(node.size),
         (recorded.digest or "")[:12] or None,
         why or None,

@@ -40,7 +40,7 @@ def _facts(run: RunFacts) -> dict[str, object]:
         "status": element("span", run.status, class_=f"mark {STATUS_CLASS.get(run.status, '')}"),
         "pipeline": state.pipeline,
         "started": moment(state.started),
-        "took": shown_duration(state.ended - state.started) if state.ended is not None else None,
+        "took": None if run.worked is None else shown_duration(run.worked),
         "nodes": f"{states.count('done')} computed, {states.count('cached')} cached, {len(states)} in all",
         "artifacts": shown_size(sum(sizes.values())),
         "tags": ", ".join(run.tags) or None,

@@ -1,4 +1,7 @@
-"""How the report looks, on top of the colours that all pages of dflow share."""
+"""How the report looks, on top of the colours that all pages of dflow share.
+
+What scrolls has a shadow at the sides where there is more: two covers move with the content over two that stay.
+"""
 
 PAGE_STYLE = """
 header, main, footer { max-width: 1200px; margin: 0 auto; padding: 0 16px; }
@@ -22,13 +25,18 @@ p .mark, td .mark.bad { white-space: normal; }
 .good { background: var(--good); } .warn { background: var(--warn); } .bad { background: var(--bad); }
 .info { background: var(--info); }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 5px; }
-.scroll { overflow-x: auto; max-width: 100%; }
+.scroll { overflow-x: auto; max-width: 100%; background:
+  linear-gradient(to right, var(--page) 40%, transparent) left / 36px 200% no-repeat local,
+  linear-gradient(to left, var(--page) 40%, transparent) right / 36px 200% no-repeat local,
+  linear-gradient(to right, var(--line), transparent) left / 14px 100% no-repeat scroll,
+  linear-gradient(to left, var(--line), transparent) right / 14px 100% no-repeat scroll; }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; margin: 4px 0; }
 th, td { text-align: left; vertical-align: top; padding: 4px 10px 4px 0; border-bottom: 1px solid var(--line); }
 th { color: var(--faint); font-weight: 600; white-space: nowrap; }
 td { max-width: 34rem; overflow-wrap: break-word; }
 td.number { text-align: right; }
 .figures td, td.number { white-space: nowrap; }
+.figures th { white-space: normal; max-width: 15rem; vertical-align: bottom; }
 .beside { display: flex; flex-wrap: wrap; gap: 8px 24px; align-items: flex-start; }
 .beside > * { min-width: 0; } .beside > .graph + .scroll, .beside > .grid { flex: 1 1 500px; }
 .facts td.number { text-align: left; } .facts td:first-child { color: var(--faint); }

@@ -42,3 +42,15 @@ def test_nothing_is_wider_than_the_screen_and_texts_stand_out(tmp_path: Path, wi
             assert 0 == browser.value(
                 "performance.getEntriesByType('resource').filter(e => e.name.startsWith('http')).length"
             )
+
+
+def test_a_table_that_is_wider_than_the_screen_shows_that_it_goes_on(tmp_path: Path) -> None:
+    toy = counting(tmp_path)
+    run(toy)
+    write_report(toy.store, [], tmp_path / "page.html")
+    with Browser(tmp_path / "profile") as browser:
+        browser.show(tmp_path / "page.html", 390, 800)
+        table = "document.querySelector('#pipeline .scroll:not(.graph)')"
+        assert browser.value(f"{table}.scrollWidth > {table}.clientWidth")
+        attachments = "local, local, scroll, scroll"
+        assert attachments == browser.value(f"getComputedStyle({table}).backgroundAttachment")
