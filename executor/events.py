@@ -47,6 +47,19 @@ def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, flo
     return {name: value for point in points for name, value in point["metrics"].items()}
 
 
+def worked_seconds(events: Iterable[Mapping[str, Any]]) -> float:
+    """How long a run was worked on: not between its end and its resumption. A kill came when its last event did."""
+    worked = 0.0
+    last: float | None = None  # the event before, while the run goes on
+    for event in events:
+        if event["kind"] == "run" and event["state"] == "started":
+            last = event["time"]
+        elif last is not None and event["kind"] != "accepted":  # which somebody may say long after
+            worked += max(0.0, event["time"] - last)
+            last = None if event["kind"] == "run" else event["time"]
+    return worked
+
+
 def valid_points(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The metric events of one node that count, in order: what a resumed attempt did again is taken once."""
     points: list[dict[str, Any]] = []

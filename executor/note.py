@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from dsl.graph import Graph
 from executor.combinations import Combination, combinations, final_metrics
-from executor.record import NodeState, RunState
+from executor.events import read_events, worked_seconds
+from executor.record import NodeState, Record, RunState
 from executor.results import result_rows
 from executor.sweep_table import shown_metrics, sorted_rows
 
@@ -15,9 +16,10 @@ MOST_ROWS = 30
 MOST_METRICS = 6
 
 
-def run_note(state: RunState, graph: Graph, experiment: str, parent: str) -> str:
-    """Of a run as a whole: the user's notes first."""
-    parts = [graph.notes, f"{_ending(state)}. {_link(experiment, parent)}"]
+def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
+    """Of a run as a whole, in which nothing runs any more: the user's notes first."""
+    state, worked = record.state, worked_seconds(read_events(record.events_path))
+    parts = [graph.notes, f"{_ending(state, worked)}. {_link(experiment, parent)}"]
     alone = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
     parts.append(_figures({name: value for name, (_, value) in final_metrics(alone, state.nodes).items()}))
     parts.append(_combinations(graph, state.nodes))
@@ -25,20 +27,39 @@ def run_note(state: RunState, graph: Graph, experiment: str, parent: str) -> str
 
 
 def combination_note(combination: Combination, state: RunState, graph: Graph, experiment: str, parent: str) -> str:
-    failed = [node.id for node in combination.nodes if state.nodes[node.id].state == "failed"]
-    ending = f"Failed: {', '.join(failed)}" if failed else f"One combination of run {state.run}"
+    """Of one whose nodes have ended, or that nothing works on any more."""
     figures = final_metrics(combination.result_nodes(graph), state.nodes)
     shown = _figures({name: value for name, (_, value) in figures.items()})
+    ending = f"One combination of run {state.run}{_open(combination, state)}"
     return "\n\n".join(part for part in (f"{ending}. {_link(experiment, parent)}", shown) if part)
 
 
-def _ending(state: RunState) -> str:
+def _open(combination: Combination, state: RunState) -> str:
+    """What of it is not done, and why."""
+    nodes = {node.id: state.nodes[node.id] for node in combination.nodes}
+    failed = [node_id for node_id, node in nodes.items() if node.state == "failed"]
+    blocked = {node_id: node.reason for node_id, node in nodes.items() if node.is_blocked}
+    left = [node_id for node_id, node in nodes.items() if node.state != "done" and node_id not in {*failed, *blocked}]
+    parts = [f"failed: {', '.join(failed)}"] if failed else []
+    parts += [f"{node_id} {reason}" for node_id, reason in blocked.items()]
+    parts += [f"not done in a {_ended_status(state)} run: {', '.join(left)}"] if left else []
+    return f"; {'; '.join(parts)}" if parts else ""
+
+
+def _ended_status(state: RunState) -> str:
+    """Of a run in which nothing runs any more: one that says that it does was killed."""
+    return "killed" if state.status == "running" else state.status
+
+
+def _ending(state: RunState, worked: float) -> str:
     nodes = state.nodes.values()
     cached = sum(node.cache == "hit" for node in nodes)
     failed = [node_id for node_id, node in state.nodes.items() if node.state == "failed"]
-    took = f" in {state.ended - state.started:.0f} s" if state.ended is not None else ""
-    counted = f"{len(state.nodes)} nodes, {cached} of them cached"
-    return f"**{state.status}**{took}: {counted}" + (f"; failed: {', '.join(failed)}" if failed else "")
+    parts = [
+        f"{len(state.nodes)} nodes, {cached} of them cached",
+        *([f"failed: {', '.join(failed)}"] if failed else []),
+    ]
+    return f"**{_ended_status(state)}** after {worked:.0f} s: {'; '.join(parts)}"
 
 
 def _link(experiment: str, parent: str) -> str:

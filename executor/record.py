@@ -48,6 +48,7 @@ RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4,}")
 
 State = Literal["pending", "running", "done", "failed"]
 Status = Literal["running", "done", "failed", "stopped", "killed"]
+NOT_RUN = "not run: "
 
 
 @define(kw_only=True)
@@ -74,6 +75,11 @@ class NodeState:
     gpu_memory: int | None = None
     acceptance: str = ""
     error: str | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it was not run since another node failed, which its reason names."""
+        return self.state == "pending" and self.reason.startswith(NOT_RUN)
 
 
 @define(kw_only=True)

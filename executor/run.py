@@ -28,7 +28,7 @@ from executor.follow import lacks
 from executor.follower import Follower
 from executor.lease import Lease
 from executor.plan import Decision
-from executor.record import NodeState, State, Status, results_run
+from executor.record import NOT_RUN, NodeState, State, Status, results_run
 from executor.schedule import Schedule
 from executor.stop import StopSignal
 from executor.store_lock import artifacts_taken
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 LEASE_POLL_S = 0.1
-NOT_RUN = "not run: "
 TRANSIENT = "dsl.errors.TransientError"
 STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "failed": "failed", "outdated": "pending"}
 MOST_OUTDATED = 3

@@ -71,14 +71,10 @@ class CombinationSender:
 
 def _status(combination: Combination, record: Record, *, is_running: bool) -> str:
     """In MLflow's words."""
-    states = [record.state.nodes[node.id].state for node in combination.nodes]
+    nodes = [record.state.nodes[node.id] for node in combination.nodes]
+    states = [node.state for node in nodes]
     if all(state == "done" for state in states):
         return "FINISHED"
     if is_running:
         return "RUNNING"
-    return "FAILED" if "failed" in states or _is_blocked(combination, record) else "KILLED"
-
-
-def _is_blocked(combination: Combination, record: Record) -> bool:
-    """Whether one of its nodes was not run since another node failed, one that all combinations have say."""
-    return any(record.state.nodes[node.id].reason.startswith("not run: ") for node in combination.nodes)
+    return "FAILED" if "failed" in states or any(state.is_blocked for state in nodes) else "KILLED"

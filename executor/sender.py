@@ -55,8 +55,7 @@ class Sender:
     {name: {"run_id", "status", "params_sent", "notes"}}}. events: the size of events.jsonl when all of it was sent.
     points: how many of the node's points MLflow has, begun: how many it may have; retained: how often the key had
     changed by then; failed: MLflow may have an error of it; model: its id, or "failed"; notes: the descriptions that it
-    may have; report: when it was sent, or "failed". is_live: the run is at work now, in this process. Whoever calls
-    holds the record's lock.
+    may have; report: when it was sent, or "failed". is_live: it runs now. Whoever calls holds the record's lock.
     """
 
     def __init__(self, store: Path, folder: Path, *, is_live: bool = False) -> None:
@@ -216,7 +215,7 @@ class Sender:
         alone = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
         send_metrics(tracker, parent, self._sent, record, graph, alone)
         self._warning = send_report(tracker, self._store, record, self._sent) or self._warning
-        note = run_note(state, graph, self._sent["experiment"], parent)
+        note = run_note(record, graph, self._sent["experiment"], parent)
         send_note(tracker, parent, self._sent, note, self._save)
         status = status_of(state.status)
         tracker.close(parent, status, state.ended or time.time())
@@ -286,13 +285,8 @@ class Sender:
         if not was_there:
             self._tags[run_id] = tags
         begun = len(self._events[node.id].points) if was_there and node.id in self._events else 0
-        child: dict[str, Any] = {
-            "run_id": run_id,
-            "status": "RUNNING",
-            "points": 0,
-            "begun": begun,
-            "retained": retained,
-        }
+        child: dict[str, Any] = {"run_id": run_id, "status": "RUNNING", "points": 0}
+        child |= {"begun": begun, "retained": retained}
         self._sent["nodes"][node.id] = child
         return child
 

@@ -9,6 +9,8 @@ from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_
 
 from executor.jsonlines import read_json
 
+NOTE = "mlflow.note.content"
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 SWEPT = """
@@ -196,8 +198,12 @@ def test_a_sweep_killed_in_the_middle_goes_on_to_the_same_four_runs(tmp_path):
     first.communicate()
     record = newest_record(toy)
     send(toy, record)
-    _parent, killed = combinations_of(toy, record)
+    parent, killed = combinations_of(toy, record)
     assert {"KILLED"} == {run.info.status for run in killed.values()}
+    assert parent.data.tags[NOTE].startswith("why it was run\n\n**killed** after ")
+    times = killed["times=2, weight=3.0"].data.tags[NOTE]
+    left = "b-times_2, judge-times_2-weight_3_0"
+    assert times.startswith(f"One combination of run {record.name}; not done in a killed run: {left}. [Report](")
     resumed = toy.dflow("resume")
     assert resumed.returncode == 0
     assert "results of 4 combinations, by join/weight" in resumed.stdout
@@ -232,6 +238,10 @@ def test_a_combination_that_failed_is_told_and_the_others_are_done(tmp_path):
         for times in (1, 2)
         for weight in (1.0, 3.0)
     }
+    told = f"One combination of run {record.name}"
+    blocked = "judge-times_2-weight_1_0 not run: b-times_2 failed"
+    assert found["times=2, weight=1.0"].data.tags[NOTE].startswith(f"{told}; failed: b-times_2; {blocked}. [Report](")
+    assert found["times=1, weight=1.0"].data.tags[NOTE].startswith(f"{told}. [Report](")
 
 
 def test_what_a_node_uses_of_the_machine_is_a_system_metric_and_no_figure_of_it(tmp_path):
