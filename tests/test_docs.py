@@ -7,16 +7,22 @@ import importlib
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
+import tomli
 from fake_stage import FakeStage
 
 from dsl.op import Ref, op_of
 from dsl.op_table import all_ops
+from dsl.tables import FIELDS
 from executor.cli import COMMANDS
 from executor.reference import reference
 from ops.artifacts import ImageSamples, Samples
@@ -28,6 +34,7 @@ from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
 
 DOCS = Path(__file__).parents[1] / "docs"
+QUOTED = r"'[^']*'|\"[^\"]*\""
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
@@ -101,16 +108,33 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_line_is_one_that_dflow_takes(page: Path) -> None:
-    lines = re.findall(r"^ +(?:\$ )?(?:\.venv/bin/)?(dflow .*)$", page.read_text(), re.MULTILINE)
-    commands = [each for line in lines for each in re.split(r", (?=dflow )", re.split(r"\s{2,}|\s#|[|>&\\]", line)[0])]
-    assert [] == [command for command in commands if not parses(command)]
+    assert [] == [command for command in commands(page.read_text()) if not parses(command)]
+
+
+def commands(text: str) -> list[str]:
+    """All that stand in a line of code or between backquotes, without what follows them."""
+    fenced = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    text = fenced.sub(lambda block: textwrap.indent(block[1], "    "), text)
+    lines = re.findall(r"^ +(?:\$ )?(?:\.venv/bin/)?(dflow .*)$", text, re.MULTILINE)
+    lines += re.findall(r"`(?:\.venv/bin/)?(dflow [^`]*)`", text)
+    end = r"(?=\s{2,}|\s#|[|>&\\]|$)"
+    cut = [re.match(rf"(?:{QUOTED}|.)*?{end}", " ".join(line.splitlines()))[0].strip() for line in lines]
+    return [each for line in cut for each in re.split(r", (?=dflow )", line)]
 
 
 def parses(command: str) -> bool:
-    """Several names, "dflow du, gc", are looked up; brackets stand around what may be left out."""
-    words = re.sub(r"(?<=\s)\[|\](?=\s|$)", "", command.split(" -- ")[0]).split()[1:]
-    if words[0].endswith(",") or words[0] not in COMMANDS:
+    """Several names, "dflow du, gc", are looked up; brackets stand around what may be left out.
+
+    What is not quoted must hold nothing that a shell reads as a pattern: zsh refuses train.lr=[1e-4,3e-4].
+    """
+    plain = re.sub(r"(?<=\s)\[|\](?=\s|$)", "", command.split(" -- ")[0])
+    words = shlex.split(plain)[1:]
+    if words[0].isupper():
+        return True
+    if len(words) == 1 or words[0].endswith(",") or words[0] not in COMMANDS:
         return all(word in COMMANDS for word in re.findall(r"^[\w-]+|(?<=, )[\w-]+", " ".join(words)))
+    if re.search(r"[][{}*?]", re.sub(QUOTED, "", plain)):
+        return False
     parser = argparse.ArgumentParser()
     importlib.import_module(f"executor.commands.{words[0].replace('-', '_')}").add_arguments(parser)
     try:
@@ -118,6 +142,40 @@ def parses(command: str) -> bool:
     except SystemExit:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("    dflow run FILE --sweep train.lr=[3e-4,1e-3]    # two", False),
+        ("    dflow run FILE --sweep 'train.lr=[3e-4, 1e-3]'  # two", True),
+        ("```\ndflow run FILE --swept x\n```", False),
+        ("as `dflow plan FILE --jsn` says", False),
+        ("as `dflow diff RUN [RUN]` says, as `dflow COMMAND --help` does", True),
+        ("    dflow du, gk", False),
+    ],
+)
+def test_a_wrong_command_line_is_found_wherever_it_stands(text: str, expected: bool) -> None:
+    assert expected == all(map(parses, commands(text))) and commands(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_value_that_a_command_line_changes_is_there(page: Path) -> None:
+    paths = re.findall(r"(?:-s|--sweep) '?([a-z]\w*)(?:-\w+)*\.(\w+)[\w.]*=", page.read_text())
+    unknown = [f"{node}.{field}" for node, field in paths if field not in known_fields()[node] and node != "node"]
+    assert [] == unknown
+
+
+@cache
+def known_fields() -> Mapping[str, set[str]]:
+    """By the tables, and by the ids of nodes in the pipelines that are here."""
+    known: defaultdict[str, set[str]] = defaultdict(set, {name: set(fields) for name, fields in FIELDS.items()})
+    ops = all_ops()
+    for file in (DOCS.parent / "pipelines").glob("*.toml"):
+        for node, values in tomli.loads(file.read_text()).get("node", {}).items():
+            if "op" in values:
+                known[node] |= {"launch", *ops[values["op"]].fields}
+    return known
 
 
 def test_every_test_that_the_features_table_names_exists() -> None:
