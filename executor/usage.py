@@ -1,4 +1,6 @@
-"""What the processes of a running node use of this machine, read every few seconds: MLflow shows it as system metrics.
+"""What the processes of a running node use of this machine, read now and then: MLflow shows it as system metrics.
+
+First when the node is half a second old or a little more, then after twice the time before, at most ten seconds.
 
 Of a node's processes, which are those that its stage has started: CPU time in per cent of one core, and resident
 memory. Of the GPUs that it has: load, memory and power, as nvidia-smi tells them. It stands in the record as events of
@@ -18,7 +20,7 @@ from pathlib import Path
 
 from attrs import define, field
 
-EVERY_S = 10.0
+FIRST_S, EVERY_S = 0.5, 10.0
 GPU_QUERY = "index,utilization.gpu,memory.used,power.draw"
 GPU_METRICS = ("utilization_percentage", "memory_usage_megabytes", "power_usage_watts")
 MIB, MB = 1 << 20, 1e6
@@ -34,8 +36,16 @@ class Watched:
     node: str
     pid: int
     gpus: Sequence[str] | None
-    since: float = field(factory=time.monotonic)
+    since: float = field(factory=time.monotonic)  # the last look
     ticks: dict[int, int] = field(factory=dict)  # of each process, by the last look
+    pause: float = FIRST_S
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.since + self.pause
+
+    def looked(self, now: float, ticks: dict[int, int]) -> None:
+        self.since, self.ticks = now, ticks
+        self.pause = min(2 * self.pause, EVERY_S)
 
 
 class Usage(threading.Thread):
@@ -54,12 +64,14 @@ class Usage(threading.Thread):
         self._has_gpus = shutil.which("nvidia-smi") is not None
 
     def run(self) -> None:
-        while not self._closed.wait(EVERY_S):
+        while not self._closed.wait(FIRST_S):
             running = {(node, pid): gpus for node, pid, gpus in self._watched()}
             known = {place: self._known.get(place) or Watched(*place, gpus) for place, gpus in running.items()}
             self._known = known
-            processes = read_processes() if known else {}
-            for each in known.values():
+            now = time.monotonic()
+            due = [each for each in known.values() if each.is_due(now)]
+            processes = read_processes() if due else {}
+            for each in due:
                 metrics = self._metrics(each, processes)
                 with suppress(OSError):  # a full disk: the nodes have more to say about that
                     self._tell(each.node, metrics)
@@ -72,33 +84,37 @@ class Usage(threading.Thread):
         own = below(each.pid, processes)
         ticks = {pid: processes[pid].ticks for pid in own}
         used = sum(count - each.ticks.get(pid, 0) for pid, count in ticks.items()) / TICKS_A_SECOND
-        is_first = not each.ticks
-        seconds = max(now - each.since, 0.001)
-        each.ticks, each.since = ticks, now
+        is_first, seconds = not each.ticks, now - each.since
+        each.looked(now, ticks)
         metrics = {"memory_usage_megabytes": sum(processes[pid].memory for pid in own) / MB}
-        if not is_first:
-            metrics["cpu_utilization_percentage"] = 100 * used / seconds
+        if each.pid in own:
+            seconds = processes[each.pid].age if is_first else seconds
+            metrics["cpu_utilization_percentage"] = 100 * used / max(seconds, 0.001)
         return {**metrics, **(gpu_metrics(each.gpus) if self._has_gpus else {})}
 
 
 @define
 class Process:
-    """parent: its process id; ticks: CPU time that it used; memory: resident bytes."""
+    """parent: its process id; ticks: CPU time that it used; memory: resident bytes; age: in seconds."""
 
     parent: int
     ticks: int
     memory: int
+    age: float
 
 
 def read_processes() -> dict[int, Process]:
     """All that there are, by process id. Source: proc(5), /proc/<pid>/stat."""
     found = {}
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with suppress(OSError):  # it has ended
                 fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 ticks = int(fields[11]) + int(fields[12])
-                found[int(folder.name)] = Process(int(fields[1]), ticks, int(fields[21]) * PAGE)
+                found[int(folder.name)] = Process(
+                    int(fields[1]), ticks, int(fields[21]) * PAGE, now - int(fields[19]) / TICKS_A_SECOND
+                )
     return found
 
 
