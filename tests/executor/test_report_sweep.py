@@ -8,6 +8,8 @@ import pytest
 from test_report import EVIL, PIPELINE, counting, report, run
 from toy_ops import Toy
 
+from executor.report.columns import MOST_COLUMNS
+
 SORTED = '\n[sweep]\nsort = "eval/kept"\n'
 BY_KEPT = ["kept=7, text=x", "kept=7, text=y", "kept=5, text=x", "kept=5, text=y"]
 
@@ -84,6 +86,17 @@ def test_a_sweep_whose_op_file_is_gone_is_told_copy_by_copy(tmp_path: Path) -> N
     page = report(toy)
     assert "the combinations of the sweep cannot be told" in page.text("runs")
     assert 2 == len(page.tables["results"])
+
+
+def test_of_a_large_sweep_the_first_combinations_are_compared_and_all_are_told(tmp_path: Path) -> None:
+    toy = counting(tmp_path, PIPELINE + SORTED)
+    values = ",".join(map(str, range(MOST_COLUMNS + 4)))
+    run(toy, "--sweep", f"filter.kept=[{values}]", "-s", "filter.came_in=30")
+    page = report(toy)
+    best = [str(MOST_COLUMNS + 3 - place) for place in range(MOST_COLUMNS + 4)]
+    assert best == [row[1] for row in page.table("combinations", "", "filter.kept")]
+    assert [f"kept={value}" for value in best[:MOST_COLUMNS]] == page.tables["results"][0][0][1:]
+    assert f"Below, the first {MOST_COLUMNS} are compared" in page.text("combinations")
 
 
 def test_values_of_a_sweep_are_never_markup(tmp_path: Path) -> None:
