@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -58,8 +59,9 @@ class NodeDiff:
         return self.where == "both" and None not in self.digests and len(set(self.digests)) == 1 and not told
 
     def to_json(self) -> dict[str, Any]:
-        metrics = [{**attrs.asdict(pair), "difference": pair.difference} for pair in self.metrics]
-        return {
+        """null for what is not finite, since JSON has no such number; "same" tells whether a metric is."""
+        metrics = [{**attrs.asdict(pair), "difference": pair.difference, "same": pair.is_same} for pair in self.metrics]
+        told = {
             "node": self.node,
             "in": self.where,
             "digests": list(self.digests),
@@ -68,6 +70,7 @@ class NodeDiff:
             "inputs": list(self.inputs),
             "metrics": metrics,
         }
+        return {name: _finite(value) for name, value in told.items()}
 
 
 def compare_runs(store: Store, first: Record, second: Record) -> list[NodeDiff]:
@@ -124,6 +127,14 @@ def _settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[ValueChan
     return tuple(
         ValueChange("setting", name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in differing(old, new)
     )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _reference(value: Any) -> Any:

@@ -27,7 +27,7 @@ def main(options: argparse.Namespace) -> int:
     nodes = compare_runs(store, first, second)
     if options.json:
         told = {"first": first.run, "second": second.run, "nodes": [node.to_json() for node in nodes]}
-        print_lines(json.dumps(told, indent=1))
+        print_lines(json.dumps(told, indent=1, allow_nan=False))
     else:
         print_lines(runs_text(first, second, nodes))
     return OK

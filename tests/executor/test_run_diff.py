@@ -1,10 +1,14 @@
 """`dflow diff`: what differs between two runs, and what does not."""
 
 import json
+import math
 from typing import Any
 
 import pytest
 from toy_ops import Toy
+
+from executor.explain import ValueChange
+from executor.run_diff import MetricPair, NodeDiff
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +68,7 @@ def test_values_code_inputs_artifacts_and_metrics_of_each_node_are_compared(toy:
     assert nodes["c"]["digests"][0] != nodes["c"]["digests"][1]
     assert nodes["d"]["digests"][0] == nodes["d"]["digests"][1]
     [weight] = [pair for pair in nodes["c"]["metrics"] if pair["name"] == "join/weight"]
-    assert {"name": "join/weight", "first": 1.0, "second": 2.0, "difference": 1.0} == weight
+    assert {"name": "join/weight", "first": 1.0, "second": 2.0, "difference": 1.0, "same": False} == weight
 
 
 def test_the_other_way_round_everything_is_the_other_way_round(toy: Toy) -> None:
@@ -102,3 +106,21 @@ def test_the_table_is_for_people(toy: Toy) -> None:
 def test_a_run_that_is_not_there_is_an_error(toy: Toy) -> None:
     result = toy.dflow("diff", "19990101")
     assert (1, True) == (result.returncode, "is no run of this store" in result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (math.nan, math.nan, {"first": None, "second": None, "difference": None, "same": True}),
+        (math.nan, None, {"first": None, "second": None, "difference": None, "same": False}),
+        (math.inf, 1.0, {"first": None, "second": 1.0, "difference": None, "same": False}),
+        (1, 1.0, {"first": 1, "second": 1.0, "difference": 0.0, "same": True}),
+    ],
+)
+def test_a_figure_that_is_no_number_equals_itself_and_is_null_in_json(
+    first: float | None, second: float | None, told: dict[str, Any]
+) -> None:
+    changes = (ValueChange("config", "limit", math.inf, [1.0, -math.inf]),)
+    node = NodeDiff("a", "both", ("d", "d"), values=changes, metrics=(MetricPair("loss", first, second),)).to_json()
+    assert [{"name": "loss", **told}] == json.loads(json.dumps(node, allow_nan=False))["metrics"]
+    assert (None, [1.0, None]) == (node["changes"][0]["old"], node["changes"][0]["new"])
