@@ -210,9 +210,12 @@ seconds = 60.0
 launch = { kind = "torchrun", nproc = 2, threads = 1 }
 """
 
-TRACKED = "import sys, executor.cli; sys.exit(executor.cli.main())"
+# How often a node is looked at depends on the machine: without what it uses, a record always holds the same.
+WITHOUT_USAGE = "import executor.usage; executor.usage.FIRST_S = 3600.0"
+TRACKED = f"{WITHOUT_USAGE}\nimport sys, executor.cli; sys.exit(executor.cli.main())"
 # Importing mlflow takes seconds: most tests go without it.
-UNTRACKED = """
+UNTRACKED = f"""
+{WITHOUT_USAGE}
 import sys, executor.cli, executor.run
 
 class NoFollower:
