@@ -20,6 +20,7 @@ from ops.dflash.decode import Decoded
 from ops.evaluate.journal import PromptResult
 
 SHOWN = 10
+MANY_TIES = 0.1  # of the answers: rounding gives some in a hundred
 
 
 @frozen(kw_only=True)
@@ -58,6 +59,11 @@ class Losses:
             if any(difference.id == result.id and difference.draft == "trained" for difference in found):
                 return verdict
         return "identical"
+
+    @property
+    def has_many_ties(self) -> bool:
+        """More than rounding should give."""
+        return len(self.ties) > MANY_TIES * self.answers
 
     def rows(self) -> list[dict[str, Any]]:
         """The differences as report.json has them, the errors first."""

@@ -67,7 +67,8 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
     yield Section(
         "Acceptance by slot",
         Chart(slots, "slot of the block", "share of steps in which it was accepted"),
-        "It falls from slot to slot, since a slot counts only where all before it were accepted.",
+        "It falls from slot to slot, since a slot counts only where all before it were accepted. What was accepted "
+        "behind the end of an answer, or its longest length, counts here.",
     )
     counts = report["accepted_lengths"]
     yield Section(
@@ -78,7 +79,9 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
             "steps",
             "bars",
         ),
-        "Many steps at 0 are places where the draft is lost; many at the right end would gain by larger blocks.",
+        f"Many steps at 0 are places where the draft is lost. {report['tau'][ALL]['cut_steps']} steps accepted more "
+        "than the answer holds, behind its end or its longest length: they count in full here, and would gain nothing "
+        "by larger blocks.",
     )
     parts = report["tau_by_position"]
     series = Series(

@@ -109,6 +109,12 @@ def tell(summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], 
         )
     else:
         lines += [f"tie: {difference_text(tie, text)}" for tie in losses.ties]
+        if losses.has_many_ties:
+            lines.append(
+                f"warning: {len(losses.ties)} of {losses.answers} answers differ at a tie, more than one in ten: a bug "
+                'as small as the rounding hides among so many; repeat it with dtype = "float32", where ties vanish and '
+                "bugs stay"
+            )
         rounded = measured["rounding"]
         if rounded["tokens"] and rounded["p99"] > config.largest_tie:
             lines.append(

@@ -34,6 +34,7 @@ class Tau:
     prompts: int
     steps: int
     generated: int
+    cut_steps: int
 
 
 @frozen
@@ -64,13 +65,14 @@ def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int) -
     """tau = generated tokens / verification steps, over all prompts.
 
     Generated tokens leave out the first one, which the prefill yields, include EOS and stop at it; `unclipped` counts
-    what was accepted behind EOS as well. The interval resamples prompts, not steps, because the steps of one answer
-    depend on each other; it is None for fewer than two prompts with a step. Everything is None where no step was made.
+    what was accepted behind EOS as well, and `cut_steps` are the steps that accepted more than their answer holds. The
+    interval resamples prompts, not steps, because the steps of one answer depend on each other; it is None for fewer
+    than two prompts with a step. Everything is None where no step was made.
     """
     generated = np.array([answer.generated for answer in decoded], dtype=np.float64)
     steps = np.array([answer.steps for answer in decoded], dtype=np.float64)
     if steps.sum() == 0:
-        return Tau(None, None, None, None, len(decoded), 0, 0)
+        return Tau(None, None, None, None, len(decoded), 0, 0, 0)
     low, high = ratio_interval(generated, steps, resamplings, seed)
     return Tau(
         tau=float(generated.sum() / steps.sum()),
@@ -80,6 +82,7 @@ def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int) -
         prompts=len(decoded),
         steps=int(steps.sum()),
         generated=int(generated.sum()),
+        cut_steps=sum(answer.generated < answer.generated_unclipped for answer in decoded),
     )
 
 

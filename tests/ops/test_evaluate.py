@@ -215,6 +215,8 @@ def test_tokens_behind_eos_are_not_generated_tokens():
     assert answer.generated_unclipped == 7
     measured = acceptance_length([answer], 10, 0)
     assert (measured.tau, measured.unclipped) == (1.5, 3.5)
+    assert 1 == measured.cut_steps
+    assert 0 == acceptance_length([Decoded(tokens=(5, 6, 7, 2), accepted=(1, 0))], 10, 0).cut_steps
 
 
 def test_an_answer_that_is_only_eos_takes_no_step():

@@ -158,7 +158,9 @@ def test_a_changed_answer_is_an_error_unless_both_margins_say_tie(
     if tie_margin == 1e9:
         stage = run_evaluate(tmp_path, draft, target, tokens, **changes)
         assert [4] == stage.metric("eval/ties")
-        assert "dflow: tie: sample" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "dflow: tie: sample" in told
+        assert "warning: 4 of 4 answers differ at a tie, more than one in ten" in told
     else:
         with pytest.raises(DataError, match=r"changed 4 of 4 answers beyond a tie"):
             run_evaluate(tmp_path, draft, target, tokens, **changes)
@@ -272,6 +274,8 @@ def test_the_report_shows_every_part(stage):
         "Answers",
     ] == list(sections)
     assert ["all", "image", "text"] == sorted(row[0] for row in sections["tau"].body.rows)
+    cut = read_json(stage.out_dir / "report.json")["tau"]["all"]["cut_steps"]
+    assert f"{cut} steps accepted more than the answer holds" in sections["Accepted lengths"].note
     (stage.out_dir / "measurements.json").rename(stage.work_dir / "away.json")
     assert "Speed" not in [section.title for section in evaluate_sections(stage.out_dir)]
     (stage.work_dir / "away.json").rename(stage.out_dir / "measurements.json")

@@ -155,6 +155,12 @@ def test_a_difference_is_a_tie_only_where_both_passes_were_undecided(plain_margi
     assert (1, 2, 5) == (difference.position, difference.plain_token, difference.speculative_token)
 
 
+@pytest.mark.parametrize(("alike", "many"), [(9, False), (8, True)])
+def test_ties_are_many_above_one_answer_in_ten(alike, many):
+    plain, other = Decoded((1, 2), margins=(1.0, 0.01)), Decoded((1, 5), (0,), (1.0, 0.01))
+    assert many == compare([result(plain, other), *[result(plain, plain)] * alike], 0.1).has_many_ties
+
+
 def test_an_answer_that_ends_early_is_never_a_tie():
     plain = Decoded((1, 2, 3), margins=(1.0, 1e-9, 1e-9))
     short = Decoded((1, 2), (0,), (1.0, 1e-9))
