@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -12,8 +13,17 @@ from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
 from ops.ingest.read import Reading, named_images
 
+LEAST_TEMPERATURE = 0.001  # nearly greedy; logits that are divided by far less overflow
 # Four units in the last place of a logit between 16 and 32, in half precision; a float32 has fifty of them there.
 TIE_MARGINS = {"float32": 1e-4, "float16": 0.0625, "bfloat16": 0.5}
+
+
+def _temperature(_instance: object, _attribute: object, temperature: float) -> None:
+    """Greedy, or a number that logits can be divided by."""
+    if not math.isfinite(temperature) or 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"'temperature': {temperature:g} is neither 0 nor a finite number from {LEAST_TEMPERATURE:g} on"
+        )
 
 
 @op(
@@ -50,7 +60,7 @@ class Evaluate:
     max_new_tokens: int = field(default=128, validator=validators.ge(1), help="generated tokens per prompt, at most")
     temperature: float = field(
         default=0.0,
-        validator=validators.ge(0),
+        validator=(validators.ge(0), _temperature),
         help="0: greedy, and answers are checked token by token; above: speculative sampling from the target's own "
         "distribution, where single answers cannot be checked",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -89,13 +90,17 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
 
 
 def first_of_each(prompts: Iterable[Prompt], max_prompts: int | None) -> list[Prompt]:
-    """The first `max_prompts` of each category, all of them where that is None."""
-    taken: dict[str, int] = {}
+    """The first `max_prompts` of each category, all of them where that is None; tells what is left out."""
+    seen: Counter[str] = Counter()
     chosen = []
     for prompt in prompts:
-        if max_prompts is None or taken.get(prompt.category, 0) < max_prompts:
-            taken[prompt.category] = taken.get(prompt.category, 0) + 1
+        seen[prompt.category] += 1
+        if max_prompts is None or seen[prompt.category] <= max_prompts:
             chosen.append(prompt)
+    cut = {name: count for name, count in seen.items() if max_prompts is not None and count > max_prompts}
+    if cut:
+        told = ", ".join(f"{max_prompts} of {count} of {name}" for name, count in cut.items())
+        print(f"dflow: max_prompts takes the first prompts of each category: {told}", flush=True)
     return chosen
 
 

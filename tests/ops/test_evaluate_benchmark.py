@@ -19,6 +19,7 @@ from dsl.op import Ref
 from dsl.smoke import Trial
 from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
 from ops.evaluate.benchmark import read_benchmark
+from ops.evaluate.prompts import first_of_each
 from ops.evaluate.smoke import evaluate_work
 from ops.files import read_json, read_jsonl
 from ops.ingest.op import Ingest
@@ -174,6 +175,15 @@ def test_a_benchmark_takes_the_place_of_the_split_and_its_categories_are_those_o
     assert {"errors": 0, "ties": 0} == report["lossless"]
     assert ["m1", "2", "v1", "v2", "talk"] == [row["id"] for row in read_jsonl(stage.out_dir / "prompts.jsonl")]
     assert 2 == (stage.out_dir / "prompts.html").read_text().count("<img")
+
+
+def test_what_a_limit_leaves_out_of_a_benchmark_is_told(encoder, tmp_path, capsys):
+    asked = read_benchmark(Path(written(tmp_path, good_rows())), encoder)
+    assert ["m1", "v1", "talk"] == [prompt.id for prompt in first_of_each(asked, 1)]
+    assert "1 of 2 of math, 1 of 2 of look\n" in capsys.readouterr().out
+    assert asked == first_of_each(asked, 2)
+    assert asked == first_of_each(asked, None)
+    assert "" == capsys.readouterr().out
 
 
 def test_images_are_refused_where_the_target_reads_other_patches(draft, target, tokens, tmp_path):

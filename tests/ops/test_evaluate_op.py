@@ -344,6 +344,13 @@ def test_a_split_without_samples_is_refused(draft, target, tokens, tmp_path):
         run_evaluate(tmp_path, draft, target, attrs.evolve(tokens, path=empty), split="val")
 
 
+@pytest.mark.parametrize("temperature", [1e-309, 1e-4, math.inf, math.nan])
+def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature):
+    with pytest.raises(ConfigError, match="temperature"):
+        evaluate_config(temperature=temperature)
+    assert [0.0, 0.001, 2.0] == [evaluate_config(temperature=usual).temperature for usual in (0.0, 0.001, 2.0)]
+
+
 def test_the_margin_of_a_tie_follows_the_dtype_unless_given():
     margins = [evaluate_config(dtype=dtype).largest_tie for dtype in ("float32", "float16", "bfloat16")]
     assert [1e-4, 0.0625, 0.5] == margins
