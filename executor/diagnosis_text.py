@@ -23,7 +23,20 @@ def diagnosis_text(result: Mapping[str, Any]) -> str:
     )
     if tau["mended"] != tau["exported"]:
         head += f"; {tau['mended']:.2f} with what it is fed put right"
+    if result["evaluation"] is not None:
+        head += f"; {_evaluation(result['evaluation'])}"
     return "\n".join([head, *map(_folded, map(_line, result["findings"])), _verdict(result)])
+
+
+def _evaluation(judged: Mapping[str, Any]) -> str:
+    """What the run's own evaluation says, and in what it decodes otherwise."""
+    ways = [] if judged["benchmark"] is None else [f"on {judged['benchmark']}"]
+    ways += [] if judged["temperature"] is None else [f"at temperature {judged['temperature']:g}"]
+    ways += [] if judged["block_size"] is None else [f"in blocks of {judged['block_size']}"]
+    said = f"{judged['node']} reports " + ("no tau" if judged["tau"] is None else f"{judged['tau']:.2f}")
+    if not ways:
+        return said
+    return f"{said} {' '.join(ways)}, and this is measured on the split, greedily, in whole blocks"
 
 
 def _line(finding: Mapping[str, Any]) -> str:
@@ -33,7 +46,8 @@ def _line(finding: Mapping[str, Any]) -> str:
     if finding["normal"]:
         parts.append(f"normal: {finding['normal']}")
     if finding["is_cause"]:
-        parts.append(f"do: {finding['advice']}")
+        first = f"put {finding['explained_by']} right, which explains this; if it stays, "
+        parts.append(f"do: {first if finding['explained_by'] else ''}{finding['advice']}")
     return " | ".join(parts)
 
 
@@ -46,7 +60,9 @@ def _folded(line: str) -> str:
 
 def _verdict(result: Mapping[str, Any]) -> str:
     causes = [
-        finding["name"] + ("" if finding["gain"] is None else f" (tau +{finding['gain']:.2f})")
+        finding["name"]
+        + ("" if finding["gain"] is None else f" (tau +{finding['gain']:.2f})")
+        + (f" (explained by {finding['explained_by']})" if finding["explained_by"] else "")
         for finding in result["findings"]
         if finding["is_cause"]
     ]

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from dsl.errors import DataError
 from dsl.graph import Graph, GraphNode
 from dsl.op import Artifact
 from ops.artifacts import Draft, DraftCheckpoint, Report, TargetFeatures, TargetModel, TokenShards
+from ops.files import read_json
 
 Kind = TypeVar("Kind", bound=Artifact)
 Made = Mapping[str, tuple[Path, str]]  # node -> folder and digest of what it made, as far as the store has it
@@ -20,6 +21,25 @@ SPLIT = "test"
 MAX_NEW_TOKENS = 128
 DTYPE = "float32"
 BATCH_SIZE = 8
+REGENERATE = "regenerate_answers"
+OTHERWISE = ("benchmark", "temperature", "block_size")  # fields of evaluate in which a diagnosis does not follow it
+
+
+@frozen(kw_only=True)
+class Evaluation:
+    """The node that judged the draft in the run, and how; what a diagnosis does otherwise is not None.
+
+    tau: None where the store has no report of it. benchmark: a file's name in place of the split.
+    """
+
+    node: str
+    tau: float | None
+    benchmark: str | None
+    temperature: float | None
+    block_size: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @frozen(kw_only=True)
@@ -27,7 +47,8 @@ class Chain:
     """The artifacts around one draft; None where there is no such node, or the store no longer has what it made.
 
     learnt: the tokens that it was trained on; judged: those whose prompts it is measured on, of `split`. The last five
-    fields are as `evaluate` has them.
+    fields are as the node of `evaluation` has them. regenerated_at: the temperature at which the answers of the
+    training were regenerated, None where they were not.
     """
 
     node: str
@@ -38,6 +59,8 @@ class Chain:
     features: TargetFeatures | None
     learnt: TokenShards | None
     is_online: bool
+    regenerated_at: float | None
+    evaluation: Evaluation | None
     split: str
     max_new_tokens: int
     dtype: str
@@ -49,7 +72,7 @@ class Chain:
         """Raises DataError where the draft, its target or the tokens are not there."""
         draft = graph.nodes[node_id]
         training = next(_above(graph, draft, DraftCheckpoint), None)
-        judge = next((node for node in graph.nodes.values() if node.op.output is Report and _reads(node, draft)), None)
+        judge = _judge(graph, draft)
         features = None if training is None else next(_above(graph, training, TargetFeatures), None)
         learnt = _one(graph, made, (features, training), TokenShards)
         judged = _one(graph, made, (judge,), TokenShards) or learnt
@@ -68,6 +91,8 @@ class Chain:
             features=_artifact(made, features, TargetFeatures),
             learnt=learnt,
             is_online=training is not None and getattr(training.config, "capture", "") == "online",
+            regenerated_at=_temperature(graph, training),
+            evaluation=None if judge is None else _evaluation(made, judge),
             split=getattr(config, "split", SPLIT),
             max_new_tokens=getattr(config, "max_new_tokens", MAX_NEW_TOKENS),
             dtype=getattr(config, "dtype", DTYPE),
@@ -94,18 +119,42 @@ def training_of(graph: Graph, node_id: str) -> str | None:
 
 def _above(graph: Graph, node: GraphNode, output: type[Artifact]) -> Iterator[GraphNode]:
     """The nodes above with this output, the nearest first."""
+    return (found for found in _ancestors(graph, node) if found.op.output is output)
+
+
+def _ancestors(graph: Graph, node: GraphNode) -> Iterator[GraphNode]:
+    """The nearest first."""
     waiting, seen = list(node.parents), set()
     while waiting:
         parent = graph.nodes[waiting.pop(0)]
         if parent.id not in seen:
             seen.add(parent.id)
             waiting += parent.parents
-            if parent.op.output is output:
-                yield parent
+            yield parent
 
 
-def _reads(node: GraphNode, other: GraphNode) -> bool:
-    return other.id in node.parents
+def _judge(graph: Graph, draft: GraphNode) -> GraphNode | None:
+    """Of the evaluations of a draft the one nearest to how a diagnosis decodes: a split, greedily, in whole blocks."""
+    judges = [node for node in graph.nodes.values() if node.op.output is Report and draft.id in node.parents]
+    return min(judges, key=lambda node: [bool(getattr(node.config, name, None)) for name in OTHERWISE], default=None)
+
+
+def _evaluation(made: Made, judge: GraphNode) -> Evaluation:
+    report = _artifact(made, judge, Report)
+    benchmark, temperature, block_size = (getattr(judge.config, name, None) or None for name in OTHERWISE)
+    return Evaluation(
+        node=judge.id,
+        tau=None if report is None else read_json(report.path / "report.json")["tau"]["all"]["tau"],
+        benchmark=None if benchmark is None else Path(benchmark).name,
+        temperature=temperature,
+        block_size=block_size,
+    )
+
+
+def _temperature(graph: Graph, training: GraphNode | None) -> float | None:
+    """That of the answers of a training, where they were regenerated."""
+    above = () if training is None else _ancestors(graph, training)
+    return next((float(node.config.temperature) for node in above if node.op.name == REGENERATE), None)
 
 
 def _one(graph: Graph, made: Made, nodes: Sequence[GraphNode | None], kind: type[Kind]) -> Kind | None:

@@ -14,6 +14,7 @@ class Finding:
 
     is_cause: it lowers tau, or keeps it low. gain: by how much tau rises where it is put right, as measured; None where
     only another training could tell. is_measured: False where something is missing, which `measured` then says.
+    explained_by: the name of another cause that is to be put right first, since this may only follow from it.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Finding:
     is_cause: bool = False
     gain: float | None = None
     is_measured: bool = True
+    explained_by: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -34,11 +36,12 @@ def unmeasured(name: str, why: str) -> Finding:
 
 
 def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Causes first, by how much tau they explain, those that cannot be told in tau behind them; what was not measured
-    last.
+    """Causes first, by how much tau they explain, those that cannot be told in tau behind them, and behind these what
+    another cause explains; what was not measured last.
     """
     return sorted(findings, key=_rank)
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, float]:
-    return not finding.is_cause, not finding.is_measured, -(finding.gain or 0.0) if finding.is_cause else 0.0
+def _rank(finding: Finding) -> tuple[bool, bool, bool, float]:
+    weight = -(finding.gain or 0.0) if finding.is_cause else 0.0
+    return not finding.is_cause, not finding.is_measured, bool(finding.explained_by), weight

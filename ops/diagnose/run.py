@@ -33,7 +33,7 @@ from ops.diagnose.finding import Finding, sorted_findings, unmeasured
 from ops.diagnose.loadable import loadable
 from ops.diagnose.masks import mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
-from ops.diagnose.trained import target_finding, trained_of
+from ops.diagnose.trained import explained, target_finding, trained_of
 from ops.files import read_json, write_json
 from ops.load_target.model import Target, check_images_fit, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader, TokenSample
@@ -64,9 +64,10 @@ def diagnose(
     chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """{"node", "split", "prompts", "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"},
-    "block_size", "findings": [the fields of Finding, ...]}: causes first. "exported", "low" and "high" are null where
-    the export cannot be loaded. "mended": with all put right that can be without training; where that is next to
-    block_size, nothing that only explains a low tau is a cause. What is wrong at any tau stays one.
+    "block_size", "evaluation": that of the run, as Evaluation.to_json has it, or null, "findings": [the fields of
+    Finding, ...]}: causes first. "exported", "low" and "high" are null where the export cannot be loaded. "mended":
+    with all put right that can be without training; where that is next to block_size, nothing that only explains a low
+    tau is a cause. What is wrong at any tau stays one.
 
     prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where nothing of the
     draft can be loaded, logits are not finite, or the split holds no prompt.
@@ -88,12 +89,8 @@ def diagnose(
     tell("decoding with random weights")
     untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
     by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
-    wrong_at_any_tau = [
-        export,
-        *mended.findings,
-        target_finding(chain.draft, chain.training, chain.target),
-        _features(chain, bench),
-    ]
+    of_target = target_finding(chain.draft, chain.training, chain.target)
+    wrong_at_any_tau = [export, *mended.findings, of_target, _features(chain, bench)]
     others = [
         random_finding(answers, by_chance),
         category_finding(held_out, answers),
@@ -103,6 +100,7 @@ def diagnose(
     ]
     if tau_of(answers) >= CEILING * exported.config.block_size:
         others = [evolve(finding, is_cause=False) for finding in others]
+    findings = [explained(finding, of_target) for finding in (*wrong_at_any_tau, *others)]
     return {
         "node": chain.node,
         "split": chain.split,
@@ -111,8 +109,9 @@ def diagnose(
         "device": device,
         "max_new_tokens": chain.max_new_tokens,
         "block_size": exported.config.block_size,
+        "evaluation": None if chain.evaluation is None else chain.evaluation.to_json(),
         "tau": {**_as_exported(as_exported, export), "mended": tau_of(answers)},
-        "findings": [finding.to_json() for finding in sorted_findings([*wrong_at_any_tau, *others])],
+        "findings": [finding.to_json() for finding in sorted_findings(findings)],
     }
 
 
@@ -148,7 +147,7 @@ def _against_training(
     training = {} if chain.training is None else read_json(chain.training.path / "training.json")
     seen = bench.decode(setting, samples, "of the training")
     bench.tell("the target's own choices along the answers of the training")
-    own = own_finding(bench.target, samples)
+    own = own_finding(bench.target, samples, chain.regenerated_at)
     return [
         own,
         gap_finding(seen, held_out, training),

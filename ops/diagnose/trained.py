@@ -20,6 +20,7 @@ from ops.files import read_json
 from ops.load_target.model import target_info
 
 WEIGHTS = "model.safetensors"
+EXPLAINED = ("features", "own answers", "training against decoding", "anything learnt")  # by a wrong target
 
 
 def trained_of(
@@ -58,6 +59,13 @@ def _same(own: Mapping[str, Tensor], exported: Mapping[str, Tensor], name: str) 
     if name not in own or name not in exported:
         return False
     return torch.equal(own[name].to(exported[name].dtype), exported[name])
+
+
+def explained(finding: Finding, by: Finding) -> Finding:
+    """A cause that a wrong target explains, said to be so."""
+    if by.is_cause and finding.is_cause and finding.name in EXPLAINED:
+        return evolve(finding, explained_by=by.name)
+    return finding
 
 
 def target_finding(draft: Draft, training: DraftCheckpoint | None, target: TargetModel) -> Finding:

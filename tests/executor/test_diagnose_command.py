@@ -15,12 +15,20 @@ from executor.diagnosis_text import diagnosis_text
 from executor.exits import FAILED, OK, USAGE
 from executor.record import Record
 
-FINE = {"advice": "", "gain": None, "is_cause": False, "is_measured": True, "normal": "so it should be"}
+FINE = {
+    "advice": "",
+    "gain": None,
+    "is_cause": False,
+    "is_measured": True,
+    "normal": "so it should be",
+    "explained_by": "",
+}
 
 
-def result(*findings, tau=2.0, mended=2.0):
+def result(*findings, tau=2.0, mended=2.0, evaluation=None):
     measured = {"exported": tau, "low": 1.5, "high": 2.5, "mended": mended}
     head = {"split": "test", "prompts": 8, "dtype": "float32", "device": "cpu", "block_size": 8, "tau": measured}
+    head["evaluation"] = evaluation
     return {"node": "export", "findings": list(findings), **head}
 
 
@@ -130,3 +138,31 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
         "export: no tau, as the export cannot be loaded, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
     )
     assert diagnosis_text(result(fine, gone)).endswith("none of the usual causes of a low tau; not measured: features")
+
+
+def test_a_cause_that_another_explains_is_told_as_such():
+    own = FINE | {"name": "own answers", "measured": "3 %", "advice": "regenerate", "is_cause": True}
+    text = diagnosis_text(result(own | {"explained_by": "target"}))
+    assert "| do: put target right, which explains this; if it stays, regenerate\n" in text
+    assert text.endswith("the weightiest first: own answers (explained by target)")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "told"),
+    [
+        ({}, "eval reports 3.10"),
+        ({"tau": None}, "eval reports no tau"),
+        (
+            {"benchmark": "bench.jsonl", "temperature": 1.0, "block_size": 4},
+            "eval reports 3.10 on bench.jsonl at temperature 1 in blocks of 4, and this is measured on the split, "
+            "greedily, in whole blocks",
+        ),
+    ],
+)
+def test_what_the_run_s_own_evaluation_says_is_told_with_what_it_does_otherwise(evaluation, told):
+    said = {"node": "eval", "tau": 3.1, "benchmark": None, "temperature": None, "block_size": None} | evaluation
+    assert (
+        diagnosis_text(result(FINE | {"name": "x", "measured": ""}, evaluation=said))
+        .splitlines()[0]
+        .endswith(f"(float32, cpu); {told}")
+    )

@@ -54,6 +54,8 @@ def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
         features=TargetFeatures(folder / "capture" / "out", "features"),
         learnt=own,
         is_online=False,
+        regenerated_at=None,
+        evaluation=None,
         split="test",
         max_new_tokens=NEW_TOKENS,
         dtype="float32",

@@ -12,14 +12,14 @@ from attrs import evolve
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel
 from ops.dflash.decode import Decoded
-from ops.diagnose.answers import count_own, own_finding
+from ops.diagnose.answers import LEAST_OWN, count_own, own_finding
 from ops.diagnose.bench import paired_gain, spread_samples, tau_of
 from ops.diagnose.curve import curve_finding
 from ops.diagnose.features import features_finding
 from ops.diagnose.finding import Finding, sorted_findings, unmeasured
 from ops.diagnose.masks import look, mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
-from ops.diagnose.trained import target_finding
+from ops.diagnose.trained import explained, target_finding
 from ops.files import read_json, write_json
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader
@@ -78,7 +78,35 @@ def test_answers_of_the_data_set_are_not_the_targets_own(loaded, tokens):
             chosen += int((best[:-1] == sample.input_ids[1:])[sample.loss_mask[1:]].sum())
     own = count_own(loaded, samples)
     assert (chosen, sum(int(sample.loss_mask.sum()) for sample in samples)) == (own.chosen, own.tokens)
-    assert own_finding(loaded, samples).is_cause
+    assert own.tokens == own.expected
+    found = own_finding(loaded, samples, None)
+    assert found.is_cause
+    assert "put regenerate_answers between" in found.advice
+    again = own_finding(loaded, samples, 0.0)
+    assert again.is_cause
+    assert "not by this target" in again.advice
+
+
+def test_sampled_answers_of_the_target_s_own_are_no_cause(loaded, tokens):
+    reader, temperature = TokenReader(tokens, "train"), 0.1
+    torch.manual_seed(0)
+    samples = []
+    for index in range(4):
+        sample = reader.sample(index)
+        ids_S = sample.input_ids.clone()
+        for place in sample.loss_mask.nonzero().squeeze(1).tolist():
+            with torch.no_grad():
+                logits_V = loaded.forward(loaded.inputs([evolve(sample, input_ids=ids_S)])).logits[0, place - 1]
+            ids_S[place] = torch.multinomial((logits_V / temperature).softmax(-1), 1)
+        samples.append(evolve(sample, input_ids=ids_S))
+    own = count_own(loaded, samples, temperature)
+    assert own.share < LEAST_OWN and abs(own.share - own.expected_share) < 0.1
+    found = own_finding(loaded, samples, temperature)
+    assert not found.is_cause
+    assert "at temperature 0.1, at which they were regenerated" in found.normal
+    assert own_finding(loaded, samples, None).is_cause
+    assert own_finding(loaded, [reader.sample(0)], temperature).is_cause
+    assert not own_finding(loaded, samples, 1.0).is_cause  # so hot that a few tokens more or less are chance
 
 
 def test_loss_mask_and_blocks_are_counted_as_a_loop_over_slots_counts_them(tokens):
@@ -106,10 +134,16 @@ def test_tokens_of_the_training_are_judged(tokens, target):
     assert "is an EOS id" in by_name["mask token in texts"].measured
 
 
-def test_a_draft_of_another_target_is_named(target, tmp_path):
+def test_a_draft_of_another_target_is_named_and_what_that_explains_is_marked(target, tmp_path):
     write_json(tmp_path / "training.json", {"target": "another"})
     training, draft = DraftCheckpoint(tmp_path, "training"), Draft(tmp_path, "draft")
-    assert target_finding(draft, training, target).is_cause
+    wrong = target_finding(draft, training, target)
+    assert wrong.is_cause
+    own = Finding(name="own answers", measured="", normal="", is_cause=True)
+    assert "target" == explained(own, wrong).explained_by
+    assert "" == explained(evolve(own, is_cause=False), wrong).explained_by
+    assert "" == explained(evolve(own, name="loss mask"), wrong).explained_by
+    assert "" == explained(own, evolve(wrong, is_cause=False)).explained_by
     assert not target_finding(draft, training, TargetModel(target.path, "another")).is_cause
 
 
@@ -195,5 +229,7 @@ def test_causes_come_first_by_what_they_explain():
         return Finding(name=name, measured="", normal="", is_cause=True, gain=gain)
 
     fine = Finding(name="fine", measured="", normal="", gain=9.0)
-    findings = [unmeasured("gone", ""), fine, cause("small", 0.5), cause("untold", None), cause("large", 2.0)]
-    assert ["large", "small", "untold", "fine", "gone"] == [found.name for found in sorted_findings(findings)]
+    followed = evolve(cause("follows", 9.0), explained_by="large")
+    causes = [cause("small", 0.5), cause("untold", None), cause("large", 2.0)]
+    ordered = sorted_findings([unmeasured("gone", ""), followed, fine, *causes])
+    assert ["large", "small", "untold", "follows", "fine", "gone"] == [found.name for found in ordered]

@@ -1,0 +1,98 @@
+"""What a diagnosis finds around a draft in a run's graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from serve_cases import PIPELINE
+
+from dsl.graph import Graph
+from dsl.read_toml import read_graph
+from ops.diagnose.chain import Chain
+from ops.files import write_json
+
+BENCHMARK = """
+[node.tests_first]
+op = "evaluate"
+draft = "@export"
+target = "@target"
+tokens = "@tokenize"
+benchmark = "bench.jsonl"
+temperature = 1.0
+block_size = 3
+max_new_tokens = 7
+"""
+REGENERATE = """
+[node.regenerate]
+op = "regenerate_answers"
+samples = "@inject"
+target = "@target"
+temperature = 0.7
+
+[node.own]
+op = "tokenize_chat"
+samples = "@regenerate"
+target = "@target"
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The graph of the served pipeline with references renamed, and further nodes before its evaluation."""
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "bench.jsonl").write_text("")
+
+    def read(more: str = "", *, judged: bool = True, **renamed: str) -> Graph:
+        text = PIPELINE.format(checkpoint=tmp_path / "checkpoint")
+        for old, new in renamed.items():
+            text = text.replace(f"@{old}", f"@{new}")
+        head, evaluation = text.split("[node.eval]")
+        file = tmp_path / "pipeline.toml"
+        file.write_text(head + more + (f"[node.eval]{evaluation}" if judged else ""))
+        return read_graph(file, [])
+
+    return read
+
+
+def chain_of(graph: Graph, folder: Path) -> Chain:
+    return Chain.of(graph, {name: (folder / name, name) for name in graph.nodes}, "export")
+
+
+def with_report(folder: Path, node: str, tau: float) -> None:
+    (folder / node).mkdir()
+    write_json(folder / node / "report.json", {"tau": {"all": {"tau": tau}}})
+
+
+def test_of_two_evaluations_that_of_the_split_is_followed_and_named(read, tmp_path):
+    with_report(tmp_path, "eval", 2.5)
+    chain = chain_of(read(BENCHMARK), tmp_path)
+    assert 128 == chain.max_new_tokens
+    expected = {"node": "eval", "tau": 2.5, "benchmark": None, "temperature": None, "block_size": None}
+    assert chain.evaluation is not None
+    assert expected == chain.evaluation.to_json()
+
+
+def test_what_the_only_evaluation_does_otherwise_is_told(read, tmp_path):
+    with_report(tmp_path, "tests_first", 3.1)
+    chain = chain_of(read(BENCHMARK, judged=False), tmp_path)
+    assert 7 == chain.max_new_tokens
+    expected = {
+        "node": "tests_first",
+        "tau": 3.1,
+        "benchmark": "bench.jsonl",
+        "temperature": 1.0,
+        "block_size": 3,
+    }
+    assert chain.evaluation is not None
+    assert expected == chain.evaluation.to_json()
+
+
+def test_without_an_evaluation_there_is_none_to_tell(read, tmp_path):
+    assert chain_of(read(judged=False), tmp_path).evaluation is None
+
+
+def test_the_temperature_of_regenerated_answers_is_known(read, tmp_path):
+    assert chain_of(read(judged=False), tmp_path).regenerated_at is None
+    graph = read(REGENERATE, judged=False, tokenize="own")
+    assert 0.7 == chain_of(graph, tmp_path).regenerated_at
