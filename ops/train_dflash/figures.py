@@ -31,14 +31,16 @@ def accuracy_figure(train: Sequence[float], val: Sequence[float] | None) -> Figu
 
 
 def tau_figure(taus: Sequence[tuple[int, Mapping[str, Any]]], selected: int, block_size: int) -> Figure:
-    """tau on the split val after steps, with its interval, and the step whose weights are exported."""
+    """tau on the split val after steps, with its interval where there is one, and the step whose weights are exported.
+
+    Of one prompt there is no interval.
+    """
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    steps = [step for step, _ in taus]
-    axes.fill_between(
-        steps, [tau["low"] for _, tau in taus], [tau["high"] for _, tau in taus], alpha=0.25, label="95 % interval"
-    )
-    axes.plot(steps, [tau["tau"] for _, tau in taus], marker="o", label="tau")
+    spread = [(step, tau["low"], tau["high"]) for step, tau in taus if tau["low"] is not None]
+    if spread:
+        axes.fill_between(*zip(*spread, strict=True), alpha=0.25, label="95 % interval")
+    axes.plot([step for step, _ in taus], [tau["tau"] for _, tau in taus], marker="o", label="tau")
     for step, tau in taus:
         if step == selected:
             axes.plot(step, tau["tau"], marker="o", markersize=12, fillstyle="none", color="black", label="exported")
