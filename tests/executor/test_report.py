@@ -330,6 +330,8 @@ def test_runs_that_share_an_artifact_show_it_once_and_others_are_drawn_together(
     text = (toy.store / "records" / second / "report_of_2_runs.html").read_text()
     labels = [first.rpartition("-")[2], second.rpartition("-")[2]]
     assert 'aria-label="' + ", ".join(labels) + ' over x"' in text
+    assert 1 == text.count('aria-label="train/loss over step"'), "the curves of what both runs have, once"
+    assert 1 == text.count('aria-label="' + ", ".join(labels) + ' over step"')
 
 
 def test_curves_have_their_intervals_and_numbered_figures_their_bars(tmp_path: Path) -> None:
