@@ -25,7 +25,7 @@ from executor.failure import killed
 from executor.jsonlines import read_lines
 from executor.report.carried import section_from_json
 
-TIME_S = 12.0  # of one op's function
+TIME_S = 20.0  # of one op's function
 TOTAL_S = 30.0  # of all; the report of a run that MLflow gets is waited for a little longer
 
 
