@@ -54,7 +54,8 @@ Place = tuple[str, str]  # "node" and its id, "combination" and its name
 WHOLE: Place = ("run", "")
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 # How the HTTP library tells which server it did not reach, and what the operating system said.
-AWAY = re.compile(r"host='([^']+)', port=(\d+)")
+AWAY = re.compile(r"host='([^']+)', port=(\d+)|API request to \w+://(?:[^/@\s]*@)?([^/:\s]+):(\d+)")
+BROKEN = re.compile(r"(?:RemoteDisconnected\(|(?:ConnectionReset|ConnectionAborted|BrokenPipe)Error\(\d+, )'([^']+)'")
 REFUSED = re.compile(r"(?:\[Errno -?\d+\] |: )(Read timed out|(?<=\] )[^'\")]+)")
 SHOWN_ERROR = 300  # characters
 UNREACHABLE = (
@@ -362,9 +363,9 @@ def shown_error(error: BaseException) -> str:
     """The first line, never a page of HTML, and no password of an address; of a server that is away, where and why."""
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]
     line = CREDENTIALS.sub("//***@", str(lines[0]))
-    where, why = AWAY.search(line), REFUSED.search(line)
+    where, why = AWAY.search(line), BROKEN.search(line) or REFUSED.search(line)
     if where and why:
-        return f"{where[1]}:{where[2]}: {why[1].strip()}"
+        return f"{where[1] or where[3]}:{where[2] or where[4]}: {why[1].strip()}"
     if len(line) <= SHOWN_ERROR:
         return line
     words = line[:SHOWN_ERROR].rpartition(" ")[0] or line[:SHOWN_ERROR]
