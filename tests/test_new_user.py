@@ -110,3 +110,32 @@ def test_broken_photos_are_counted_with_their_reasons_and_told(folder, finished)
     assert "image undecodable" in finished.stdout
     table = (artifact(folder, "inject") / "dropped.csv").read_text().splitlines()
     assert sorted(BROKEN) == sorted(line.split(",")[0] for line in table[1:])
+
+
+@pytest.mark.slow
+def test_ten_images_in_two_folders_become_a_report(tmp_path):
+    make_checkpoint("qwen3_vl", tmp_path / "checkpoint")
+    for place in range(10):
+        kind = tmp_path / "photos" / ("cat" if place % 2 else "dog")
+        kind.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((60 + 10 * place, 80), 60).convert("RGB").save(kind / f"{place}.jpg")
+    said = dflow(tmp_path, "init", "photos", "--target", "checkpoint")
+    assert "data: 10 samples (image-folder), 10 with images, 0 text only" in said
+    settings = [
+        part
+        for name, value in SMALL.items()
+        if name != "tokenize.min_loss_tokens"
+        for part in ("-s", f"{name}={value}")
+    ]
+    dflow(tmp_path, "run", "pipeline.toml", *settings)
+    dflow(tmp_path, "report", "-o", "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert [] == [told for told in ("eval/tau", "photos", "train_dflash", "<svg") if told not in page]
+
+
+def dflow(folder: Path, *arguments: str) -> str:
+    """What a command prints that is run in the folder."""
+    command = [sys.executable, "-m", "executor.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return done.stdout
