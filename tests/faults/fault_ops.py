@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -82,20 +83,23 @@ def steps(config, stage):
         for step in range(config.steps):
             kept = stage.work_dir / f"{step}.txt"
             if not kept.exists():
-                slowly(stage.work_dir / "half.txt", f"{step} of {names[step % len(names)].read_text()}")
-                (stage.work_dir / "half.txt").rename(kept)
+                half = stage.work_dir / f"half of {step}.txt"
+                slowly(half, f"{step} of {names[step % len(names)].read_text()}")
+                half.rename(kept)
         for kept in sorted(stage.work_dir.glob("[0-9]*.txt")):
             slowly(stage.out_dir / kept.name, kept.read_text())
 
 
 def slowly(path: Path, text: str) -> None:
-    """In two parts, so that a kill finds half of it."""
+    """In two parts, so that a kill finds half of it; stops between them where the trial asks for that file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for part in (text[: len(text) // 2], text[len(text) // 2 :]):
             file.write(part)
             file.flush()
             time.sleep(PAUSE_S)
+            if os.environ.get("DFLOW_FAULT_STOP_IN") == path.name:
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @contextmanager

@@ -181,9 +181,9 @@ def tried(folder: Path, kill: Kill, reference: Undisturbed) -> str:
 def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Random) -> list[str]:
     """Make the state that a place needs; returns the options of the command that is to pass it."""
     if before == "interrupted":
-        _killed_in_stage(place, drawn)
+        _killed_in_stage(place, drawn, "text.txt")
     if before == "edited":
-        _killed_in_stage(place, drawn, "steps")
+        _killed_in_stage(place, drawn, "half of 1.txt")
         ops = place.folder / "fault_ops.py"
         edited = ops.read_text().replace("names[step % len(names)].read_text()", "_text(names, step)")
         ops.write_text(f"{edited}\n\ndef _text(names, step):\n    return names[step % len(names)].read_text()\n")
@@ -199,14 +199,15 @@ def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Ra
     return []
 
 
-def _killed_in_stage(place: Place, drawn: random.Random, node: str | None = None) -> None:
-    """Run until a stage has begun to write (its folder of work where it can resume), and kill everything."""
-    process = place.start("run", "diamond.toml")
-    begun = f"work/*/{'state/[0-9]*' if node else 'out-*/*'}"
-    wait_for(lambda: any(place.store.glob(begun)) or process.poll() is not None, seconds=COMMAND_S)
+def _killed_in_stage(place: Place, drawn: random.Random, file: str) -> None:
+    """Run until stages have written the half of a file of that name, and kill everything."""
+    process = place.start("run", "diamond.toml", DFLOW_FAULT_STOP_IN=file)
+    wait_for(lambda: bool(place.stopped()) or process.poll() is not None, seconds=COMMAND_S)
+    assert place.stopped(), f"nobody wrote {file}"
     process.kill()
     process.wait()
     _end_stages(place, drawn)
+    _signal(place.stopped(), signal.SIGCONT)
 
 
 def _killed_at(place: Place, kill: Kill, options: list[str], drawn: random.Random) -> str:
