@@ -102,12 +102,12 @@ def test_the_report_shows_every_node_and_accounts_for_every_sample(store, undist
     page = Page.read(tmp_path / "report.html")
     assert NODES == [row[0] for row in page.table("pipeline", "node", "op", "state")]
     assert "missing here" not in page.text()
-    accounts = page.table("samples", "node", "in", "dropped", "kept", "train", "val", "test", "adds up")
+    accounts = page.table("samples", "node", "in", "dropped", "kept", "test", "train", "val", "adds up")
     assert ["yes"] * 6 == [row[7] for row in accounts]
     assert ["ingest", "inject", "tokenize", "capture", "shard", "train"] == [row[0] for row in accounts]
     splits = json.loads((store / "objects" / undisturbed["tokenize"] / "summary.json").read_text())["splits"]
     training = json.loads((store / "objects" / undisturbed["train"] / "training.json").read_text())
-    assert str(splits["train"]) == str(training["samples_seen"]) == accounts[-1][4]
+    assert str(splits["train"]) == str(training["samples_seen"]) == accounts[-1][5]
     assert any("in the loss mask" in frame for frame in page.frames)
     assert {"eval/tau", "eval/tau_image", "eval/tau_text"} <= {
         row[0] for row in page.table("results", "figure", "value")

@@ -87,8 +87,8 @@ def test_members_that_are_not_there_are_told_all_at_once(folder: Path) -> None:
     messages = [mistake.message for mistake in caught.value.mistakes]
     assert [
         f"there is no file or folder {folder / 'gone1.txt'}",
-        "expected a path, got an empty string",
         f"there is no file or folder {folder / 'gone2.txt'}",
+        "expected a path, got an empty string",
     ] == messages
 
 

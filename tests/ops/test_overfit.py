@@ -121,8 +121,8 @@ def features_one_token_late(monkeypatch, draft):
 def blocks_one_position_late(monkeypatch, draft):
     forward_blocks = DraftModel.forward_blocks
 
-    def late(model, anchors_NM, mask_M, positions_N, *others):
-        return forward_blocks(model, anchors_NM, mask_M, positions_N + 1, *others)
+    def late(model, anchors_NM, mask_M, positions_N, *others, **named):
+        return forward_blocks(model, anchors_NM, mask_M, positions_N + 1, *others, **named)
 
     monkeypatch.setattr(DraftModel, "forward_blocks", late)
 
