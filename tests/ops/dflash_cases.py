@@ -77,6 +77,7 @@ def make_case(
     loaded = _ending_early(target, prompts)
     plain = [decode_plain(loaded, prompt, NEW_TOKENS) for prompt in prompts]
     tokens = with_answers(folder / "tokens", _tokens_info(loaded, prompts), prompts, plain, ("train", "test"))
+    load_processor(str(checkpoint)).save(tokens.path / "processor")
     trained = overfit(
         folder / "draft",
         target,
