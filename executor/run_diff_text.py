@@ -39,10 +39,16 @@ def _row(node: NodeDiff) -> tuple[str, ...]:
     if node.where != "both":
         return (node.node, *digests, WHERE[node.where])
     if None in node.digests:
-        return (node.node, *digests, "not finished in both")
+        return (node.node, *digests, _unfinished(node))
     if node.digests[0] != node.digests[1]:
         return (node.node, *digests, "another artifact")
     return (node.node, *digests, "the same" if node.is_same else "the same artifact")
+
+
+def _unfinished(node: NodeDiff) -> str:
+    """In which of two runs a node has no artifact."""
+    lacking = [which for which, digest in zip(("first", "second"), node.digests, strict=True) if digest is None]
+    return f"not finished in the {' and the '.join(lacking)}"
 
 
 def _details(node: NodeDiff) -> list[str]:

@@ -56,7 +56,7 @@ def _lines(diff: NodeDiff) -> Iterable[str]:
     if diff.where != "both":
         yield f"{diff.node}: {WHERE[diff.where]}"
     elif None in diff.digests:
-        yield f"{diff.node}: not finished in both"
+        yield f"{diff.node}: finished in {'one of them only' if any(diff.digests) else 'neither of them'}"
     elif diff.digests[0] != diff.digests[1]:
         yield f"{diff.node}: another artifact ({_short(diff.digests[0])}, {_short(diff.digests[1])}){_because(diff)}"
     elif not diff.is_same:

@@ -5,10 +5,14 @@ import math
 from typing import Any
 
 import pytest
+from attrs import evolve
 from toy_ops import Toy
 
 from executor.explain import ValueChange
-from executor.run_diff import MetricPair, NodeDiff
+from executor.record import find_record
+from executor.run_diff import MetricPair, NodeDiff, compare_runs
+from executor.run_diff_text import runs_text
+from executor.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +128,20 @@ def test_a_figure_that_is_no_number_equals_itself_and_is_null_in_json(
     node = NodeDiff("a", "both", ("d", "d"), values=changes, metrics=(MetricPair("loss", first, second),)).to_json()
     assert [{"name": "loss", **told}] == json.loads(json.dumps(node, allow_nan=False))["metrics"]
     assert (None, [1.0, None]) == (node["changes"][0]["old"], node["changes"][0]["new"])
+
+
+@pytest.mark.parametrize(
+    ("digests", "told"),
+    [
+        ((None, "b" * 64), "not finished in the first"),
+        (("a" * 64, None), "not finished in the second"),
+        ((None, None), "not finished in the first and the second"),
+    ],
+)
+def test_the_table_says_in_which_run_a_node_is_not_finished(
+    toy: Toy, digests: tuple[str | None, str | None], told: str
+) -> None:
+    store = Store.open(toy.store, write=False)
+    first, second = (find_record(store.records, run) for run in runs_of(toy)[:2])
+    node = evolve(compare_runs(store, first, second)[0], digests=digests, where="both")
+    assert told in [line.strip().rpartition("  ")[2] for line in runs_text(first, second, [node]).splitlines()]
