@@ -38,6 +38,7 @@ from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
+from executor.flocks import is_held
 from executor.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
 from executor.recorded_graph import damaged, load_graph, recorded_table, save_graph, written_nodes
 from executor.tags import tagged_folder, tags_of
@@ -249,17 +250,7 @@ class Record:
 
     def is_alive(self) -> bool:
         """Whether a process works on this run now."""
-        try:
-            descriptor = os.open(self.folder / "lock", os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return is_held(self.folder / "lock")
 
 
 def _lines_of_format_1(folder: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from executor.disk import clear_errors
+from executor.flocks import is_held
 from executor.store_lock import artifacts_taken
 
 
@@ -31,18 +32,4 @@ def serving(store: Path, record: Path) -> Iterator[None]:
 
 def is_served(record: Path) -> bool:
     """Whether somebody serves the run of this record."""
-    return any(_is_held(lock) for lock in record.glob("serving-*"))
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        descriptor = os.open(lock, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return any(is_held(lock) for lock in record.glob("serving-*"))

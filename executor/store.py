@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -27,6 +26,7 @@ from executor.content import MANIFEST, altered_files, artifact_digest, seal_arti
 from executor.disk import clear_error, clear_errors
 from executor.ended import NOTE, Ended
 from executor.fail_points import fail_point
+from executor.flocks import keeps_others_out
 from executor.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.lease import Lease, remove_leftovers
 from executor.store_lock import artifacts_taken
@@ -314,10 +314,8 @@ def _check_locks(path: Path) -> None:
     """Raises StoreError where flock is missing or does not keep a second holder out."""
     with (path / "format").open("r+b") as first, (path / "format").open("r+b") as second:
         try:
-            fcntl.flock(first.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(second.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # by `first`, or by another process that is asking the same
-            return
+            if keeps_others_out(first, second):
+                return
         except OSError as error:
             raise StoreError(f"{path}: locks (flock) do not work on this file system ({error.strerror})") from error
     raise StoreError(f"{path}: locks (flock) keep nobody out on this file system; put the store on another one")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from dsl.errors import StoreError
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
+from executor.flocks import keeps_others_out
 from executor.jsonlines import read_object
 from executor.lease import lock_holders
 from executor.resources import free_bytes
@@ -66,11 +66,8 @@ def _faults(folder: Path) -> Iterator[str]:
     file.write_text("old")
     with file.open("r+b") as first, file.open("r+b") as second:
         try:
-            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield "locks (flock) keep nobody out"
-        except BlockingIOError:
-            pass
+            if not keeps_others_out(first, second):
+                yield "locks (flock) keep nobody out"
         except OSError as error:
             yield f"locks (flock) do not work ({error.strerror})"
     try:

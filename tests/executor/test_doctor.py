@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sqlite3
 import subprocess
@@ -13,7 +14,7 @@ from threading import Thread
 
 import pytest
 
-from executor.doctor import host, libraries, storage, tracking
+from executor.doctor import host, libraries, tracking
 from executor.doctor.finding import Finding
 from executor.doctor.host import host_findings
 from executor.doctor.libraries import Requirement, declared, loaded_findings, version_findings
@@ -139,7 +140,7 @@ def test_another_hosts_lease_is_told(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_used_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "format").write_text("99")
     assert by_name(storage_findings(tmp_path))["store"].is_fatal
-    monkeypatch.setattr(storage.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     found = by_name(storage_findings(tmp_path / "other"))["file system"]
     assert found.is_fatal and "locks (flock) keep nobody out" in found.told
 

@@ -1,0 +1,33 @@
+"""What is asked of locks by flock, which end with the process that holds them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+
+def is_held(lock: Path) -> bool:
+    """Whether some process holds this lock alone; not where there is no such file."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def keeps_others_out(first: IO[bytes], second: IO[bytes]) -> bool:
+    """Whether a lock on a file that is open twice keeps the second out. Raises OSError where there are no locks."""
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # by `first`, or by another process that is asking the same
+        return True
+    return False
