@@ -21,6 +21,7 @@ from executor.jsonlines import sync_folder
 
 MANIFEST = "manifest.json"
 MEASUREMENTS = "measurements.json"
+OUTSIDE_DIGEST = (MANIFEST, MEASUREMENTS)
 CHUNK = 1 << 20
 
 
@@ -36,7 +37,7 @@ def artifact_digest(files: Mapping[str, FileEntry]) -> str:
     """SHA-256 in hex over the sorted files (relative name with "/", size, SHA-256), measured files left out."""
     hashed = hashlib.sha256(b"dflow artifact 1\n")
     for name in sorted(files):
-        if name not in (MANIFEST, MEASUREMENTS):
+        if name not in OUTSIDE_DIGEST:
             line = json.dumps([name, files[name].size, files[name].sha256])
             hashed.update(line.encode() + b"\n")
     return hashed.hexdigest()

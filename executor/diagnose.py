@@ -1,10 +1,13 @@
 """`dflow diagnose`: the usual causes of a low tau, measured on what a run made.
 
-The computation is a process of its own (ops/diagnose/run.py), because this one must not load torch.
+The computation is a process of its own (ops/diagnose/run.py), because this one must not load torch. It ends with this
+one, and what they tell each other has no names in the file system: nothing is left behind, however this one ends.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +19,7 @@ from typing import Any
 from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
-from executor.jsonlines import read_json, read_lines, write_json
+from executor.jsonlines import read_lines, write_json
 from executor.launch import stage_environment
 from executor.machine import threads_of
 from executor.points import NodeEvents
@@ -101,33 +104,41 @@ def loss_curve(store: Store, record: Record, node_id: str | None) -> list[tuple[
 
 def _measured(request: Mapping[str, Any], threads: int, tell: Callable[[str], None]) -> Result:
     """What the process wrote. Raises DataError where it refused, DflowError where it broke down."""
-    with tempfile.TemporaryDirectory(prefix="dflow-diagnose-") as folder:
-        asked, answer = Path(folder) / "request.json", Path(folder) / "result.json"
-        write_json(asked, request)
-        code, tail = _run([sys.executable, "-m", ENTRY, str(asked), str(answer)], threads, tell)
-        said: Result | None = read_json(answer)
-    if said is None:
-        raise DflowError("\n  ".join([f"{request['node']}: the diagnosis ended with exit code {code}:", *tail]))
+    node = request["node"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as asked, tempfile.TemporaryFile() as answer:
+        json.dump(request, asked)
+        asked.flush()
+        files = [asked.fileno(), answer.fileno()]
+        code, tail = _run(files, threads, lambda text: tell(f"{node}: {text}"))
+        if code:
+            raise DflowError("\n  ".join([f"{node}: the diagnosis ended with exit code {code}:", *tail]))
+        said: Result = json.load(answer)
     if "error" in said:
-        raise DataError(f"{request['node']}: {said['error']}")
+        raise DataError(f"{node}: {said['error']}")
     return said
 
 
-def _run(command: Sequence[str], threads: int, tell: Callable[[str], None]) -> tuple[int, Sequence[str]]:
-    """The exit code, and the last lines that say nothing of what is done next."""
+def _run(files: Sequence[int], threads: int, tell: Callable[[str], None]) -> tuple[int, Sequence[str]]:
+    """The exit code, and the last lines that say nothing of what is done next. files: of the request and the result."""
+    places = [f"/proc/self/fd/{file}" for file in files]
     tail: deque[str] = deque(maxlen=LOG_LINES)
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", "executor.parent", str(os.getpid()), ENTRY, *places],
         env=stage_environment(threads),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        pass_fds=files,
     ) as process:
-        for line in process.stdout or ():
-            if line.startswith(NOW):
-                tell(line.removeprefix(NOW).strip())
-            else:
-                tail.append(line.rstrip())
+        try:
+            for line in process.stdout or ():
+                if line.startswith(NOW):
+                    tell(line.removeprefix(NOW).strip())
+                else:
+                    tail.append(line.rstrip())
+            process.wait()
+        finally:
+            process.kill()  # after Ctrl-C; nothing where it has ended
     return process.returncode, tail

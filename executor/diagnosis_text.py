@@ -16,7 +16,9 @@ def diagnosis_text(result: Mapping[str, Any]) -> str:
     tau = result["tau"]
     measured = "no tau, as the export cannot be loaded,"
     if tau["exported"] is not None:
-        measured = f"tau {tau['exported']:.2f} [{tau['low']:.2f}, {tau['high']:.2f}]"
+        measured = f"tau {tau['exported']:.2f}"
+    if tau["low"] is not None:
+        measured += f" [{tau['low']:.2f}, {tau['high']:.2f}]"
     head = (
         f"{result['node']}: {measured} of at most {result['block_size']}, on {result['prompts']} prompts of "
         f"{result['split']} ({result['dtype']}, {result['device']})"
@@ -40,15 +42,24 @@ def _evaluation(judged: Mapping[str, Any]) -> str:
 
 
 def _line(finding: Mapping[str, Any]) -> str:
-    """What to do is told of causes alone."""
-    state = {True: "CAUSE", False: "ok"}[finding["is_cause"]] if finding["is_measured"] else "--"
-    parts = [f"{state:5}  {finding['name']}: {finding['measured']}"]
+    """What to do is told of causes, and what may help of notes."""
+    parts = [f"{_state(finding):5}  {finding['name']}: {finding['measured']}"]
     if finding["normal"]:
         parts.append(f"normal: {finding['normal']}")
     if finding["is_cause"]:
         first = f"put {finding['explained_by']} right, which explains this; if it stays, "
         parts.append(f"do: {first if finding['explained_by'] else ''}{finding['advice']}")
+    elif finding["is_note"]:
+        parts.append(f"may help: {finding['advice']}")
     return " | ".join(parts)
+
+
+def _state(finding: Mapping[str, Any]) -> str:
+    if not finding["is_measured"]:
+        return "--"
+    if finding["is_cause"]:
+        return "CAUSE"
+    return "note" if finding["is_note"] else "ok"
 
 
 def _folded(line: str) -> str:
@@ -61,7 +72,7 @@ def _folded(line: str) -> str:
 def _verdict(result: Mapping[str, Any]) -> str:
     causes = [
         finding["name"]
-        + ("" if finding["gain"] is None else f" (tau +{finding['gain']:.2f})")
+        + ("" if finding["gain"] is None else f" (tau {finding['gain']:+.2f})")
         + (f" (explained by {finding['explained_by']})" if finding["explained_by"] else "")
         for finding in result["findings"]
         if finding["is_cause"]

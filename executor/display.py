@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Any
 from executor.lines import print_lines
 from executor.record import RunState
 from executor.results import shown_digest, shown_metrics, shown_seconds
+from executor.unrepeated import Unrepeated
 
 PLAIN_PROGRESS_S = 10.0
 CACHED_SHOWN = 20
@@ -26,6 +28,7 @@ class Display:
         self._progress: dict[str, tuple[int, int]] = {}
         self._metrics: dict[str, Mapping[str, float]] = {}
         self._said_at = time.monotonic()
+        self._lines: defaultdict[str, Unrepeated] = defaultdict(Unrepeated)  # of progress, by node
         self.told: set[str] = set()  # warnings of nodes
         self.last: list[str] = []  # what is to be said when all else was
         self._done_before = {node_id for node_id, node in state.nodes.items() if node.state == "done"}
@@ -102,7 +105,9 @@ class Display:
         self._said_at = time.monotonic()
         for node_id, (done, total) in self._progress.items():
             if self._state.nodes[node_id].state == "running":
-                self.note(f"{node_id}: {done} of {total}{_behind(self._metrics.get(node_id, {}))}")
+                text = f"{node_id}: {done} of {total}{_behind(self._metrics.get(node_id, {}))}"
+                if line := self._lines[node_id].line(text):
+                    self.note(line)
 
 
 def make_display(state: RunState) -> Display:

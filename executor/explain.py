@@ -23,7 +23,8 @@ InputState = Literal["runs", "may change", "changed", "added", "removed"]
 
 @frozen
 class ValueChange:
-    """A value that enters the key: kind "op", "config", "content" or "library"; "setting" for one that does not.
+    """A value that enters the key: kind "op", "config", "content" or "library"; "setting" for one that does not,
+    or names the nodes on an edge; "value" where it is not known which of both it is.
 
     ABSENT where there is or was none. path: the file or folder whose content changed.
     """

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import IO
 
 
-def is_held(lock: Path) -> bool:
-    """Whether some process holds this lock alone; not where there is no such file."""
+def is_held(lock: Path, *, alone: bool = True) -> bool:
+    """Whether some process holds this lock, alone or at all; not where there is no such file."""
     try:
         descriptor = os.open(lock, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if alone else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

@@ -74,10 +74,10 @@ def kept_runs(records: Sequence[Record], keep: int) -> list[Kept]:
     found = []
     for record in records:
         pipeline = record.state.pipeline
-        running = record.is_alive()
+        running = record.is_locked()
         tags = tags_of(record.folder)
         if running:
-            found.append(Kept(record, "it is running", running))
+            found.append(Kept(record, "it is running, or being sent", running))
         elif is_served(record.folder):
             found.append(Kept(record, "it is being served", running))
         elif tags:

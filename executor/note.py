@@ -9,7 +9,7 @@ from executor.combinations import Combination, combinations, final_metrics
 from executor.events import read_events, worked_seconds
 from executor.record import NodeState, Record, RunState
 from executor.results import result_rows
-from executor.sweep_table import shown_metrics, sorted_rows
+from executor.sweep_table import main_metrics, shown_metrics, sorted_rows
 
 REPORT = "report.html"
 MOST_ROWS = 30
@@ -21,7 +21,7 @@ def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
     state, worked = record.state, worked_seconds(read_events(record.events_path))
     parts = [graph.notes, f"{_ending(state, worked)}. {_link(experiment, parent)}"]
     alone = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
-    parts.append(_figures({name: value for name, (_, value) in final_metrics(alone, state.nodes).items()}))
+    parts.append(_figures(final_metrics(alone, state.nodes), graph))
     parts.append(_combinations(graph, state.nodes))
     return "\n\n".join(part for part in parts if part)
 
@@ -29,7 +29,7 @@ def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
 def combination_note(combination: Combination, state: RunState, graph: Graph, experiment: str, parent: str) -> str:
     """Of one whose nodes have ended, or that nothing works on any more."""
     figures = final_metrics(combination.result_nodes(graph), state.nodes)
-    shown = _figures({name: value for name, (_, value) in figures.items()})
+    shown = _figures(figures, graph)
     ending = f"One combination of run {state.run}{_open(combination, state)}"
     return "\n\n".join(part for part in (f"{ending}. {_link(experiment, parent)}", shown) if part)
 
@@ -66,8 +66,10 @@ def _link(experiment: str, parent: str) -> str:
     return f"[Report](#/experiments/{experiment}/runs/{parent}/artifacts/{REPORT})"
 
 
-def _figures(metrics: Mapping[str, float]) -> str:
-    return _table(("metric", "value", "interval"), result_rows(metrics)) if metrics else ""
+def _figures(found: Mapping[str, tuple[str, float]], graph: Graph) -> str:
+    """The main ones alone. found: as `final_metrics` gives them."""
+    main = main_metrics(graph, found)
+    return _table(("metric", "value", "interval"), result_rows(main, graph.judged_by)) if main else ""
 
 
 def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
@@ -79,7 +81,7 @@ def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
     shown = [
         {name: f"{value} {interval}".rstrip() for name, value, interval in result_rows(row.metrics)} for row in rows
     ]
-    metrics = shown_metrics(dict.fromkeys(name for cells in shown for name in cells), sort_by)[:MOST_METRICS]
+    metrics = shown_metrics(rows, (name for cells in shown for name in cells), sort_by)[:MOST_METRICS]
     groups = list(dict.fromkeys(group for each in found for group in each.values))
     table = [
         (

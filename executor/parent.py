@@ -1,10 +1,17 @@
-"""A process that ends with the one that started it, whatever it is doing: the kernel sees to it."""
+"""A process that ends with the one that started it, whatever it is doing: the kernel sees to it.
+
+    python -m executor.parent PID MODULE ARGUMENTS...
+
+runs a module as `python -m` does, and ends with the process PID, which started it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
+import sys
 
 PR_SET_PDEATHSIG = 1
 GONE = 70
@@ -16,3 +23,9 @@ def end_with_parent(parent: int) -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(GONE)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    del sys.argv[:2]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

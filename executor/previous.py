@@ -27,7 +27,7 @@ class Earlier:
 
 
 class PreviousNodes:
-    """Each node in the newest record of the pipeline that finished it, else in the newest that has it."""
+    """Each node in the newest record of the pipeline that finished it, else in the newest that began it."""
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
@@ -74,7 +74,8 @@ class PreviousNodes:
             previous = previous_in(self._store, earlier, node_id)
             if previous is not None and previous.digest is not None:
                 return previous
-            present = present or previous
+            if previous is not None and earlier.nodes[node_id].attempt:  # one that only waited was nothing yet
+                present = present or previous
         return present
 
     def _records(self) -> Iterator[Earlier]:

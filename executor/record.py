@@ -8,8 +8,9 @@
                              mlflow.lock    flock by the process that sends it
                              <node>.log     stdout and stderr of the node's stages
                              figures/<node>/<name>.png
+                             outside_digest/<key>/<file>    as this run wrote them, see own_files.py
                              tags.json      names that the user gave to the run, see tags.py
-                             lock           flock by the executor that works on this run
+                             lock           flock by the executor that works on this run; shared: by `dflow sync`
 
 An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind one of
 
@@ -226,16 +227,21 @@ class Record:
         if lines:
             append_lines(self.events_path, lines)
 
-    def lock(self) -> None:
-        """Held by the process that works on this run, for its life. Raises StoreError where another one does."""
+    def lock(self, *, to_send: bool = False) -> None:
+        """Held by the process that works on this run, for its life; to_send: shared by those that send what it was.
+
+        Raises StoreError where another process keeps this one out.
+        """
         if self._lock is not None:
             return
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if to_send else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise StoreError(f"run {self.run} is still running; wait for it, or stop it first") from error
+            is_alive = "still running; wait for it, or stop it first"
+            is_sent = "being sent to MLflow by `dflow sync`; wait for that"
+            raise StoreError(f"run {self.run} is {is_alive if self.is_alive() else is_sent}") from error
         self._lock = descriptor
 
     def unlock(self) -> None:
@@ -251,6 +257,10 @@ class Record:
     def is_alive(self) -> bool:
         """Whether a process works on this run now."""
         return is_held(self.folder / "lock")
+
+    def is_locked(self) -> bool:
+        """Whether a process works on this run now, or sends it."""
+        return is_held(self.folder / "lock", alone=False)
 
 
 def _lines_of_format_1(folder: Path) -> list[dict[str, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
 from dsl.graph import Graph
+from executor.figure_order import JUDGED, figures_in_order, is_judged
 from executor.lines import columns, print_lines
 from executor.record import NodeState, RunState
 
@@ -57,25 +58,27 @@ def print_figures(
 ) -> None:
     """The final metrics of nodes that are done, those of copies of a node in one table; then their warnings, each once.
 
+    What the result is judged by stands in the last table, which is what a terminal still shows.
     told: warnings that need not be told again. graph: where it is given, copies are told as the combinations that they
     belong to.
     """
     copies_told = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
-    if graph is not None and copies_told:
-        print_lines(importlib.import_module("executor.sweep_table").sweep_table(graph, state.nodes))
+    judged = JUDGED if graph is None else graph.judged_by
     done = {node_id: state.nodes[node_id] for node_id in result_nodes if state.nodes[node_id].state == "done"}
     tables: dict[tuple[str, ...], dict[str, list[tuple[str, str, str]]]] = {}
     warned: dict[str, list[str]] = {}
     for node_id, node in done.items():
         if node.metrics and node_id not in copies_told:
-            rows = result_rows(node.metrics)
+            rows = result_rows(node.metrics, judged)
             alike = (_without_variant(node_id), *(name for name, _, _ in rows))
             tables.setdefault(alike, {})[node_id] = rows
         for warning in node.warnings:
             if warning not in told:
                 warned.setdefault(warning, []).append(node_id)
-    for copies in tables.values():
+    for copies in sorted(tables.values(), key=lambda copies: _is_judged(copies, judged)):
         print_lines(figures_text(copies))
+    if graph is not None and copies_told:
+        print_lines(importlib.import_module("executor.sweep_table").sweep_table(graph, state.nodes))
     for warning, node_ids in warned.items():
         print_lines(f"{', '.join(node_ids)}: warning: {warning}")
 
@@ -107,13 +110,17 @@ def _without_variant(node_id: str) -> str:
     return node_id.partition("-")[0]
 
 
-def result_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    """Name, value and interval of each metric, by name: `x_low` and `x_high` are the interval of `x`, and a numbered
-    series such as `x_01`, `x_02`, ... is one row with its first and its last value.
+def _is_judged(copies: Mapping[str, Sequence[tuple[str, str, str]]], judged: Collection[str]) -> bool:
+    return any(is_judged(name, judged) for rows in copies.values() for name, _, _ in rows)
+
+
+def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) -> list[tuple[str, str, str]]:
+    """Name, value and interval of each metric, as `figures_in_order` has them: `x_low` and `x_high` are the interval
+    of `x`, and a numbered series such as `x_01`, `x_02`, ... is one row with its first and its last value.
     """
     rows = {}
     series: dict[str, list[str]] = {}
-    for name in sorted(metrics):
+    for name in figures_in_order(metrics, judged):
         whole, _, end = name.rpartition("_")
         bounds = [metrics[bound] for bound in (f"{name}_low", f"{name}_high") if bound in metrics]
         if end.isdecimal():
@@ -128,7 +135,7 @@ def result_rows(metrics: Mapping[str, float]) -> list[tuple[str, str, str]]:
         else:
             shown = f"{first}..{last.rpartition('_')[2]}"
             rows[first] = (shown, f"{shown_number(metrics[first])} .. {shown_number(metrics[last])}", "")
-    return [rows[name] for name in sorted(rows)]
+    return [rows[name] for name in figures_in_order(metrics, judged) if name in rows]
 
 
 def shown_digest(digest: str | None) -> str:

@@ -111,21 +111,17 @@ def _node(store: Store, node_id: str, first: _Side, second: _Side) -> NodeDiff:
     keyed = [*(before.parts["config"] if before else ()), *(after.parts["config"] if after else ())]
     external = [*(before.parts["external"] if before else ()), *(after.parts["external"] if after else ())]
     known = dict.fromkeys([*keyed, *external])
-    values = _settings(first.settings(node_id, known), second.settings(node_id, known))
+    settings = differing(old := first.settings(node_id, known), new := second.settings(node_id, known))
+    kind = "value" if before is None or after is None else "setting"
+    values = [ValueChange(kind, name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in settings]
     if before is None or after is None:
-        return attrs.evolve(diff, values=values)
+        return attrs.evolve(diff, values=tuple(values))
     code = code_changes(before.parts["code"], after.parts["code"], lambda place, hash: kept_text(store.path, hash))
     inputs = [
         parent for parent, digest in after.input_digests.items() if before.input_digests.get(parent, digest) != digest
     ]
     return attrs.evolve(
         diff, values=(*value_changes(before.parts, after.parts), *values), code=tuple(code), inputs=tuple(inputs)
-    )
-
-
-def _settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[ValueChange, ...]:
-    return tuple(
-        ValueChange("setting", name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in differing(old, new)
     )
 
 

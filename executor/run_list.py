@@ -13,6 +13,8 @@ from executor.record import Record, newest_records
 from executor.tags import tags_of
 
 RAN = ("miss", "resumed")
+UNFINISHED = ("failed", "stopped", "killed")
+LATEST = 20  # records that are read to find runs to go on with
 
 
 def run_rows(records: Path, limit: int | None) -> list[dict[str, Any]]:
@@ -23,6 +25,21 @@ def run_rows(records: Path, limit: int | None) -> list[dict[str, Any]]:
 def running_runs(records: Path) -> list[Record]:
     """The runs that a process works on now, the newest first."""
     return [record for record in newest_records(records) if record.state.status == "running" and record.is_alive()]
+
+
+def unfinished_runs(records: Path) -> list[Record]:
+    """Of the latest runs those that one can go on with, the newest first.
+
+    Left out are those of a pipeline that a later run has finished.
+    """
+    finished: set[str] = set()
+    unfinished = []
+    for record in islice(newest_records(records), LATEST):
+        if record.status() in UNFINISHED and record.state.pipeline not in finished:
+            unfinished.append(record)
+        elif record.state.status == "done":
+            finished.add(record.state.pipeline)
+    return unfinished
 
 
 def runs_text(rows: Sequence[dict[str, Any]]) -> str:

@@ -19,9 +19,10 @@ from executor.ask_model import described
 from executor.combinations import final_metrics
 from executor.keys import PROJECT
 from executor.model_files import ModelFiles
+from executor.node_files import artifact_files
 from executor.note import REPORT
 from executor.record import Record
-from executor.track import Tracker, artifact_files
+from executor.track import Tracker
 
 REPORT_WITHIN_S = 45.0
 FAILED = "failed"
@@ -38,7 +39,7 @@ def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph
     if node.op.model is None or not folder.is_dir():
         return
     model = described(graph, node, folder)
-    small, large = artifact_files(folder)
+    small, large = artifact_files(folder, {})  # a model is one for all runs, whatever they measured
     files = ModelFiles(child["run_id"], {name.removeprefix(ARTIFACT): path for name, path in small.items()}, large)
     child["model"] = tracker.logged_model(sent["experiment"], node.id, digest, model, files)
     tracker.log_output(child["run_id"], child["model"])
@@ -53,7 +54,7 @@ def send_metrics(
     """
     states = record.state.nodes
     by_node: dict[str, dict[str, float]] = {}
-    found, telling = final_metrics(nodes, states), _telling(graph)
+    found, telling = final_metrics(nodes, states), graph.judged_by
     for name, (node_id, value) in sorted(found.items(), key=lambda each: each[0] not in telling):
         by_node.setdefault(node_id, {})[name] = value
     results = {node_id: (states[node_id].ended or record.state.started, values) for node_id, values in by_node.items()}
@@ -70,12 +71,8 @@ def send_metrics(
 
 def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, str]:
     """The figures by which ops say that a result is judged: tau, say."""
-    telling = _telling(graph)
+    telling = graph.judged_by
     return {name: f"{value:.4g}" for _, values in judged for name, value in values.items() if name in telling}
-
-
-def _telling(graph: Graph) -> set[str]:
-    return {node.op.judged_by.removeprefix("-") for node in graph.nodes.values()}
 
 
 def send_note(tracker: Tracker, run_id: str, sent: dict[str, Any], note: str, save: Callable[[], None]) -> None:

@@ -20,11 +20,11 @@ from typing import Any
 from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
 from executor.combinations import Combination, combinations
-from executor.content import MANIFEST
 from executor.events import EventReader
 from executor.follow import is_sent, status_of
 from executor.jsonlines import read_object, write_json
 from executor.node_facts import artifacts_read, files_read, params
+from executor.node_files import node_files
 from executor.note import run_note
 from executor.points import NodeEvents
 from executor.record import NodeState, Record
@@ -36,7 +36,6 @@ from executor.track import (
     WHOLE,
     Place,
     Tracker,
-    artifact_files,
     is_passing,
     shown_error,
     tracking_uri,
@@ -325,28 +324,13 @@ class Sender:
             self._tags[run_id] = tags
         if state.cache == "hit":
             tracker.log_results(run_id, [(state.ended or record.state.started, state.metrics)])
-        tracker.log_files(run_id, *self._files(record, node, state))
+        figures = self._events.get(node.id, NodeEvents()).figures.values()
+        tracker.log_files(run_id, *node_files(record, node.id, map(Path, figures)))
         if state.digest is not None:
             read = list(files_read(self._store, node, state.digest))
             tracker.log_inputs(run_id, read)
             tracker.log_inputs(self._sent["parent"], [each for each in read if each.path is not None])
         tracker.close(run_id, status, state.ended or record.state.started)
-
-    def _files(self, record: Record, node: GraphNode, state: NodeState) -> tuple[dict[str, Path], dict[str, Any]]:
-        """By their names in MLflow, and what references.json says of the large ones."""
-        figures = [Path(path) for path in self._events.get(node.id, NodeEvents()).figures.values()]
-        files = {f"figures/{path.name}": path for path in figures}
-        references: dict[str, Any] = {}
-        if state.cache != "hit":
-            log = record.log_path(node.id)
-            files[log.name] = log
-        if state.digest is not None:
-            folder = self._store / "objects" / state.digest
-            files[MANIFEST] = folder / MANIFEST
-            if state.cache != "hit":
-                small, references = artifact_files(folder)
-                files |= small
-        return files, references
 
     def _state_tags(self, state: NodeState) -> dict[str, str]:
         """What may change until the node ends; of a cached node, the run and the MLflow run that made it."""

@@ -29,6 +29,7 @@ from executor.fail_points import fail_point
 from executor.flocks import keeps_others_out
 from executor.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.lease import Lease, remove_leftovers
+from executor.own_files import keep_own_files
 from executor.store_lock import artifacts_taken
 
 FORMAT = 2  # 1: a record's state was one file, state.json, which is read still
@@ -177,6 +178,7 @@ class Store:
             raise
         lease.check()
         entry = IndexLine.from_json({"digest": digest, "time": time.time(), **ended.line})
+        keep_own_files(self.records / entry.run, key, ended.out)
         write_json(lease.folder / COMMIT, {**attrs.asdict(entry), "out": ended.out.name})
         self.place(ended.out, key, entry)
         return digest

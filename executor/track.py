@@ -34,13 +34,11 @@ from mlflow.tracking import MlflowClient
 from dsl.errors import StoreError
 from dsl.logged_model import LoggedModel
 from dsl.secrets import resolved_text
-from executor.content import MANIFEST
-from executor.jsonlines import read_json, write_json
+from executor.jsonlines import write_json
 from executor.model_files import ModelFiles, mlmodel, model_name
 from executor.node_facts import Dataset
 from executor.points import Point
 
-FILE_LIMIT = 1 << 20  # larger files of an artifact stand in references.json instead
 METRICS_IN_A_BATCH = 1000
 PARAMS_IN_A_BATCH = 100
 PARAM_LENGTH = 6000
@@ -259,13 +257,6 @@ def _place(tags: Mapping[str, str]) -> Place:
         if f"dflow.{kind}" in tags:
             return kind, tags[f"dflow.{kind}"]
     return WHOLE
-
-
-def artifact_files(folder: Path) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The small files of an artifact by their names in MLflow, and for the others where they are and what they hold."""
-    files = (read_json(folder / MANIFEST) or {}).get("files", {})
-    large = {name: {**entry, "path": str(folder / name)} for name, entry in files.items() if entry["size"] > FILE_LIMIT}
-    return {f"artifact/{name}": folder / name for name in files if name not in large}, large
 
 
 def tracking_uri(store: Path, uri: str | None, root: Path) -> str:

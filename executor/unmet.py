@@ -1,4 +1,4 @@
-"""What the nodes that will run need of this machine and is not there, asked of their ops before anything runs."""
+"""What the nodes that will run lack, on this machine or in their files, asked of their ops before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
     lacking = [
         Mistake(sentence, f"node.{node_id}.{field}")
         for node_id, node in running.items()
-        for field, sentence in _of_node(node).items()
+        for field, sentences in _of_node(node).items()
+        for sentence in sentences.splitlines()
     ]
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
     if not asking:  # the usual case: nobody need know what this machine has

@@ -63,8 +63,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_address(parser: argparse.ArgumentParser, port: int) -> None:
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=port)
+    """Where a server listens."""
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="where to listen; 127.0.0.1 unless given, which this machine alone reaches; 0.0.0.0: all networks",
+    )
+    parser.add_argument("--port", type=int, default=port, metavar="N", help=f"{port} unless given")
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:

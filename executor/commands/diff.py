@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
+from dsl.errors import StoreError
 from executor.commands.arguments import add_json, add_store
 from executor.exits import OK
 from executor.lines import print_lines
-from executor.record import find_record
+from executor.record import Record, find_record, newest_records
 from executor.run_diff import compare_runs
 from executor.run_diff_text import runs_text
 from executor.store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", metavar="RUN", help="a run's id or a part of it, or its tag")
-    parser.add_argument("second", nargs="?", metavar="RUN", help="the latest unless given")
+    parser.add_argument(
+        "first", nargs="?", metavar="RUN", help="a run's id or a part of it, or its tag; the last two unless given"
+    )
+    parser.add_argument("second", nargs="?", metavar="RUN", help="the latest other one unless given")
     add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
-    first, second = find_record(store.records, options.first), find_record(store.records, options.second)
+    first, second = _two(store.records, options.first, options.second)
     nodes = compare_runs(store, first, second)
     if options.json:
         told = {"first": first.run, "second": second.run, "nodes": [node.to_json() for node in nodes]}
@@ -31,3 +35,14 @@ def main(options: argparse.Namespace) -> int:
     else:
         print_lines(runs_text(first, second, nodes))
     return OK
+
+
+def _two(records: Path, first: str | None, second: str | None) -> tuple[Record, Record]:
+    """The named ones; one and the latest other; or the last two, the older first. Raises StoreError."""
+    named = find_record(records, first)
+    if second is not None:
+        return named, find_record(records, second)
+    other = next((record for record in newest_records(records) if record.run != named.run), None)
+    if other is None:
+        raise StoreError(f"{records.parent}: the store holds no other run than {named.run} to compare it with")
+    return (other, named) if first is None else (named, other)

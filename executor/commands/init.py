@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 
 from dsl.errors import DataError
@@ -22,6 +23,7 @@ from ops.own_data.survey import survey
 from ops.own_data.target import Target, read_target
 from ops.own_data.text import PLACEHOLDER, pipeline_text, summary
 
+DEFAULT_OUTPUT = Path("pipeline.toml")
 SCHEMA = "dflow.schema.json"
 
 
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the checkpoint directory of the model that is to be served, or a model id that dflow has a pipeline for",
     )
     parser.add_argument(
-        "-o", dest="output", type=Path, default=Path("pipeline.toml"), metavar="FILE", help="pipeline.toml unless given"
+        "-o", dest="output", type=Path, default=DEFAULT_OUTPUT, metavar="FILE", help=f"{DEFAULT_OUTPUT} unless given"
     )
     parser.add_argument(
         "--image-root", metavar="DIR", help="the folder that relative paths of images start from, if not the data's own"
@@ -62,18 +64,21 @@ def main(options: argparse.Namespace) -> int:
         raise DataError("\n".join([*wrong, str(error)])) from error
     if wrong:
         raise DataError("\n".join(wrong))
-    name = output.stem
+    name = _pipeline_name(output, options.data)
     text = pipeline_text(name, _named_from(output, options.data), f"./{SCHEMA}", found, target, advice)
     with clear_errors(output):
         output.write_text(text, encoding="utf-8")
         is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
     print_lines("\n".join(summary(found, advice)))
-    if not is_renewed:
+    if is_renewed:
+        print_lines(f"\nwrote {output}, and {output.with_name(SCHEMA)}, by which an editor completes and checks it")
+    else:
+        print_lines(f"\nwrote {output}")
         print_lines(f"note: the {SCHEMA} that is there is another one, and stays: --force writes it anew")
     if target is None:
-        print_lines(f'\nwrote {output}; put the directory of your target where it says "{PLACEHOLDER}", then:')
+        print_lines(f'put the directory of your target where it says "{PLACEHOLDER}", then:')
     else:
-        print_lines(f"\nwrote {output}; next:")
+        print_lines("next:")
     print_lines(
         f"    dflow plan {output}          # what it needs, before anything runs\n    dflow run {output} --smoke 16"
     )
@@ -88,6 +93,15 @@ def _output_mistakes(output: Path, force: bool) -> list[str]:
     if output.exists() and not force:
         return [f"{output} is there already: name another file with -o, or --force writes over it"]
     return []
+
+
+def _pipeline_name(output: Path, data: Path) -> str:
+    """The file's own name where the user chose one, otherwise that of the data, so that no two look alike in MLflow."""
+    source = Path(os.path.abspath(data))  # noqa: PTH100  "." has no name
+    chosen = source.name if source.is_dir() else source.stem
+    if output.name != DEFAULT_OUTPUT.name:
+        chosen = output.stem
+    return re.sub(r"[^\w.-]+", "-", chosen).strip("-.") or DEFAULT_OUTPUT.stem
 
 
 def _named_from(output: Path, data: Path) -> str:

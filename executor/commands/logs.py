@@ -13,6 +13,7 @@ from executor.commands.arguments import add_store, count
 from executor.exits import OK
 from executor.lines import print_lines, write_on
 from executor.record import Record, find_record, is_begun
+from executor.run_list import running_runs
 from executor.store import Store, store_path
 
 POLL_S = 0.2
@@ -38,6 +39,9 @@ def main(options: argparse.Namespace) -> int:
         hint = did_you_mean(options.node, list(record.state.nodes))
         raise DflowError(f'run {record.run} has no node "{options.node}"{hint and f"; {hint}"}; its nodes: {nodes}')
     log = _Log(record.log_path(options.node))
+    waits = options.follow and record.state.nodes[options.node].state not in OVER
+    if options.run is None and (log.is_there or waits):
+        print_lines(f"{options.node} in run {record.run}, the latest:", error=True)
     log.print_last(options.lines)
     if options.follow:
         _follow(record, options.node, log)
@@ -63,7 +67,11 @@ def _print_source(store: Store, record: Record, node_id: str, lines: int | None)
     """The log of the run that computed what this one took. Raises DflowError where there is none."""
     node = record.state.nodes[node_id]
     if node.source_run is None:
-        raise DflowError(f"{node_id} printed nothing in run {record.run}: it did not run, its state is {node.state}")
+        running = [each.run for each in running_runs(store.records) if _runs(each, node_id)]
+        elsewhere = f"; it runs in run {running[0]}: dflow logs {running[0]} {node_id}" if running else ""
+        raise DflowError(
+            f"{node_id} printed nothing in run {record.run}: it did not run there, its state is {node.state}{elsewhere}"
+        )
     folder = store.records / node.source_run
     if not is_begun(folder):
         raise DflowError(f"{node_id} was computed by run {node.source_run}, whose record and log are gone")
@@ -76,6 +84,10 @@ def _print_source(store: Store, record: Record, node_id: str, lines: int | None)
         raise DflowError(f"{node_id} was computed by run {source.run}, whose log of it is gone")
     print_lines(f"{node_id} was computed by run {source.run}; this is its log:", error=True)
     log.print_last(lines)
+
+
+def _runs(record: Record, node_id: str) -> bool:
+    return node_id in record.state.nodes and record.state.nodes[node_id].state == "running"
 
 
 class _Log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 
 from dsl.errors import Mistake, PipelineError
@@ -10,7 +11,8 @@ from executor.begin import resumed_run, run_from
 from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store
 from executor.inputs_check import check_inputs
 from executor.lines import print_lines
-from executor.record import find_record
+from executor.record import Record, find_record
+from executor.run_list import UNFINISHED, unfinished_runs
 from executor.start import start
 from executor.store import Store, store_path
 
@@ -37,6 +39,17 @@ def main(options: argparse.Namespace) -> int:
         check_inputs(store, record, options.start, options.set, say)
         session = run_from(store, options.run, options.start, options.set)
         return start(session, keep_going=options.keep_going)
+    _tell(record, [] if options.run is not None else unfinished_runs(store.records))
     check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, options.run, options.set)
     return start(session, adopt=options.adopt, keep_going=options.keep_going)
+
+
+def _tell(record: Record, unfinished: Sequence[Record]) -> None:
+    """Which run goes on, and which others might have been meant."""
+    status = record.status()
+    if status in UNFINISHED:
+        print_lines(f"resuming run {record.run} ({status})")
+    others = [f"{other.run} ({other.status()})" for other in unfinished if other.run != record.run]
+    if others:
+        print_lines(f"also unfinished: {', '.join(others)}")

@@ -18,7 +18,9 @@ from executor.commands.arguments import (
     add_store,
     add_sweeps,
 )
+from executor.lines import print_lines
 from executor.selection import selected
+from executor.sort_by import doubt
 from executor.start import start
 from executor.store import Store, store_path
 
@@ -43,6 +45,8 @@ def main(options: argparse.Namespace) -> int:
     graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
     if options.sort is not None:
         graph = attrs.evolve(graph, sort_by=options.sort)
+    if doubtful := doubt(graph):
+        print_lines(f"warning: {doubtful}", error=True)
     path = store_path(options.store, options.file)
     if options.smoke is not None:
         smoke = importlib.import_module("executor.smoke")

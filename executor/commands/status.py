@@ -10,9 +10,9 @@ from typing import Any
 from executor.commands.arguments import add_json, add_run, add_store
 from executor.exits import OK
 from executor.explain_text import accepted_text
-from executor.lines import print_lines
+from executor.lines import columns, print_lines
 from executor.live_figures import LiveFigures, live_figures
-from executor.record import Record, find_record, mlflow_ids
+from executor.record import NodeState, Record, find_record, mlflow_ids
 from executor.results import print_results
 from executor.run_list import running_runs
 from executor.store import Store, store_path
@@ -22,6 +22,7 @@ UNFINISHED = ("killed", "stopped")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
+    parser.add_argument("--paths", action="store_true", help="the folder of each node's artifact, and nothing else")
     add_json(parser)
     add_store(parser)
 
@@ -34,6 +35,10 @@ def main(options: argparse.Namespace) -> int:
     live = live_figures(record) if state.status == "running" else {}
     for node in state.nodes.values():
         node.state = "pending" if node.state == "running" and state.status != "running" else node.state
+    if options.paths:
+        rows = [(node_id, _path(store, node) or f"none: {node.state}") for node_id, node in state.nodes.items()]
+        print_lines(columns(("node", "folder"), rows))
+        return OK
     if options.json:
         print_lines(json.dumps(_to_json(store, record, live), indent=1))
         return OK
@@ -52,6 +57,13 @@ def main(options: argparse.Namespace) -> int:
     return OK
 
 
+def _path(store: Store, node: NodeState) -> str | None:
+    """The folder of the node's artifact; None where there is none."""
+    if node.digest is None or not store.has(node.digest):
+        return None
+    return str(store.object_path(node.digest).resolve())
+
+
 def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> dict[str, Any]:
     """Of a node that is running: its metrics and its progress as they are now."""
     state = record.state
@@ -63,6 +75,7 @@ def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> d
             "op": ops.get(node_id),
             "key": node.key,
             "digest": node.digest,
+            "path": _path(store, node),
             "state": node.state,
             "cache": node.cache,
             "acceptance": node.acceptance,

@@ -33,7 +33,7 @@ def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=True)
     if options.run is not None:
         record = find_record(store.records, options.run)
-        record.lock()
+        record.lock(to_send=True)
         return _send(store, record) if _is_readable(record) else FAILED
     return _send_all(store, everything=options.all)
 
@@ -52,7 +52,7 @@ def _send_all(store: Store, *, everything: bool) -> int:
             print_lines(f"run {record.run}: not sent either", error=True)
             continue
         try:
-            record.lock()
+            record.lock(to_send=True)
         except StoreError:
             print_lines(f"run {record.run} is still running and sends by itself")
             continue

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from urllib.parse import quote
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store
 from executor.exits import OK
+from executor.jsonlines import read_object
 from executor.lines import print_lines
 from executor.port import require_free_port
+from executor.record import newest_records
 from executor.server import Server, wait_until_ready
 from executor.store import Store, store_path
 
@@ -20,12 +27,28 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
 }
+# Without this MLflow shows an experiment as one of agents, where no run is to be seen.
+TRAINING = "workflowType=machine_learning"
+NEWEST = 100  # runs that are looked at
 GRACE_S = 2  # what open pages get when the server is asked to end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address(parser, port=5000)
     add_store(parser)
+
+
+def links(records: Path, url: str) -> Iterator[str]:
+    """To the runs of the experiment of the newest run that this MLflow has, and to the newest sweep, compared."""
+    here = (record for record in islice(newest_records(records), NEWEST) if record.state.tracking_uri is None)
+    sent = [found for record in here if (found := read_object(record.folder / "mlflow.json")) and found.get("parent")]
+    if sent:
+        yield f"runs: {url}/#/experiments/{sent[0]['experiment']}/runs?{TRAINING}"
+    swept = next((found for found in sent if found.get("combinations")), None)
+    if swept is not None:
+        runs = json.dumps([each["run_id"] for each in swept["combinations"].values()], separators=(",", ":"))
+        experiments = json.dumps([str(swept["experiment"])])
+        yield f"the last sweep, compared: {url}/#/compare-runs?runs={quote(runs)}&experiments={quote(experiments)}"
 
 
 def main(options: argparse.Namespace) -> int:
@@ -41,10 +64,14 @@ def main(options: argparse.Namespace) -> int:
     url = f"http://{options.host}:{options.port}"
     # A shell starts what runs in the background with this signal ignored, and Python leaves it at that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Server(command, ENVIRONMENT, store / f"mlflow-ui-{options.port}.log") as server:
+    log = store / f"mlflow-ui-{options.port}.log"
+    print_lines(f"starting MLflow on {store}; log: {log}")
+    with Server(command, ENVIRONMENT, log) as server:
         try:
             wait_until_ready(server, url, tell=False)
             print_lines(f"MLflow of {store} at {url}; Ctrl-C ends it")
+            for line in links(store / "records", url):
+                print_lines(line)
             server.wait()
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending: nothing more is to be interrupted

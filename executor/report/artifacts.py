@@ -31,11 +31,12 @@ TOTAL_S = 30.0  # of all; the report of a run that MLflow gets is waited for a l
 
 @frozen
 class Asked:
-    """An artifact whose op is asked what it shows."""
+    """An artifact whose op is asked what it shows. own: name and path of its files outside the digest."""
 
     op: str
     op_files: tuple[Path, ...]
     folder: Path
+    own: tuple[tuple[str, Path], ...]
 
 
 @frozen
@@ -68,12 +69,13 @@ def _ask(asked: Sequence[Asked], left: float) -> tuple[dict[Asked, Shown], str]:
     """The answers of one process, and why it answered no more. left: seconds that it has."""
     with tempfile.TemporaryDirectory() as folder:
         request, answers, errors = (Path(folder) / name for name in ("asked.json", "answers.jsonl", "errors"))
-        request.write_text(json.dumps([_to_json(one) for one in asked]), encoding="utf-8")
+        views = (Path(folder) / f"view-{at}" for at in range(len(asked)))
+        request.write_text(json.dumps(list(map(_to_json, asked, views))), encoding="utf-8")
         # -P: what lies in the working directory is not imported in place of dflow's own.
         command = [sys.executable, "-P", "-m", "executor.report.ask_ops", str(request), str(answers), str(TIME_S)]
         failed = _ended(command, errors, left)
         lines = read_lines(answers)
-    return {asked[line["at"]]: _answer(line) for line in lines}, failed
+    return {asked[line["at"]]: _answer(line, asked[line["at"]].folder) for line in lines}, failed
 
 
 def _ended(command: Sequence[str], errors: Path, left: float) -> str:
@@ -100,11 +102,19 @@ def _ended(command: Sequence[str], errors: Path, left: float) -> str:
     return lines[-1] if lines else f"it ended with exit code {process.returncode}"
 
 
-def _to_json(one: Asked) -> dict[str, Any]:
-    return {"op": one.op, "op_files": list(map(str, one.op_files)), "folder": str(one.folder)}
+def _to_json(one: Asked, view: Path) -> dict[str, Any]:
+    """view: where a folder with the run's own files is to be made."""
+    own = {name: str(path) for name, path in one.own}
+    return {
+        "op": one.op,
+        "op_files": list(map(str, one.op_files)),
+        "folder": str(one.folder),
+        "own": own,
+        "view": str(view),
+    }
 
 
-def _answer(line: Mapping[str, Any]) -> Shown:
+def _answer(line: Mapping[str, Any], folder: Path) -> Shown:
     if "failed" in line:
         return Shown(failed=str(line["failed"]))
-    return Shown([section_from_json(section, Path(line["folder"])) for section in line["sections"]])
+    return Shown([section_from_json(section, folder) for section in line["sections"]])

@@ -2,7 +2,7 @@
 
     python -m executor.report.ask_ops ASKED.json ANSWERS.jsonl SECONDS
 
-Each answer is {"at", "folder", "sections"}, or {"at", "failed": why} where the op is not there any more, and is on disk
+Each answer is {"at", "sections"}, or {"at", "failed": why} where the op is not there any more, and is on disk
 before the next op is asked. Nothing else is caught: the process ends, and whoever waits for it knows at which op; an op
 that takes longer than SECONDS ends it by SIGALRM.
 """
@@ -20,6 +20,7 @@ from dsl.errors import DflowError
 from dsl.op_table import load_op
 from dsl.sections import Section, load_report
 from executor.jsonlines import append_line
+from executor.own_files import with_own_files
 from executor.report.carried import section_to_json
 
 
@@ -32,16 +33,20 @@ def main() -> int:
 
 
 def _answer(one: Mapping[str, Any]) -> dict[str, Any]:
-    folder = Path(one["folder"])
     try:
         show = load_report(load_op(one["op"], tuple(map(Path, one["op_files"]))))
-        sections = [] if show is None else list(show(folder))
+        if show is None:
+            return {"sections": []}
+        folder = with_own_files(
+            {name: Path(path) for name, path in one["own"].items()}, Path(one["folder"]), Path(one["view"])
+        )
+        sections = list(show(folder))
     except DflowError as error:
         return {"failed": str(error)}
     for section in sections:
         if not isinstance(section, Section):
             raise TypeError(f"expected a list of dsl.sections.Section, got {type(section).__name__} in it")
-    return {"folder": one["folder"], "sections": [section_to_json(section, folder) for section in sections]}
+    return {"sections": [section_to_json(section, folder) for section in sections]}
 
 
 if __name__ == "__main__":

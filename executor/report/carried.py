@@ -20,7 +20,9 @@ def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
     if kind not in KINDS:
         raise TypeError(f'section "{section.title}": a body is one of {", ".join(KINDS)}, not {kind}')
     if isinstance(body, Picture):
-        values: dict[str, Any] = {"path": str(folder / body.path), "alt": body.alt}
+        path = folder / body.path
+        values: dict[str, Any] = {"path": str(path.relative_to(folder) if path.is_relative_to(folder) else path)}
+        values["alt"] = body.alt
     elif isinstance(body, Chart):
         values = attrs.asdict(body)
     else:

@@ -16,7 +16,7 @@ from executor.report.markup import Markup, element, html, shown_figure, void
 from executor.report.scale import Scale, is_wide, thinned
 
 WIDTH, HEIGHT = 360.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 48.0, 10.0, 22.0, 36.0
+LEFT, RIGHT, TOP, BOTTOM = 48.0, 16.0, 22.0, 36.0
 ROW, BAR_GAP = 14.0, 8.0  # of horizontal bars
 NAME_WIDTH, LETTER = 130.0, 6.0
 MOST_MARKED = 40  # points of a series that can be pointed at
@@ -26,10 +26,11 @@ DASHES = ("", "5 3", "2 2", "8 3 2 3")
 
 @frozen
 class Look:
-    """How a series is drawn: the place of its colour in STYLE, and of its dashes."""
+    """How a series is drawn: the place of its colour in STYLE, of its dashes, and the step that is marked on it."""
 
     colour: int
     dash: int = 0
+    selected: float | None = None
 
     @property
     def stroke(self) -> str:
@@ -59,11 +60,12 @@ def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look
     first = charts[0][2]
     if len(charts) == 1:
         return first, [Look(place) for place in range(len(first.series))]
+    names = {one.name for _, _, chart in charts for one in chart.series}
     series: list[Series] = []
     looks: list[Look] = []
     for label, run, chart in charts:
         for place, one in enumerate(chart.series):
-            name = label if len(chart.series) == 1 else f"{label}: {one.name}"
+            name = label if len(names) == 1 else f"{label}: {one.name}"
             series.append(Series(name, one.x, one.y, one.low, one.high))
             is_bar = chart.kind == "bars" and len(chart.series) > 1
             looks.append(Look(len(looks)) if is_bar else Look(run, place + run // COLOURS))
@@ -84,7 +86,7 @@ def _lines(chart: Chart, looks: Sequence[Look]) -> Markup:
     for series, look in zip(chart.series, looks, strict=True):
         parts += [_band(series, x_scale, y_scale, look), _path(series, x_scale, y_scale, look)]
     for series, look in zip(chart.series, looks, strict=True):
-        parts += _marks(series, x_scale, y_scale, look)
+        parts += [*_marks(series, x_scale, y_scale, look), *_ring(series, x_scale, y_scale, look)]
     return _svg(HEIGHT, parts, chart)
 
 
@@ -131,6 +133,14 @@ def _marks(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterab
             r=2.2 if every == 1 else 6,
             fill=look.stroke if every == 1 else "transparent",
         )
+
+
+def _ring(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Markup]:
+    for x, y in zip(_numbers(series), series.y, strict=True):
+        if x == look.selected and _can_stand(y, y_scale):
+            at = {"cx": f"{x_scale.place(x):.1f}", "cy": f"{y_scale.place(y):.1f}"}
+            title = element("title", f"{series.name}: {shown_figure(y)} at {shown_figure(x)}, the selected step")
+            yield element("circle", title, **at, r=6, fill="transparent", stroke=look.stroke, class_="selected")
 
 
 def _numbered_bars(chart: Chart, looks: Sequence[Look]) -> Markup:
@@ -239,8 +249,10 @@ def _y_axis(chart: Chart, scale: Scale) -> Iterable[Markup]:
 
 
 def _legend(chart: Chart, looks: Sequence[Look]) -> Markup:
+    steps = dict.fromkeys(shown_figure(look.selected) for look in looks if look.selected is not None)
+    ring = element("span", element("i", class_="dot ring"), f"selected step: {', '.join(steps)}")
     if len(chart.series) < 2:
-        return Markup("")
+        return element("figcaption", ring) if steps else Markup("")
     entries = [
         element(
             "span",
@@ -249,7 +261,7 @@ def _legend(chart: Chart, looks: Sequence[Look]) -> Markup:
         )
         for series, look in zip(chart.series, looks, strict=True)
     ]
-    return element("figcaption", *entries)
+    return element("figcaption", *entries, *([ring] if steps else []))
 
 
 def _svg(height: float, parts: Iterable[Markup], chart: Chart) -> Markup:

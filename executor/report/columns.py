@@ -23,12 +23,18 @@ def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
 
 
 def shared(columns: Sequence[RunFacts], node_id: str) -> list[tuple[RunFacts, NodeFacts]]:
-    """The node of each column that has one; each artifact once, at the first column, under the names of all."""
+    """The node of each column that has one; the same artifact with the same figures once, under the names of all."""
     owners: dict[object, list[RunFacts]] = {}
     for column in columns:
         if node_id in column.nodes:
             owners.setdefault(_identity(column, column.nodes[node_id]), []).append(column)
-    return [(_named(own), own[0].nodes[node_id]) for own in owners.values()]
+    return [(named(own), own[0].nodes[node_id]) for own in owners.values()]
+
+
+def _identity(column: RunFacts, node: NodeFacts) -> object:
+    """Runs that made the same content may have measured other figures; nan is nan."""
+    figures = {name: repr(float(value)) for name, value in node.recorded.metrics.items()}
+    return node.recorded.digest or (column.run, node.id), frozenset(figures.items())
 
 
 def node_ids(columns: Sequence[RunFacts]) -> list[str]:
@@ -49,11 +55,8 @@ def _name(node: NodeFacts) -> str:
     return node.template or node.id
 
 
-def _identity(column: RunFacts, node: NodeFacts) -> object:
-    return node.recorded.digest or (column.run, node.id)
-
-
-def _named(columns: Sequence[RunFacts]) -> RunFacts:
-    labels = [column.label for column in columns]
+def named(columns: Sequence[RunFacts]) -> RunFacts:
+    """The first of them under the names of all."""
+    labels = list(dict.fromkeys(column.label for column in columns))
     more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
     return attrs.evolve(columns[0], label="; ".join(labels[:MOST_NAMED]) + more)

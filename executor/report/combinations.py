@@ -29,7 +29,7 @@ def _table(run: RunFacts, columns: Sequence[RunFacts]) -> Markup:
     rows = run.combinations[:MOST_ROWS]
     groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
     figures = [{name: (value, interval) for name, value, interval in result_rows(row.metrics)} for row in rows]
-    names = shown_metrics(dict.fromkeys(name for cells in figures for name in cells), run.sorted_by)[:MOST_METRICS]
+    names = shown_metrics(rows, (name for cells in figures for name in cells), run.sorted_by)[:MOST_METRICS]
     dots: list[object] = [run_name(column, "") for column in columns]
     shown = [
         [

@@ -44,7 +44,7 @@ def _values(runs: Sequence[RunFacts], compared: Sequence[tuple[RunFacts, Sequenc
 
 
 def _rest(first: RunFacts, run: RunFacts, diffs: Sequence[NodeDiff]) -> Markup:
-    lines = [line for diff in diffs for line in _lines(diff)]
+    lines = [line for diff in diffs for line in told_of(diff)]
     same = [diff.node for diff in diffs if diff.is_same]
     head = joined([run_name(run), " against ", run_name(first)])
     told_same = f"The same artifact, for the same reasons: {', '.join(same)}." if same else ""
@@ -52,7 +52,8 @@ def _rest(first: RunFacts, run: RunFacts, diffs: Sequence[NodeDiff]) -> Markup:
     return joined([element("h3", head), *parts, *_code(diffs)])
 
 
-def _lines(diff: NodeDiff) -> Iterable[str]:
+def told_of(diff: NodeDiff) -> Iterable[str]:
+    """One line where something differs."""
     if diff.where != "both":
         yield f"{diff.node}: {WHERE[diff.where]}"
     elif None in diff.digests:
@@ -64,10 +65,23 @@ def _lines(diff: NodeDiff) -> Iterable[str]:
 
 
 def _because(diff: NodeDiff) -> str:
-    causes = [change.name for change in diff.values]
+    """Settings outside the key are no cause: they change results by rounding only."""
+    settings = [change.name for change in diff.values if change.kind == "setting" and not _is_edge(change)]
+    causes = [change.name for change in diff.values if change.name not in settings]
     causes += [f"the code of {change.name}" for change in diff.code]
     causes += [f"what it reads from {parent}" for parent in diff.inputs]
-    return f"; what differs: {', '.join(causes)}" if causes else "; nothing that the key sees differs"
+    told = f"; what differs: {', '.join(causes)}" if causes else "; nothing that the key sees differs"
+    return f"{told}; also set otherwise, outside the key: {', '.join(settings)}" if settings else told
+
+
+def _is_edge(change: ValueChange) -> bool:
+    """Whether it names the nodes that are read."""
+    values = [*_listed(change.old), *_listed(change.new)]
+    return any(isinstance(value, str) and value.startswith("@") for value in values)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _code(diffs: Sequence[NodeDiff]) -> Iterable[Markup]:

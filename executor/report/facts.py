@@ -10,7 +10,10 @@ from attrs import field, frozen
 
 from dsl.errors import DflowError, StoreError
 from executor.combinations import combinations
+from executor.content import MANIFEST
 from executor.events import read_events, worked_seconds
+from executor.jsonlines import read_object
+from executor.own_files import own_files
 from executor.points import NodeEvents
 from executor.record import NodeState, Record, is_begun, plan_of
 from executor.recorded_graph import recorded_table, written_nodes
@@ -26,8 +29,9 @@ class NodeFacts:
     """A node of a run. state: as recorded, "interrupted" where it says running and nothing runs any more.
 
     seconds, memory, gpu_memory: what its artifact took, in this run or in source_run. size: bytes of the artifact, None
-    where there is none any more. folder: of the artifact, None likewise. config, launch: as recorded, secrets by their
-    names. template: the node that a sweep copied, empty for one that is no copy.
+    where there is none any more. folder: of the artifact, None likewise. own: its files outside the digest, by name, as
+    the run that made it wrote them; the manifest is that one too. config, launch: as recorded, secrets by their names.
+    template: the node that a sweep copied, empty for one that is no copy.
     """
 
     id: str
@@ -42,6 +46,7 @@ class NodeFacts:
     launch: Mapping[str, Any]
     manifest: Mapping[str, Any] | None
     folder: Path | None
+    own: Mapping[str, Path]
     size: int | None
     events: NodeEvents
     figures: Mapping[str, Path]
@@ -139,6 +144,8 @@ class _Reader:
         state = record.state.nodes[node_id]
         manifest = self._store.manifest(state.digest) if state.digest is not None else None
         folder = self._store.object_path(state.digest) if manifest is not None and state.digest else None
+        maker = state.source_run if state.cache == "hit" else record.run
+        own = {} if folder is None else own_files(self._store.records, maker, state.key, folder)
         source, source_id = self._made_in(record, node_id, state)
         made = self._nodes_of(source).get(source_id, state)
         events = self._events_of(source).get(source_id, NodeEvents())
@@ -153,8 +160,9 @@ class _Reader:
             parents=tuple(parent for parent in row.get("parents", ()) if parent in record.state.nodes),
             config=written.get("config", {}),
             launch=written.get("launch", {}),
-            manifest=manifest,
+            manifest=manifest if MANIFEST not in own else read_object(own[MANIFEST]),
             folder=folder,
+            own=own,
             size=None if manifest is None else sum(entry["size"] for entry in manifest["files"].values()),
             events=events,
             figures={

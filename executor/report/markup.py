@@ -34,6 +34,11 @@ def html(value: object) -> Markup:
     return Markup(escape(printable(str(value))))
 
 
+def breakable(name: str) -> Markup:
+    """A name that may go on in the next line behind each / and _, where there is little room."""
+    return Markup(re.sub("([/_])", r"\1<wbr>", html(name)))
+
+
 def joined(parts: Iterable[object], between: str = "") -> Markup:
     return Markup(between.join(map(html, parts)))
 

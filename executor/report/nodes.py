@@ -15,14 +15,15 @@ from executor.results import first_line
 
 MARKS = {"done": "good", "cached": "info", "failed": "bad", "running": "warn", "interrupted": "warn"}
 MOST_BARS = 40
+GPU = "GPU memory"
+NAMES = ("node", "op", "state", "time", "memory", GPU, "disk", "artifact", "why")
 
 
 def pipelines(runs: Sequence[RunFacts]) -> Markup:
     """The graph with a table of the nodes beside or below it; of several runs the graphs, the tables folded away."""
     if len(runs) == 1:
-        nodes = runs[0].nodes
-        return element("div", graph_svg(nodes), _table(runs[0]), class_="beside" if is_narrow(nodes) else None)
-    cells = [element("div", element("h3", run_name(run)), graph_svg(run.nodes)) for run in runs]
+        return element("div", graph_svg(runs[0]), _table(runs[0]), class_="beside" if is_narrow(runs[0]) else None)
+    cells = [element("div", element("h3", run_name(run)), graph_svg(run)) for run in runs]
     tables = [details(joined([run_name(run), ": all nodes"]), _table(run)) for run in runs]
     return joined([element("div", *cells, class_="wide-grid"), *tables])
 
@@ -50,17 +51,19 @@ def _bars(runs: Sequence[RunFacts], label: str, values: Sequence[dict[str, float
 
 
 def _table(run: RunFacts) -> Markup:
-    columns = ["node", "op", "state", "time", "memory", "GPU memory", "disk", "artifact", "why"]
-    return table(columns, map(_row, run.nodes.values()))
+    """Without the GPUs where no node used one."""
+    rows = [_row(node) for node in run.nodes.values()]
+    names = [name for name in NAMES if name != GPU or any(row[name] is not None for row in rows)]
+    return table(names, [[row[name] for name in names] for row in rows], class_="nodes")
 
 
-def _row(node: NodeFacts) -> list[object]:
+def _row(node: NodeFacts) -> dict[str, object]:
     recorded, state = node.recorded, shown_state(node)
     why = first_line(recorded.error) if recorded.error else recorded.reason
     if state == "cached":
         why = f"from run {recorded.source_run}" if recorded.source_run else "it was there"
     size = "gone" if node.is_gone else None
-    return [
+    cells: list[object] = [
         node.id,
         node.op,
         element("span", state, class_=f"mark {MARKS.get(state, '')}"),
@@ -71,6 +74,7 @@ def _row(node: NodeFacts) -> list[object]:
         (recorded.digest or "")[:12] or None,
         why or None,
     ]
+    return dict(zip(NAMES, cells, strict=True))
 
 
 def _megabytes(node: NodeFacts) -> float | None:

@@ -67,7 +67,7 @@ def report_text(store: Store, records: Sequence[Record]) -> str:
     links = element("nav", *(element("a", block.title, href=f"#{block.id}") for block in shown))
     parts = [element("section", element("h2", block.title), block.content, id=block.id) for block in shown]
     name = runs[-1].record.state.pipeline
-    told = f"{len(runs)} runs" if len(runs) > 1 else f"run {runs[0].run}"
+    told = f"{len(runs)} runs: {', '.join(run.label for run in runs)}" if len(runs) > 1 else f"run {runs[0].run}"
     head = element("header", element("h1", name, element("small", f" {told}")), links)
     foot = element("footer", f"Written by dflow on {moment(time.time())}. Store: {store.path}")
     return "".join(

@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dsl.sections import Chart, Series
+from executor.figure_order import figures_in_order
 from executor.report.chart import drawn, together
 from executor.report.columns import shared
 from executor.report.facts import NodeFacts, RunFacts
-from executor.report.markup import Markup, element, joined, limited, paragraph, shown_figure, table
+from executor.report.markup import Markup, breakable, element, joined, limited, paragraph, shown_figure, table
 from executor.report.overview import run_name
 from executor.run_diff import MetricPair
 
@@ -25,24 +26,25 @@ Final = Mapping[str, float]
 def results(columns: Sequence[RunFacts]) -> Markup:
     """The figures of the nodes that hold the pipeline's results: those that differ between runs come first."""
     names = list(dict.fromkeys(node_id for column in columns for node_id in column.results))
-    shown = limited(names, lambda node_id: _of_node(shared(columns, node_id)))
+    shown = limited(names, lambda node_id: _of_node(shared(columns, node_id), is_one=len(columns) == 1))
     return shown or paragraph("No node with results has finished.", class_="faint")
 
 
-def _of_node(there: Sequence[tuple[RunFacts, NodeFacts]]) -> Markup:
+def _of_node(there: Sequence[tuple[RunFacts, NodeFacts]], *, is_one: bool) -> Markup:
     finals = [(run, node.recorded.metrics) for run, node in there]
     if not any(final for _, final in finals):
         return Markup("")
-    return element("div", figures_table(finals), *numbered_charts(finals), class_="beside")
+    return element("div", figures_table(finals, is_one=is_one), *numbered_charts(finals), class_="beside")
 
 
-def figures_table(finals: Sequence[tuple[RunFacts, Final]]) -> Markup:
-    """A row for each figure, a column for each run: those with intervals first, of them those that differ."""
+def figures_table(finals: Sequence[tuple[RunFacts, Final]], *, is_one: bool) -> Markup:
+    """A row for each figure, in the order of `figures_in_order`, a column for each run."""
     values = [final for _, final in finals]
-    names = sorted({name for final in values for name in final if not _is_part(name, values)})
-    names.sort(key=lambda name: (not _has_interval(name, values), not _differs(name, values)))
-    rows = [[name, *(_cell(name, values[0], final) for final in values)] for name in names]
-    columns = ["figure", *(run_name(run) for run, _ in finals)] if len(finals) > 1 else ["figure", "value"]
+    known = {name for final in values for name in final}
+    differing = {name for name in known if _differs(name, values)}
+    names = [name for name in figures_in_order(known, differing=differing) if not _is_part(name, values)]
+    rows = [[breakable(name), *(_cell(name, values[0], final) for final in values)] for name in names]
+    columns = ["figure", "value"] if is_one else ["figure", *(run_name(run) for run, _ in finals)]
     return table(columns, rows, class_="figures")
 
 
@@ -91,10 +93,6 @@ def _cell(name: str, first: Final, final: Final) -> object:
     if pair.difference is not None and not pair.is_same:
         parts.append(element("span", f" {pair.difference:+.3g}", class_="change"))
     return joined(parts)
-
-
-def _has_interval(name: str, finals: Sequence[Final]) -> bool:
-    return any({f"{name}_low", f"{name}_high"} <= final.keys() for final in finals)
 
 
 def _differs(name: str, finals: Sequence[Final]) -> bool:

@@ -25,12 +25,11 @@ class Scale:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, end: float, *, is_log: bool = False) -> Scale:
-        """Wide enough for all finite values; a logarithmic one only where all of them are above 0."""
+        """Wide enough for all finite values, 0 to 1 where all are 0; logarithmic only where all of them are above 0."""
         finite = [_within(value) for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(finite), max(finite)
         if high - low < LEAST:
-            margin = abs(low) / 2 if abs(low) > LEAST else 1.0
-            low, high = low - margin, high + margin
+            low, high = (low - abs(low) / 2, high + abs(high) / 2) if abs(low) > LEAST else (low, 1.0)
         return cls(low, high, start, end, is_log and low > 0)
 
     def place(self, value: float) -> float:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
+import attrs
 from attrs import frozen
 
 from dsl.sections import Account, Body, Chart, Html, Picture, Section, Table
 from executor.report.artifacts import Asked, Shown, shown_by_ops
 from executor.report.chart import drawn, is_named, together
-from executor.report.columns import node_ids, shared
+from executor.report.columns import named, node_ids, shared
 from executor.report.compared import compared
 from executor.report.embedded import Embedded
 from executor.report.facts import NodeFacts, RunFacts
 from executor.report.markup import Markup, element, html, joined, limited, paragraph, table
 from executor.report.overview import run_name
+
+MOST_NARROW = 4  # columns of a table that a third of the page holds
+LONG_TEXT = 30
 
 ShownByOps = Mapping[tuple[str, str], Shown]  # by run and node
 
@@ -32,7 +36,7 @@ class Piece:
 def asked_of(runs: Sequence[RunFacts]) -> ShownByOps:
     """What the op of each node shows of its artifact, where there is one."""
     asked = {
-        (run.run, node.id): Asked(node.op, tuple(run.op_files), node.folder)
+        (run.run, node.id): Asked(node.op, tuple(run.op_files), node.folder, tuple(node.own.items()))
         for run in runs
         for node in run.nodes.values()
         if node.folder is not None and node.op
@@ -55,30 +59,39 @@ def node_sections(columns: Sequence[RunFacts], shown: ShownByOps, embedded: Embe
     """Node by node, in the order of the data, then the pictures that the node drew while it ran."""
 
     def of_node(node_id: str) -> Markup:
-        there = shared(columns, node_id)
-        parts = [*_of_op(there, shown, embedded), *_figures(there, embedded)]
+        parts = [*_of_op(columns, node_id, shown, embedded), *_figures(shared(columns, node_id), embedded)]
         return element("div", *parts, class_="parts") if parts else Markup("")
 
     return limited(node_ids(columns), of_node)
 
 
-def _of_op(there: Sequence[tuple[RunFacts, NodeFacts]], shown: ShownByOps, embedded: Embedded) -> list[Markup]:
-    parts: list[Markup] = []
-    pieces: dict[str, list[Piece]] = {}
-    for run, node in there:
+def _of_op(columns: Sequence[RunFacts], node_id: str, shown: ShownByOps, embedded: Embedded) -> list[Markup]:
+    """What runs show of the same artifact is there once where it is the same: what they measured need not be."""
+    failed: dict[str, None] = {}
+    pieces: dict[str, dict[object, list[Piece]]] = {}
+    for run in columns:
+        node = run.nodes.get(node_id)
+        if node is None:
+            continue
         one = shown.get((run.run, node.id), Shown())
         if one.failed:
-            sentence = f"What the op {node.op} shows of its artifact is missing here: {one.failed}"
-            parts.append(paragraph(element("span", sentence, class_="mark bad"), class_="full"))
+            failed[f"What the op {node.op} shows of its artifact is missing here: {one.failed}"] = None
         for section in one.sections:
             if not isinstance(section.body, Account):
-                pieces.setdefault(section.title, []).append(Piece(run, node, section))
-    return parts + [_titled(title, of_title, len(there) == 1, embedded) for title, of_title in pieces.items()]
+                same = node.recorded.digest, repr(section)
+                pieces.setdefault(section.title, {}).setdefault(same, []).append(Piece(run, node, section))
+    parts = [paragraph(element("span", sentence, class_="mark bad"), class_="full") for sentence in failed]
+    for title, of_title in pieces.items():
+        merged = [attrs.evolve(same[0], run=named([piece.run for piece in same])) for same in of_title.values()]
+        parts.append(_titled(title, merged, len(columns) == 1, embedded))
+    return parts
 
 
 def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:
     """All runs' sections of that title: in one chart or table where they are alike, else beside each other."""
-    head, notes = element("h4", title), _notes(pieces, is_one)
+    is_shared = len(pieces) == 1 and not is_one
+    name = paragraph(run_name(pieces[0].run)) if is_shared else Markup("")
+    head, notes = joined([element("h4", title), name]), _notes(pieces, is_one)
     runs = [piece.run for piece in pieces]
     charts = [body for piece in pieces if isinstance(body := piece.section.body, Chart)]
     if len(charts) == len(pieces) and len({(chart.kind, is_named(chart)) for chart in charts}) == 1:
@@ -88,9 +101,9 @@ def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedde
     facts = [{str(name): value for name, value in body.rows} for body in tables]
     if len(facts) == len(pieces) > 1:
         return element("div", head, compared(runs, facts, ""), *notes)
-    names = [Markup("") if is_one else paragraph(run_name(run)) for run in runs]
+    names = [Markup("") if len(runs) == 1 else paragraph(run_name(run)) for run in runs]
     cells = [element("div", name, _body(piece, embedded)) for name, piece in zip(names, pieces, strict=True)]
-    is_wide = len(cells) > 1 or isinstance(pieces[0].section.body, Html)
+    is_wide = len(cells) > 1 or needs_width(pieces[0].section.body)
     grid = element("div", *cells, class_="wide-grid")
     return element("div", head, grid, *notes, class_="full" if is_wide else None)
 
@@ -104,6 +117,15 @@ def _notes(pieces: Sequence[Piece], is_one: bool) -> list[Markup]:
         paragraph("" if is_same else joined([run_name(piece.run), " "]), piece.section.note, class_="faint")
         for piece in shown
     ]
+
+
+def needs_width(body: Body) -> bool:
+    """Whether a third of the page is too little: for pages, and for tables of many columns or with whole texts."""
+    if isinstance(body, Table):
+        return len(body.columns) > MOST_NARROW or any(
+            isinstance(cell, str) and len(cell) > LONG_TEXT for row in body.rows for cell in row
+        )
+    return isinstance(body, Html)
 
 
 def is_facts(body: Body) -> TypeGuard[Table]:

@@ -36,6 +36,9 @@ th { color: var(--faint); font-weight: 600; white-space: nowrap; }
 td { max-width: 34rem; overflow-wrap: break-word; }
 td.number { text-align: right; }
 .figures td, td.number { white-space: nowrap; }
+.figures td:first-child { white-space: normal; }
+.nodes td:not(:last-child) { white-space: nowrap; }
+.parts th { white-space: normal; vertical-align: bottom; }
 .figures th { white-space: normal; max-width: 15rem; vertical-align: bottom; }
 .beside { display: flex; flex-wrap: wrap; gap: 8px 24px; align-items: flex-start; }
 .beside > * { min-width: 0; } .beside > .graph + .scroll, .beside > .grid { flex: 1 1 500px; }
@@ -47,10 +50,13 @@ details { margin: 4px 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
 .parts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: 4px 28px; }
 .parts > * { min-width: 0; } .parts > .full { grid-column: 1 / -1; }
 .grid > *, .wide-grid > * { min-width: 0; }
+@media (max-width: 600px) { .figures td .faint, .figures td .change { display: block; } }
 figure { margin: 0; }
 figcaption { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 12.5px; color: var(--faint); }
 figcaption i:not(.dot) { display: inline-block; width: 18px; margin-right: 5px; vertical-align: middle; }
-.chart { max-width: 520px; } .chart svg { width: 100%; height: auto; display: block; }
+.dot.ring { background: none; border: 1.6px solid var(--faint); }
+svg .selected { stroke-width: 1.8; }
+.chart { max-width: 420px; } .chart svg { width: 100%; height: auto; display: block; }
 svg text { fill: var(--text); font: 11px system-ui, sans-serif; }
 svg .label { fill: var(--faint); } svg .name { font-weight: 600; }
 svg .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }

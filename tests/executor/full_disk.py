@@ -9,30 +9,32 @@ from pathlib import Path
 from toy_ops import UNTRACKED
 
 # From the write numbered DFLOW_FULL_AFTER on, nothing under DFLOW_FULL_UNDER can be opened for writing, made or renamed
-# into; the file beside it counts what was written. Only this process is concerned, not its stages.
+# into; the file beside it counts what was tried, so it holds more than DFLOW_FULL_AFTER where something was refused.
+# Only this process is concerned, not its stages.
 LAYER = """
-import errno, os, sys
+import errno, os, sys, threading
 
 UNDER, AFTER, COUNT = (os.environ["DFLOW_FULL_" + name] for name in ("UNDER", "AFTER", "COUNT"))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT
-state = {"count": 0, "inside": False}
+lock = threading.Lock()
+tried = 0
 
 
 def refuse(event, arguments):
-    if event not in ("open", "os.mkdir", "os.rename") or state["inside"]:
+    global tried
+    if event not in ("open", "os.mkdir", "os.rename"):
         return
     path = arguments[1] if event == "os.rename" else arguments[0]
     if not isinstance(path, (str, os.PathLike)) or not str(path).startswith(UNDER):
         return
     if event == "open" and not (arguments[2] or 0) & WRITES:
         return
-    state["count"] += 1
-    if state["count"] > int(AFTER):
+    with lock:
+        tried = number = tried + 1
+        with open(COUNT, "w") as file:
+            file.write(str(number))
+    if number > int(AFTER):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    state["inside"] = True
-    with open(COUNT, "w") as file:
-        file.write(str(state["count"]))
-    state["inside"] = False
 
 
 sys.addaudithook(refuse)

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "wbr"}
 SVG_VOID = {"path", "rect", "circle", "polygon"}
 ADDRESSES = ("href", "src", "xlink:href", "data", "action", "poster")
 

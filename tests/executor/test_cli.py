@@ -1,6 +1,7 @@
 """The command: what it shows, what it refuses, and what it does not import."""
 
 import json
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -12,6 +13,7 @@ from toy_ops import PIPELINE, PROJECT, Toy
 from executor import cli
 from executor.display import Display
 from executor.live_display import LiveDisplay, shown_nodes
+from executor.progress import BytesDone
 from executor.record import NodeState, RunState
 from executor.results import print_results, result_rows
 from executor.store import FORMAT
@@ -74,7 +76,7 @@ def test_a_status_row_has_these_fields(toy):
     assert found["d"] == {
         "id": "d", "op": "steps", "key": node["key"], "digest": node["digest"], "state": "done", "cache": node["cache"],
         "reason": node["reason"], "seconds": node["seconds"], "mlflow_run_id": None, "metrics": {"steps/loss": 0.2},
-        "acceptance": node["acceptance"],
+        "acceptance": node["acceptance"], "path": str(toy.store.resolve() / "objects" / node["digest"]),
     }  # fmt: skip
 
 
@@ -156,6 +158,15 @@ def test_without_a_command_the_help_lists_all_of_them(capsys):
     assert [name for name in cli.COMMANDS if f"\n    {name}" not in shown] == []
 
 
+@pytest.mark.parametrize(("command", "port"), [("ui", 5000), ("serve", 30000)])
+def test_the_help_of_a_server_tells_where_it_listens(capsys, command, port):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--host ADDRESS where to listen; 127.0.0.1 unless given" in shown
+    assert f"--port N {port} unless given" in shown
+
+
 def test_from_an_unknown_node_is_a_mistake(toy):
     result = toy.dflow("resume", "--from", "x")
     assert result.returncode == 2
@@ -207,9 +218,9 @@ def test_a_table_of_results_has_a_row_for_each_metric_with_its_interval_and_for_
     metrics = {"eval/tau": 2.5, "eval/tau_low": 2.25, "eval/tau_high": 2.75, "eval/ties": 0.0, "eval/x_high": 1.0}
     metrics |= {f"eval/accepted_slot_{slot:02d}": 1 / slot for slot in range(1, 16)} | {"eval/layer_3": 7.0}
     assert result_rows(metrics) == [
+        ("eval/tau", "2.5", "[2.25, 2.75]"),
         ("eval/accepted_slot_01..15", "1 .. 0.06667", ""),
         ("eval/layer_3", "7", ""),
-        ("eval/tau", "2.5", "[2.25, 2.75]"),
         ("eval/ties", "0", ""),
         ("eval/x_high", "1", ""),
     ]
@@ -242,7 +253,28 @@ def test_only_the_metrics_of_the_newest_event_are_shown_for_each_of_the_running_
     display.show([{"kind": "progress", "node": name, "done": 1, "total": 4} for name in "ab"])
     display.show([{"kind": "metric", "node": "a", "step": 1, "metrics": {"loss": 0.5, "lr": 0.1}}])
     display.show([{"kind": "metric", "node": "a", "step": 1, "metrics": {"accuracy": 0.75}}])
-    assert capsys.readouterr().out.splitlines()[-2:] == ["a: 1 of 4: accuracy 0.75", "b: 1 of 4"]
+    told = ["a: 1 of 4", "b: 1 of 4", "a: 1 of 4: loss 0.5, lr 0.1", "a: 1 of 4: accuracy 0.75"]
+    assert capsys.readouterr().out.splitlines() == told
+
+
+def test_progress_in_which_nothing_changes_is_told_once_and_then_each_minute_with_the_time(capsys, monkeypatch):
+    monkeypatch.setattr("executor.display.PLAIN_PROGRESS_S", 0.0)
+    clock = [1000.0]
+    monkeypatch.setattr("executor.unrepeated.time.monotonic", lambda: clock[0])
+    display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes={"a": NodeState(state="running")}))
+    for done, clock[0] in ((1, 1000.0), (1, 1010.0), (1, 1050.0), (2, 1055.0), (2, 1110.0), (2, 1116.0), (2, 1170.0)):
+        display.show([{"kind": "progress", "node": "a", "done": done, "total": 4}])
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["a: 1 of 4", "a: 2 of 4"]
+    assert [re.sub(r"\d\d:\d\d:\d\d", "T", line) for line in said[2:]] == ["a: 2 of 4 (unchanged at T)"]
+
+
+def test_copying_in_which_nothing_changes_is_told_once(capsys, monkeypatch):
+    monkeypatch.setattr("executor.progress.PLAIN_S", 0.0)
+    with BytesDone("push", 3_000_000_000_000) as done:
+        for size in (1_000_000_000_000, 1, 1, 1_000_000_000_000):
+            done.advance(size)
+    assert capsys.readouterr().err.splitlines() == ["push: 1.0 TB of 3.0 TB", "push: 2.0 TB of 3.0 TB"]
 
 
 def test_many_cached_nodes_are_told_by_one_line(capsys):

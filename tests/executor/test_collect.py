@@ -243,8 +243,8 @@ def test_pulled_artifacts_stay_until_a_run_used_them(toy):
     assert len(used.goes) == 4
     record = run(toy, contents="pulled")
     index.write_text(index.read_text().replace("computed", "pulled"))
-    for path in record.folder.iterdir():
-        path.unlink()
+    shutil.rmtree(record.folder)
+    record.folder.mkdir()
     gc(toy, 0)
     assert artifacts(toy) == {record.state.nodes["a"].digest}
     gc(toy, 0, pulled=False)

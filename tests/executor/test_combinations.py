@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from dsl.shown import toml_text
 from dsl.typed_text import typed_value
 from executor.combinations import combinations, differing_params
 from executor.record import NodeState
+from executor.sort_by import doubt
 from executor.sweep_table import sweep_table
 
 OPS = """
@@ -25,7 +27,7 @@ class Text(Artifact):
     name = "text"
 
 
-@op(version=1, run="toy:no")
+@op(version=1, run="toy:no", judged_by="eval/tau")
 @frozen(kw_only=True)
 class First:
     tags: tuple[str, ...] = ()
@@ -93,6 +95,60 @@ def test_a_value_of_several_lines_is_one_row_of_the_table(tmp_path: Path) -> Non
     graph = swept(tmp_path, 'b.title=["a\\nb","c"]')
     states = {node_id: NodeState(state="done") for node_id in graph.nodes}
     assert ["results of 2 combinations", "b.title", '"a\\nb"', "c"] == sweep_table(graph, states).splitlines()
+
+
+def measured(graph: Graph, *metrics: dict[str, float]) -> list[str]:
+    """The table of a sweep of b whose copies have these metrics."""
+    states = {node_id: NodeState(state="done") for node_id in graph.nodes}
+    for node_id, values in zip([node_id for node_id in graph.nodes if node_id != "a"], metrics, strict=True):
+        states[node_id].metrics = values
+    return sweep_table(graph, states).splitlines()
+
+
+@pytest.mark.parametrize("sort_by", ["eval/tua", "-eval/tua"])
+def test_a_table_to_be_sorted_by_an_unknown_metric_is_sorted_as_usual_and_names_those_there_are(
+    tmp_path: Path, sort_by: str
+) -> None:
+    graph = evolve(swept(tmp_path, "b.size=[1,2]"), sort_by=sort_by)
+    lines = measured(graph, {"eval/tau": 2.0, "eval/tau_low": 1.0}, {"eval/tau": 3.0, "eval/tau_low": 0.5})
+    assert "results of 2 combinations, by eval/tau" == lines[0]
+    assert [["2", "3"], ["1", "2"]] == [line.split()[:2] for line in lines[2:4]]
+    told = 'not sorted by eval/tua: no combination has this metric; did you mean "eval/tau"?; there are: '
+    assert f"{told}eval/tau, eval/tau_low" == lines[-1]
+
+
+def test_a_table_without_any_metric_says_so(tmp_path: Path) -> None:
+    graph = evolve(swept(tmp_path, "b.size=[1,2]"), sort_by="eval/tua")
+    assert "not sorted by eval/tua: no combination has any metric yet" == measured(graph, {}, {})[-1]
+
+
+def test_a_table_is_sorted_by_any_metric_that_there_is_though_it_has_no_column_of_its_own(tmp_path: Path) -> None:
+    graph = evolve(swept(tmp_path, "b.size=[1,2]"), sort_by="eval/tau_low")
+    bounds = {"eval/tau_low": 1.0, "eval/tau_high": 4.0}
+    lines = measured(graph, {"eval/tau": 2.0} | bounds, {"eval/tau": 3.0} | bounds | {"eval/tau_low": 0.5})
+    assert "results of 2 combinations, by eval/tau_low" == lines[0]
+    assert ["1", "2"] == [line.split()[0] for line in lines[2:]]
+
+
+@pytest.mark.parametrize(
+    ("sort_by", "told"),
+    [
+        ("", None),
+        ("eval/tau", None),
+        ("-eval/tau", None),
+        ("eval/tau_text", None),
+        ("train/loss", None),
+        ("tau", 'did you mean "eval/tau"?'),
+        ("eval/tua", 'did you mean "eval/tau"?'),
+        ("-loss", 'metrics are named with their group, as in "train/loss"'),
+    ],
+)
+def test_a_metric_that_looks_misspelt_is_told_before_anything_runs(
+    tmp_path: Path, sort_by: str, told: str | None
+) -> None:
+    name = sort_by.removeprefix("-")
+    graph = evolve(swept(tmp_path, "b.size=[1,2]"), sort_by=sort_by)
+    assert ("" if told is None else f"the table of the sweep is to be sorted by {name}: {told}") == doubt(graph)
 
 
 VALUES = st.recursive(

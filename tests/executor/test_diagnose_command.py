@@ -19,6 +19,7 @@ FINE = {
     "advice": "",
     "gain": None,
     "is_cause": False,
+    "is_note": False,
     "is_measured": True,
     "normal": "so it should be",
     "explained_by": "",
@@ -45,9 +46,9 @@ def process(monkeypatch):
     """Stands for the process that measures: what it is asked, and what it says."""
     asked = []
 
-    def run(command, threads, tell):
-        tell("decoding")
-        request, answer = map(Path, command[-2:])
+    def run(files, threads, tell):
+        tell("1 of 2, decoding")
+        request, answer = (Path(f"/proc/self/fd/{file}") for file in files)
         asked.append(json.loads(request.read_text()))
         answer.write_text(json.dumps(result() | {"node": asked[-1]["node"]}))
         return 0, []
@@ -138,6 +139,21 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
         "export: no tau, as the export cannot be loaded, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
     )
     assert diagnosis_text(result(fine, gone)).endswith("none of the usual causes of a low tau; not measured: features")
+
+
+def test_a_note_is_told_with_what_may_help_and_is_no_cause():
+    note = FINE | {"name": "categories", "measured": "tau 1.7, 7.8", "advice": "more texts", "is_note": True}
+    text = diagnosis_text(result(note))
+    assert "note   categories: tau 1.7, 7.8 | normal: so it should be | may help: more texts\n" in text
+    assert text.endswith("none of the usual causes of a low tau")
+
+
+def test_a_cause_whose_mending_measured_lower_has_its_sign_and_one_prompt_no_interval():
+    cause = FINE | {"name": "layer ids", "measured": "", "is_cause": True, "gain": -0.16}
+    single = result(cause) | {"tau": {"exported": 2.0, "low": None, "high": None, "mended": 2.0}}
+    text = diagnosis_text(single)
+    assert text.startswith("export: tau 2.00 of at most 8")
+    assert text.endswith("layer ids (tau -0.16)")
 
 
 def test_a_cause_that_another_explains_is_told_as_such():

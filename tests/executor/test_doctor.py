@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from rich.console import Console
 
 from executor.doctor import host, libraries, tracking
 from executor.doctor.finding import Finding
@@ -22,6 +25,7 @@ from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
 from executor.lease import Lease
 from executor.libraries import NOT_INSTALLED, LibraryVersions
+from executor.progress import Doing
 from executor.store import Store
 from executor.track import open_client
 
@@ -197,10 +201,24 @@ def test_limits_of_the_operating_system_are_told(monkeypatch: pytest.MonkeyPatch
     assert "missing" == found["C compiler"].level
 
 
+def test_on_a_terminal_what_is_looked_at_stands_below_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = StringIO()
+    with Doing(Console(file=shown, force_terminal=True, width=100)) as doing:
+        doing.tell("looking at the [store]")
+        doing.say("ok  store: here")
+    assert "looking at the [store]" in shown.getvalue()
+    said = capsys.readouterr()
+    assert ("ok  store: here\n", "") == (said.out, said.err)
+
+
 def test_the_whole_is_told_as_json_and_ends_with_0_here(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "executor.cli", "doctor", "--json", "--store", str(tmp_path / "runs")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
+    assert ["looking at this machine", "looking at the store", "looking at torch, transformers"] == [
+        re.match("looking at (this machine|the store|torch, transformers)", line)[0]  # type: ignore[index]
+        for line in done.stderr.splitlines()
+    ]
     told = json.loads(done.stdout)
     names = {finding["name"] for finding in told["findings"]}
     assert told["runs"] and {"Python", "torch", "transformers", "GPU", "store", "MLflow", "disk", "sglang"} <= names

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from toy_ops import PIPELINE, Toy
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -49,6 +53,32 @@ def test_a_picture_is_written(toy: Toy, name: str, start: bytes) -> None:
     told = toy.dflow("graph", "pipeline.toml", "--picture", name)
     assert (0, "") == (told.returncode, told.stdout), told.stderr
     assert (toy.folder / name).read_bytes().startswith(start)
+
+
+def test_a_picture_shows_each_copy_by_its_values_and_who_reads_whom(toy: Toy) -> None:
+    told = toy.dflow("graph", "pipeline.toml", "--picture", "g.svg", "--sweep", 'c.between=["+","-"]')
+    assert (0, "") == (told.returncode, told.stdout), told.stderr
+    drawing = ElementTree.fromstring((toy.folder / "g.svg").read_text())
+    texts = [text.text for text in drawing.iter(f"{SVG}text")]
+    assert [1, 1, 2, 2] == [texts.count(name) for name in "abcd"], "the names as they were written"
+    assert (2, 2) == (texts.count('between="+"'), texts.count('between="-"'))
+    assert 6 == texts.count("runs")
+    lines = {name for group in drawing.iter(f"{SVG}g") if ", read by " in (name := group.get("id", ""))}
+    json_nodes = json.loads(toy.dflow("graph", "pipeline.toml", "--json", "--sweep", 'c.between=["+","-"]').stdout)
+    readers: dict[str, list[str]] = {}
+    for node in json_nodes["nodes"]:
+        for up in dict.fromkeys(up for ids in node["inputs"].values() for up in ids):
+            readers.setdefault(up, []).append(node["id"])
+    assert {f"{up}, read by {', '.join(downs)}" for up, downs in readers.items()} == lines
+
+
+def test_a_picture_of_a_long_chain_is_no_larger_than_can_be_drawn(tmp_path: Path) -> None:
+    nodes = [f'[node.n{k}]\nop = "upper"\ntext = "@n{k - 1}"\n' for k in range(1, 1100)]
+    toy = Toy(tmp_path, '[pipeline]\nname = "long"\nops = ["toy.py"]\n[node.n0]\nop = "make"\n' + "".join(nodes))
+    told = toy.dflow("graph", "pipeline.toml", "--picture", "g.png")
+    assert (0, "") == (told.returncode, told.stdout), told.stderr
+    width, height = struct.unpack(">II", (toy.folder / "g.png").read_bytes()[16:24])
+    assert 0 < width < height < 1 << 16
 
 
 def test_a_picture_of_another_kind_is_refused(toy: Toy) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli
+from family_checkpoints import make_checkpoint
 from format_cases import (
     as_struct,
     data_url,
@@ -20,18 +22,15 @@ from format_cases import (
     write_json,
     write_parquet,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
-from ops.own_data.lengths import PixelRules
+from ops.own_data import advice
 from ops.own_data.text import PLACEHOLDER
 
 TEXT = {
@@ -229,8 +228,8 @@ def test_features_that_the_disk_does_not_hold_are_captured_while_training(
     [
         ("empty", ["holds neither JSON nor Parquet", "it is empty"]),
         ("papers", ["holds neither JSON nor Parquet", "seen there: 2 .pdf, 1 no suffix"]),
-        ("flat", ["seen there: 3 .png", "images by class lie in a folder for each class"]),
-        ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "conversations"']),
+        ("mixed", ["seen there: 3 .png, 1 .pdf", "images lie in a folder for each class, or all of them in a folder"]),
+        ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "messages"']),
         ("nothing.jsonl", ["nothing.jsonl: holds no samples"]),
         ("missing.jsonl", ["none of its 2 samples can be used", "2 image missing, such as 1: no.png", "--image-root"]),
         ("nowhere", ["nowhere: no such file or folder"]),
@@ -243,9 +242,10 @@ def test_data_that_cannot_be_used_is_told_with_all_that_is_wrong(
     (project / "papers").mkdir()
     for name in ("a.pdf", "b.PDF", "c"):
         (project / "papers" / name).write_bytes(b"%PDF")
-    (project / "flat").mkdir()
+    (project / "mixed" / "papers").mkdir(parents=True)
+    (project / "mixed" / "papers" / "a.pdf").write_bytes(b"%PDF")
     for place in range(3):
-        Image.new("RGB", (8, 8)).save(project / "flat" / f"{place}.png")
+        Image.new("RGB", (8, 8)).save(project / "mixed" / f"{place}.png")
     (project / "broken.jsonl").write_text('{"messages": []}\n{"messages": \n{"conversations": 3}\n')
     (project / "nothing.jsonl").write_text("\n")
     chat(project / "missing.jsonl", 2, image="no.png")
@@ -266,6 +266,97 @@ def test_data_target_and_file_are_refused_together(project: Path, capsys: pytest
     assert "mine" == (project / "pipeline.toml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("source", "output", "expected"),
+    [
+        ("talks.v2.jsonl", "pipeline.toml", "talks.v2"),
+        ("my talks (2026), größer.jsonl", "pipeline.toml", "my-talks-2026-größer"),
+        ("talks 2.5", "pipeline.toml", "talks-2.5"),
+        (".", "pipeline.toml", "here"),
+        ("!.jsonl", "pipeline.toml", "pipeline"),
+        ("talks.v2.jsonl", "second.toml", "second"),
+        ("talks.v2.jsonl", "sub/pipeline.toml", "talks.v2"),
+    ],
+)
+def test_the_pipeline_is_called_as_the_data_unless_the_file_has_a_name_of_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch, source: str, output: str, expected: str
+) -> None:
+    (project / "here" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(project / "here")
+    path = project / "here" / source
+    if path.suffix != ".jsonl":
+        path.mkdir(exist_ok=True)
+        path = path / "chat.jsonl"
+    chat(path, 10)
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", source, "-o", output, "--target", target])
+    graph = read_graph(Path(output), [], [])
+    assert (expected, expected) == (graph.name, graph.experiment)
+
+
+@pytest.mark.parametrize(
+    ("samples", "most", "expected", "told"),
+    [
+        (10, 500, None, "left out: of 23 steps or so only the last is worth measuring"),
+        (120, 500, 50, "a tenth of the steps, but 50 to 500: a rule of thumb"),
+        (3000, 500, 174, "a tenth of the steps: a rule of thumb"),
+        (3000, 70, 70, "a tenth of the steps, but 50 to 70: a rule of thumb"),
+    ],
+)
+def test_val_is_measured_at_a_tenth_of_the_steps_and_of_few_only_at_the_end(
+    project: Path, monkeypatch: pytest.MonkeyPatch, samples: int, most: int, expected: int | None, told: str
+) -> None:
+    monkeypatch.setattr(advice, "MOST_BETWEEN", most)
+    chat(project / "chat.jsonl", samples, answer=" ".join(["word"] * 200))
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    train = nodes(project / "pipeline.toml")["train"]
+    assert (expected, expected) == (train.get("eval_every"), train.get("checkpoint_every"))
+    assert told in (project / "pipeline.toml").read_text()
+
+
+def write_photos(folder: Path) -> Path:
+    """Ten images of one class."""
+    (folder / "photos" / "cat").mkdir(parents=True)
+    for place in range(10):
+        Image.new("RGB", (64, 48 + place)).save(folder / "photos" / "cat" / f"{place}.png")
+    return folder / "photos"
+
+
+def write_flat_photos(folder: Path) -> Path:
+    """Three images directly in a folder."""
+    (folder / "photos").mkdir()
+    for place in range(3):
+        Image.new("RGB", (64, 48 + place)).save(folder / "photos" / f"{place}.png")
+    return folder / "photos"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_photos,
+        write_flat_photos,
+        lambda folder: chat(folder / "chat.jsonl", 40),
+        lambda folder: write_parquet(folder, as_struct),
+    ],
+    ids=["photos", "flat photos", "JSONL", "Parquet"],
+)
+def test_what_is_written_can_be_planned_as_it_stands(
+    project: Path, capsys: pytest.CaptureFixture[str], write: Callable[[Path], Path]
+) -> None:
+    write_images(project)
+    source = write(project)
+    make_checkpoint("qwen3_vl", project / "target")
+    assert 0 == main(["init", str(source), "--target", "target"])
+    said = capsys.readouterr().out
+    assert "wrote pipeline.toml, and dflow.schema.json, by which an editor completes and checks it\nnext:\n" in said
+    assert "    dflow plan pipeline.toml " in said
+    assert 0 == main(["plan", "pipeline.toml"])
+    plan = capsys.readouterr().out
+    planned = [line.split()[0] for line in plan.splitlines()[1:] if "runs" in line.split()]
+    assert list(nodes(project / "pipeline.toml")) == planned
+    assert "of disk are free" in plan
+
+
 def test_a_schema_that_is_there_stays_and_is_told_until_force_renews_it(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,7 +364,8 @@ def test_a_schema_that_is_there_stays_and_is_told_until_force_renews_it(
     schema = project / "dflow.schema.json"
     schema.write_text("{}")
     assert 0 == main(["init", "chat.jsonl"])
-    assert "{}" == schema.read_text() and "note: the dflow.schema.json that is there" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "{}" == schema.read_text() and "wrote pipeline.toml\nnote: the dflow.schema.json that is there" in said
     assert 0 == main(["init", "chat.jsonl", "--force"])
     assert "{}" != schema.read_text() and "note: the dflow.schema.json" not in capsys.readouterr().out
     assert 0 == main(["init", "chat.jsonl", "-o", "second.toml"])
@@ -287,11 +379,16 @@ def test_held_out_prompts_are_there_however_small_the_data(project: Path, capsys
     assert "splits: 7 train, 1 val, 2 test" in said and "note: 10 samples show whether the chain runs" in said
 
 
-@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([28, 32]), st.sampled_from([4096, 1_048_576]))
-def test_image_tokens_are_those_of_transformers(width: int, height: int, factor: int, most: int) -> None:
-    rules = PixelRules(factor, 3136, most)
-    if max(width, height) > 200 * min(width, height):
-        assert 0 == rules.tokens((width, height))
-    else:
-        rows, columns = smart_resize(height, width, factor, 3136, most)
-        assert rows * columns // factor**2 == rules.tokens((width, height))
+@pytest.mark.parametrize("name", ["dog/{}.png", "IMG_{}.jpg", "{}"])
+@pytest.mark.parametrize("samples", [5, 8, 10, 40])
+def test_of_few_samples_train_has_most_and_test_no_fewer_than_val(
+    project: Path, capsys: pytest.CaptureFixture[str], name: str, samples: int
+) -> None:
+    line = json.loads(chat(project / "chat.jsonl", 1).read_text())
+    rows = [json.dumps({**line, "id": name.format(place)}) for place in range(1, samples + 1)]
+    (project / "chat.jsonl").write_text("\n".join(rows))
+    assert 0 == main(["init", "chat.jsonl"])
+    told = re.search(r"# (\d+) train, (\d+) val, (\d+) test, drawn by hash", (project / "pipeline.toml").read_text())
+    assert told is not None, capsys.readouterr().out
+    train, val, test = map(int, told.groups())
+    assert train >= test >= val >= 1 and samples == train + val + test

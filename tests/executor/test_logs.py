@@ -6,6 +6,8 @@ import pytest
 from side_ops import side
 from toy_ops import Toy, wait_for
 
+from executor.record import Record
+
 PRINTS = '[node.a]\nop = "flaky"\ntimes = 2\nlaunch = { retry_wait = 0.1 }\n'
 
 
@@ -22,6 +24,28 @@ WHOLE = "try 0\nTransientError: the server is busy\ntry 1\nTransientError: the s
 def test_the_whole_log_is_printed_that_of_all_attempts(done):
     assert done.dflow("logs", "a").stdout == WHOLE
     assert done.dflow("logs", done.state()["run"], "a").stdout == WHOLE
+
+
+def test_the_latest_run_is_named_where_none_was(done):
+    run = done.state()["run"]
+    assert done.dflow("logs", "a").stderr == f"a in run {run}, the latest:\n"
+    assert done.dflow("logs", run, "a").stderr == ""
+
+
+def test_of_a_node_that_did_not_run_in_the_latest_run_the_run_that_works_on_it_is_named(tmp_path):
+    toy = side(tmp_path, '[node.b]\nop = "meet"\nname = "b"\nothers = ["go"]\n')
+    running = toy.start("run", str(toy.file))
+    wait_for(lambda: (tmp_path / "b.here").exists())
+    first = toy.state()["run"]
+    later = Record.create(toy.store / "records", Record.load(toy.store / "records" / first).graph())
+    result = toy.dflow("logs", "b")
+    (tmp_path / "go.here").touch()
+    running.communicate(timeout=60)
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"dflow: b printed nothing in run {later.run}: it did not run there, its state is pending; it runs in run "
+        f"{first}: dflow logs {first} b\n",
+    )
 
 
 def test_the_last_lines_are_printed(done):
@@ -79,4 +103,4 @@ def test_following_ends_with_a_run_that_was_killed(tmp_path):
     run.kill()
     run.communicate()
     _, errors = follower.communicate(timeout=30)
-    assert (follower.returncode, errors) == (0, "")
+    assert (follower.returncode, errors) == (0, f"b in run {toy.state()['run']}, the latest:\n")

@@ -174,14 +174,14 @@ def test_copies_of_a_node_share_a_table_of_results():
     assert figures_text(few).splitlines() == [
         "results of eval-small, eval-large",
         "metric    small             large",
-        "eval/n    3                 3",
         "eval/tau  2.5 [2.25, 2.75]  2.5 [2.25, 2.75]",
+        "eval/n    3                 3",
     ]
     many = {f"eval-{name}": result_rows(METRICS) for name in "abcdef"}
-    assert figures_text(many).splitlines()[1:3] == ["eval  eval/n  eval/tau", "a     3       2.5 [2.25, 2.75]"]
+    assert figures_text(many).splitlines()[1:3] == ["eval  eval/tau          eval/n", "a     2.5 [2.25, 2.75]  3"]
 
 
-def test_other_nodes_have_tables_of_their_own_and_a_warning_of_several_is_told_once(capsys):
+def test_what_is_judged_is_told_last_in_a_table_of_its_own_and_a_warning_of_several_once(capsys):
     shown = {"loss": 1.0}
     nodes = {
         "eval-a": NodeState(state="done", metrics=METRICS, warnings=["no GPU", "told before"]),
@@ -193,7 +193,7 @@ def test_other_nodes_have_tables_of_their_own_and_a_warning_of_several_is_told_o
     print_figures(state, list(nodes), {"told before"})
     lines = capsys.readouterr().out.splitlines()
     heads = [line for line in lines if line.startswith("results of")]
-    assert heads == ["results of eval-a, eval-b", "results of bench-a", "results of eval-c"]
+    assert heads == ["results of bench-a", "results of eval-c", "results of eval-a, eval-b"]
     assert lines[-1] == "eval-a, eval-b: warning: no GPU"
     assert not any("told before" in line for line in lines)
 

@@ -225,7 +225,9 @@ def test_what_gc_collected_is_said_to_be_gone_and_its_figures_stay(tmp_path: Pat
     page = report(toy)
     assert "the store no longer holds 2 of the artifacts (source, filter)" in page.text("runs")
     assert ["eval/tau", "2 [1.5, 2.5]"] == page.table("results", "figure", "value")[0]
-    assert ["gone", "gone"] == [row[6] for row in page.table("pipeline", "node", "op", "state")]
+    assert ["gone", "gone"] == [
+        row[5] for row in page.table("pipeline", "node", "op", "state", "time", "memory", "disk")
+    ]
     assert "samples" not in page.titles
 
 

@@ -70,6 +70,17 @@ def test_bars_begin_at_zero_and_end_at_their_value_also_below_it() -> None:
     assert [pytest.approx(each, abs=0.11) for each in expected] == bars
 
 
+@pytest.mark.parametrize("chart_x", [[1, 2, 3], ["image", "text", "code"]])
+def test_bars_that_are_all_zero_lie_on_an_axis_from_zero_to_one(chart_x) -> None:
+    chart = svg(Chart([Series("s", chart_x, [0.0, 0.0, 0.0])], "slot", "y", "bars"))
+    is_upright = chart_x[0] == 1
+    bars = [[float(bar.get(name, "")) for name in ("x", "y", "width", "height")] for bar in chart.iter("rect")]
+    at = [(y, height) if is_upright else (x, width) for x, y, width, height in bars]
+    assert [(HEIGHT - BOTTOM if is_upright else LEFT - 40, 0.0)] * 3 == at
+    shown = ["".join(text.itertext()) for text in chart.iter("text") if text.get("text-anchor") == "end"]
+    assert (["0", "0.2", "0.4", "0.6", "0.8", "1"] if is_upright else ["y"]) == shown
+
+
 def test_bars_under_names_have_whiskers_of_their_intervals_and_say_so() -> None:
     series = Series("tau", ["image", "text"], [4.0, 2.0], [3.0, None], [6.0, None])
     chart = svg(Chart([series], "category", "tau", "bars"))
@@ -167,6 +178,9 @@ def test_the_charts_of_runs_become_one_with_a_colour_for_each_run_and_dashes_for
     one, looks = together([("ab12", 0, chart), ("cd34", 3, chart)])
     assert ["ab12: train/loss", "ab12: val/loss", "cd34: train/loss", "cd34: val/loss"] == [s.name for s in one.series]
     assert [Look(0, 0), Look(0, 1), Look(3, 0), Look(3, 1)] == looks
+    other = Chart([Series("val/loss", [1], [2.0])], "step", "")
+    assert "cd34: val/loss" == together([("ab12", 0, chart), ("cd34", 1, other)])[0].series[-1].name
+    assert ["ab12", "cd34"] == [s.name for s in together([("ab12", 0, other), ("cd34", 1, other)])[0].series]
     alone, looks = together([("ab12", 0, chart)])
     assert (chart, [Look(0), Look(1)]) == (alone, looks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,26 @@ def test_a_node_that_logs_very_many_figures_has_a_limit_of_charts(tmp_path: Path
     assert "the page stays small: " in text
 
 
+def test_what_nodes_used_of_the_machine_is_folded_away_behind_all_that_they_logged(tmp_path: Path) -> None:
+    toy = counting(tmp_path)
+    run(toy)
+    store = Store.open(toy.store, write=False)
+    facts = read_runs(store, find_records(store.records, []))[0]
+    for node in facts.nodes.values():
+        node.events.points[:] = [point for point in node.events.points if "train/loss" in point.metrics]
+        for second in (100.0, 110.5):
+            gpus = {f"gpu_{gpu}_power_usage_watts": 70.0 + gpu for gpu in range(2)}
+            node.events.add({"kind": "system", "time": second, "metrics": {"memory_usage_megabytes": 5.0} | gpus})
+    facts.nodes["source"].events.points[:] = facts.nodes["source"].events.points[-2:]
+    logged, _, system = curves([facts]).partition("<summary>System")
+    assert ["filter"] == re.findall("<h3>(.*?)</h3>", logged)
+    assert "memory_usage" not in logged
+    assert ["source", "filter"] == re.findall("<h3>(.*?)</h3>", system)
+    assert ["system/memory_usage_megabytes", "gpu_power_usage_watts"] * 2 == re.findall("<h4>(.*?)</h4>", system)
+    assert "system/gpu_1_power_usage_watts: 71 at 10.5<" in system, "seconds since the first sample"
+    assert "train/loss" not in system
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -110,6 +131,6 @@ def test_a_figure_that_is_nan_in_both_runs_is_the_same(tmp_path: Path) -> None:
     store = Store.open(toy.store, write=False)
     facts = read_runs(store, find_records(store.records, []))[0]
     other = evolve(facts, place=1, label="other")
-    text = figures_table([(facts, {"a": NAN, "b": 1.0}), (other, {"a": NAN, "b": 2.0})])
+    text = figures_table([(facts, {"a": NAN, "b": 1.0}), (other, {"a": NAN, "b": 2.0})], is_one=False)
     assert "nan" in text and "+nan" not in text
     assert text.index(">b<") < text.index(">a<"), "what differs comes first"

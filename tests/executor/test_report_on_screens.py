@@ -14,6 +14,13 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)"),
 ]
+# As long as the figures of an evaluation are; all differ between runs that keep other numbers of samples.
+FIGURES = """
+    for name, value in {"tau": 3.4113, "tau_image": 2.8734, "tau_text": 4.0712, "speedup": 1.3157}.items():
+        value = value * config.kept / 7
+        stage.log({f"eval/{name}": value, f"eval/{name}_low": value - 0.1287, f"eval/{name}_high": value + 0.1354}, 3)
+    stage.log({"eval/tokens_per_second": 1234.56 * config.kept, "eval/acceptance_rate": 0.34112 * config.kept}, 3)
+"""
 LONG = "a-name-without-any-place-to-break-" * 8
 
 
@@ -42,6 +49,22 @@ def test_nothing_is_wider_than_the_screen_and_texts_stand_out(tmp_path: Path, wi
             assert 0 == browser.value(
                 "performance.getEntriesByType('resource').filter(e => e.name.startsWith('http')).length"
             )
+
+
+def test_the_results_of_two_runs_fit_a_phone(tmp_path: Path) -> None:
+    toy = counting(tmp_path)
+    shows = tmp_path / "shows.py"
+    shows.write_text(shows.read_text().replace("    stage.log(slots", f"{FIGURES}    stage.log(slots"))
+    run(toy)
+    run(toy, "-s", "filter.kept=5")
+    write_report(toy.store, runs_of(toy), tmp_path / "page.html")
+    with Browser(tmp_path / "profile") as browser:
+        browser.show(tmp_path / "page.html", 390, 800)
+        box = "document.querySelector('#results .scroll')"
+        assert "-0.821" in browser.value(f"{box}.textContent")
+        assert browser.value(f"{box}.scrollWidth <= {box}.clientWidth")
+        name = f"[...{box}.querySelectorAll('td:first-child')].find(cell => cell.textContent == 'eval/tau_image')"
+        assert browser.value(f"{name}.clientWidth") >= 90, "room for more than a word on a line"
 
 
 def test_a_table_that_is_wider_than_the_screen_shows_that_it_goes_on(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from test_report import EVIL, PIPELINE, counting, report, run
@@ -51,6 +53,29 @@ def test_figures_and_curves_of_the_copies_of_a_node_stand_in_one_table_and_one_c
     assert 1 == text.count(f'aria-label="{", ".join(BY_KEPT)} over step"')
     assert 1 == text.count('aria-label="train/loss over step"'), "of the node that all share"
     assert ["Curves", "source", "filter"] == heads(page.words["curves"])
+
+
+def test_the_picture_names_copies_by_their_values_and_its_arrows_lead_from_box_to_box(swept: Toy) -> None:
+    found = re.search('<svg [^>]*aria-label="the nodes and what reads from what">.*?</svg>', written(swept), re.DOTALL)
+    assert found is not None
+    drawing = ElementTree.fromstring(found[0])
+    texts = {group[0].text.partition(":")[0]: [text.text for text in group.iter("text")] for group in drawing.iter("g")}  # type: ignore[union-attr]
+    copies = [[f"kept={kept}", f"text={text}"] for kept in (5, 7) for text in "xy"]
+    assert [["source"], *(["filter", *values] for values in copies)] == [of_box[:-1] for of_box in texts.values()]
+    boxes = {
+        node_id: {name: float(rect.get(name, "")) for name in ("x", "y", "width", "height")}
+        for node_id, rect in zip(texts, drawing.iter("rect"), strict=True)
+    }
+    (edges,) = drawing.iter("path")
+    ends = [
+        (*map(float, re.match("[0-9. ]+", path)[0].split()), *map(float, re.findall("L([0-9. ]+)m", path)[0].split()))  # type: ignore[index]
+        for path in edges.get("d", "").split("M")[1:]
+    ]
+    source = boxes.pop("source")
+    assert {(source["x"] + source["width"] / 2, source["y"] + source["height"])} == {end[:2] for end in ends}
+    assert [
+        [box["x"] < x < box["x"] + box["width"] and y == box["y"] for box in boxes.values()] for *_, x, y in ends
+    ] == [[place == other for other in range(4)] for place in range(4)]
 
 
 def test_what_combinations_share_is_drawn_once_under_the_names_of_all(tmp_path: Path) -> None:

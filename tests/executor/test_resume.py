@@ -2,7 +2,10 @@
 
 import json
 
-from toy_ops import Toy
+import attrs
+from toy_ops import ONE_NODE, PIPELINE, Toy
+
+from executor.record import Record
 
 BROKEN = "def upper(config, stage:"
 
@@ -57,3 +60,45 @@ def test_with_other_values_what_was_pinned_and_forced_stays_so(tmp_path):
     assert toy.state()["nodes"]["b"]["reason"].startswith("taken from run ")
     result = toy.dflow("resume", "-s", "c.between=+")
     assert (result.returncode, toy.calls(), toy.text("c")) == (0, ["join", "steps"], "hello+HELLO")
+
+
+def test_a_node_that_only_waited_is_new_when_the_run_goes_on(tmp_path):
+    toy = Toy(tmp_path, f'{PIPELINE}\n[node.e]\nop = "upper"\ntext = "@b"\n')
+    with_upper_in_a_module(toy)
+    whole = (tmp_path / "upper_run.py").read_text()
+    (tmp_path / "upper_run.py").write_text(f"{whole}    raise ValueError\n")
+    assert toy.dflow("run", str(toy.file)).returncode == 1
+    assert [("failed", 1), *[("pending", 0)] * 3] == [
+        (toy.state()["nodes"][node]["state"], toy.state()["nodes"][node]["attempt"]) for node in "bcde"
+    ]
+    (tmp_path / "upper_run.py").write_text(whole)
+    assert toy.dflow("resume").returncode == 0
+    reasons = {name: node["reason"] for name, node in toy.state()["nodes"].items()}
+    assert {"c": "new", "d": "new", "e": "new"} == {name: reasons[name] for name in "cde"}
+    assert reasons["b"].startswith("code changed")
+
+
+def test_the_run_that_goes_on_is_named_first_and_then_others_of_the_store_that_are_unfinished(tmp_path):
+    toy = Toy(tmp_path, ONE_NODE)
+    toy.dflow("run", str(toy.file))
+    graph = Record.load(toy.store / "records" / toy.state()["run"]).graph()
+    records = toy.store / "records"
+
+    def recorded(pipeline, status):
+        record = Record.prepare(records, attrs.evolve(graph, name=pipeline), status=status)
+        record.save_all()
+        return record.run
+
+    recorded("finished", "failed")
+    recorded("finished", "done")
+    others = [recorded("other", "stopped"), recorded("another", "running")]  # nobody works on the latter
+    last = recorded("toy", "stopped")
+    result = toy.dflow("resume")
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[:2] == [
+        f"resuming run {last} (stopped)",
+        f"also unfinished: {others[1]} (killed), {others[0]} (stopped)",
+    ]
+    result = toy.dflow("resume", others[0])
+    assert result.stdout.splitlines()[0] == f"resuming run {others[0]} (stopped)"
+    assert "also unfinished" not in result.stdout

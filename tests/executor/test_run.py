@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from toy_ops import ONE_NODE, Toy, wait_for
@@ -136,6 +137,16 @@ def test_what_a_stage_prints_for_the_user_is_shown(tmp_path):
     result = toy.dflow("run", str(toy.file))
     assert [line for line in result.stdout.splitlines() if line.startswith("a: ")][1] == "a: a needs 0.47 GB"
     assert "of no interest" not in result.stdout
+
+
+def test_the_folders_of_artifacts_are_printed(tmp_path):
+    toy = Toy(tmp_path)
+    toy.dflow("run", str(toy.file), "-s", "d.fail_at=3")
+    rows = dict(line.split(maxsplit=1) for line in toy.dflow("status", "--paths").stdout.splitlines()[1:])
+    assert ["a", "b", "c", "d"] == list(rows) and "none: failed" == rows.pop("d")
+    assert ["hello", "HELLO", "hello-HELLO"] == [(Path(row) / "text.txt").read_text() for row in rows.values()]
+    listed = json.loads(toy.dflow("status", "--json").stdout)["nodes"]
+    assert [*rows.values(), None] == [node["path"] for node in listed]
 
 
 def test_a_complete_run_has_nothing_to_resume(done):

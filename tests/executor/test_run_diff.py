@@ -2,12 +2,16 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import evolve
 from toy_ops import Toy
 
+from executor.cli import main
+from executor.exits import FAILED
 from executor.explain import ValueChange
 from executor.record import find_record
 from executor.run_diff import MetricPair, NodeDiff, compare_runs
@@ -93,6 +97,31 @@ def test_the_second_run_is_the_latest_and_one_that_only_took_from_the_store_is_t
     text = toy.dflow("diff", first).stdout
     assert "Every node has the same key parts, settings and artifact in both." in text
     assert diff(toy, second, third)["a"]["changes"][0]["new"] == "hello"
+
+
+def test_without_names_the_last_two_are_compared_and_with_one_the_latest_other(toy: Toy) -> None:
+    first, second, third = runs_of(toy)
+    told = {
+        asked: json.loads(toy.dflow("diff", *asked, "--json").stdout)
+        for asked in ((), (first,), (third,), (second, second))
+    }
+    compared = {asked: (found["first"], found["second"]) for asked, found in told.items()}
+    assert {
+        (): (second, third),
+        (first,): (first, third),
+        (third,): (third, second),
+        (second, second): (second, second),
+    } == compared
+
+
+def test_one_run_alone_can_be_compared_with_nothing(
+    toy: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [first, *others] = runs_of(toy)
+    store = shutil.copytree(toy.store, tmp_path / "store", ignore=shutil.ignore_patterns(*others))
+    for asked in ((), (first,)):
+        assert FAILED == main(["diff", *asked, "--store", str(store)])
+        assert f"the store holds no other run than {first}" in capsys.readouterr().err
 
 
 def test_the_table_is_for_people(toy: Toy) -> None:

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from mlflow.exceptions import MlflowException
+from report_page import Page
 from toy_ops import ONE_NODE, PROJECT, Toy
 from tracked_toy import fresh_database, tracked_toy
 
 from dsl.errors import StoreError
 from executor.commands import sync
 from executor.follow import lacks, send_rest
+from executor.in_use import kept_runs
 from executor.jsonlines import append_line, read_json, read_lines
 from executor.record import Record
 from executor.track import open_client, tracking_uri
@@ -203,6 +205,36 @@ def test_a_run_at_work_is_not_sent_by_another_process(unsent, tmp_path, capsys):
         synced([record.run, "--store", str(store)])
     record.unlock()
     assert str(caught.value) == f"run {record.run} is still running; wait for it, or stop it first"
+
+
+def test_a_killed_run_is_a_killed_run_while_and_after_it_is_sent(unsent, tmp_path):
+    store, record = stored_in(unsent, tmp_path)
+    record.state.status = "running"
+    record.save()
+    assert synced([record.run, "--store", str(store)]) == 0
+    page = Page.read(record.folder / "report.html")
+    assert "killed" == dict(row[:2] for row in page.tables["runs"][0])["status"]
+    assert f"the run was killed; go on with: dflow resume {record.run}" in page.text("runs")
+
+
+def test_a_run_that_is_being_sent_is_not_running_and_nobody_takes_it(unsent, tmp_path):
+    _, record = stored_in(unsent, tmp_path)
+    record.state.status = "running"
+    record.save()
+    record.lock(to_send=True)
+    other = Record.load(record.folder)
+    assert ("killed", True) == (other.status(), other.is_locked())
+    [kept] = kept_runs([other], 0)
+    assert kept.running, "gc takes nothing of it"
+    with pytest.raises(StoreError, match="is being sent to MLflow by `dflow sync`; wait for that"):
+        other.lock()
+    other.lock(to_send=True)
+    other.unlock()
+    record.unlock()
+    assert not other.is_locked()
+    other.lock()
+    assert ("running", True) == (record.status(), record.is_locked())
+    other.unlock()
 
 
 def synced(arguments):

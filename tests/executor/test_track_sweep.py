@@ -2,11 +2,13 @@
 
 import json
 import signal
+from urllib.parse import parse_qs
 
 import pytest
 from toy_ops import OPS, UNTRACKED, WITHOUT_USAGE, wait_for
 from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_toy
 
+from executor.commands.ui import links
 from executor.jsonlines import read_json
 
 NOTE = "mlflow.note.content"
@@ -135,6 +137,11 @@ def test_the_table_at_the_end_has_a_row_for_each_combination_the_best_first(swep
     again = toy.dflow("run", str(toy.file), *SWEEPS, "--sort=-join/length").stdout.splitlines()
     start = again.index("results of 4 combinations, by join/length")
     assert [line.split()[2] for line in again[start + 2 : start + 6]] == ["11", "11", "16", "16"]
+    unknown = toy.dflow("run", str(toy.file), *SWEEPS, "--sort=weight")
+    assert unknown.returncode == 0
+    assert "results of 4 combinations, by join/weight" in unknown.stdout.splitlines()
+    assert "not sorted by weight: no combination has this metric; " in unknown.stdout
+    assert unknown.stderr == 'warning: the table of the sweep is to be sorted by weight: did you mean "join/weight"?\n'
 
 
 def test_an_artifact_that_is_a_model_is_a_logged_model_with_the_metrics_below_it(swept):
@@ -166,6 +173,20 @@ def test_the_sweep_has_its_report_a_description_and_the_data_that_was_read(swept
     assert f"runs/{parent.info.run_id}/artifacts/report.html" in note
     assert "| b.times | judge.weight | state | join/weight | join/length |" in note
     assert ["data.txt"] == [entry.dataset.name for entry in parent.inputs.dataset_inputs]
+
+
+def test_the_page_of_mlflow_is_told_with_links_to_the_runs_and_to_the_sweep_compared(swept):
+    toy, record, _out, _calls = swept
+    parent, found = combinations_of(toy, record)
+    experiment = parent.info.experiment_id
+    runs, compared = links(toy.store / "records", "http://there:5000")
+    assert runs == f"runs: http://there:5000/#/experiments/{experiment}/runs?workflowType=machine_learning"
+    head, _, query = compared.partition("#/compare-runs?")
+    assert head == "the last sweep, compared: http://there:5000/"
+    asked = {name: json.loads(value) for name, [value] in parse_qs(query).items()}
+    ids_found = {run.info.run_id for run in found.values()}
+    assert (set(asked["runs"]), asked["experiments"]) == (ids_found, [experiment])
+    assert list(links(toy.folder / "nothing", "http://there:5000")) == []
 
 
 def test_sending_all_of_it_again_changes_nothing(swept):

@@ -17,6 +17,8 @@ def test_it_says_where_when_a_page_is_there_and_ctrl_c_ends_it_and_its_children_
         port = free.getsockname()[1]
     process = toy.start("ui", "--port", str(port))
     try:
+        log = toy.store / f"mlflow-ui-{port}.log"
+        assert process.stdout.readline() == f"starting MLflow on {toy.store}; log: {log}\n", process.stderr.read()
         said = process.stdout.readline()
         assert said == f"MLflow of {toy.store} at http://127.0.0.1:{port}; Ctrl-C ends it\n", process.stderr.read()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as page:
@@ -27,8 +29,7 @@ def test_it_says_where_when_a_page_is_there_and_ctrl_c_ends_it_and_its_children_
         assert process.communicate(timeout=60) == ("", "")
         assert process.returncode == 0
         assert servers_of(toy.store) == []
-        log = (toy.store / f"mlflow-ui-{port}.log").read_text()
-        assert "Traceback" not in log
+        assert "Traceback" not in log.read_text()
     finally:
         process.kill()
         process.wait()
