@@ -126,7 +126,8 @@ def steps(config, stage):
         stage.log({"steps/loss": 1.0 / (step + 1)}, step=step)
         stage.progress(step + 1, config.steps)
         if step % 2 == 1:
-            place.write_text(str(step + 1))
+            (stage.work_dir / "next").write_text(str(step + 1))
+            (stage.work_dir / "next").replace(place)
     if config.error != "nothing":
         (stage.out_dir / "text.txt").write_text(str(config.steps))
         (Path(__file__).parent / "done.txt").write_text(done.read_text())
