@@ -60,6 +60,11 @@ class Graph:
         read = {parent for node in self.nodes.values() for parent in node.parents}
         return tuple(node.id for node in self.nodes.values() if node.id not in read or node.op.shows_results)
 
+    @property
+    def judged_by(self) -> frozenset[str]:
+        """The metrics that tell how good the result is, as its ops say."""
+        return frozenset(node.op.judged_by.removeprefix("-") for node in self.nodes.values() if node.op.judged_by)
+
     def below(self, node_id: str) -> frozenset[str]:
         """The node and everything that reads from it, directly or not. Raises KeyError for an unknown node."""
         return below({node.id: node.parents for node in self.nodes.values()}, self.nodes[node_id].id)

@@ -81,8 +81,11 @@ def field(
     Where its run function imports the code for it by a constant or a computed name, which nobody can follow, a method
     `chosen_code(self) -> tuple[str, ...]` names it as "module:symbol". An op with a field that has to fit the launch
     may have a static method `launch_mistakes(values, launch) -> Mapping[str, str]`: field -> what is wrong, by the
-    values and the keys of launch that are given and right by themselves. schema: what the JSON schema is to ask of the
-    value beside its type and the bounds that attrs' own validators tell.
+    values and the keys of launch that are given and right by themselves. One with a field that has to fit those of a
+    node above may have a static method `mistakes_with_nodes_above(values, above) -> Mapping[str, str]` likewise:
+    `above("draft", "draft")` are the values, defaults included, of the node that is reached by these edges; none where
+    there is none. schema: what the JSON schema is to ask of the value beside its type, the bounds that attrs' own
+    validators tell, and what dsl/needs.py lets a value ask of other fields.
     """
     metadata = {
         "help": help,
@@ -137,7 +140,31 @@ class ConfigField:
 
 @frozen
 class OpSpec:
-    """What `@op` knows about a config class. `run`, `resources` and the like are "module:function"."""
+    """What `@op` knows about a config class. `run`, `resources` and the like are "module:function".
+
+    resumable: a killed stage goes on from its work_dir.
+    single_process: the run function does not share its work between ranks, so a launch under torchrun is refused when
+    the pipeline is compiled.
+    sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1
+    is refused.
+    shows_results: its figures are those of the whole pipeline, also where another node reads its artifact.
+    gpu: it computes on a GPU where there is one: without launch.gpus, the node gets one for each rank to itself.
+    transient: errors that may pass, by the qualified names of their classes or of bases, "httpx.TransportError" say: as
+    after TransientError, the node is tried again.
+
+    No part of the key is what follows.
+    resources: tells `dflow plan` what a node needs (dsl/resources.py).
+    unmet: loads no torch and tells of a config what it needs of this machine and is not there, a library say, or what a
+    file that the node alone reads has wrong: field -> sentence with the way out, or a sentence a line. Asked before a
+    run's first stage.
+    smoke, work: for `dflow run --smoke` (dsl/smoke.py).
+    report: shows an artifact in `dflow report`, without torch (dsl/sections.py).
+    model: where the artifact is a model that MLflow shows as one (dsl/logged_model.py).
+    judged_by: the metric of this op that tells how good a pipeline's result is, which sorts the table of a sweep; "-"
+    before it where less is better.
+    main_figures: a regular expression of the names of those of its metrics that are told where few have room, in
+    MLflow's description of a run, ends of intervals aside; empty: all.
+    """
 
     name: str
     version: int
@@ -156,6 +183,7 @@ class OpSpec:
     report: str | None
     model: str | None
     judged_by: str
+    main_figures: str
     config_class: type
     output: type[Artifact]
     edges: Mapping[str, Edge]
@@ -181,24 +209,11 @@ def op(
     report: str | None = None,
     model: str | None = None,
     judged_by: str = "",
+    main_figures: str = "",
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
 
-    resumable: a killed stage goes on from its work_dir. single_process: the run function does not share its work
-    between ranks, so a launch under torchrun is refused when the pipeline is compiled. sequence_parallel: groups of
-    `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1 is refused.
-    shows_results: its figures are those of the whole pipeline, also where another node reads its artifact. gpu: it
-    computes on a GPU where there is one: without launch.gpus, the node gets one for each rank to itself. transient:
-    errors that may pass, by the qualified names of their classes or of bases, "httpx.TransportError" say: as after
-    TransientError, the node is tried again. resources:
-    "module:function" that tells `dflow plan` what a node needs (dsl/resources.py); it is no part of the key. unmet:
-    "module:function" that loads no torch and tells of a config what it needs of this machine and is not there, a
-    library say: field -> sentence with the way out. Asked before a run's first stage; no part of the key either. smoke
-    and work: "module:function" of dsl/smoke.py, for `dflow run --smoke`. report: "module:function" of dsl/sections.py
-    that shows an artifact in `dflow report`, without torch; no part of the key, since showing is not computing.
-    model: "module:function" of dsl/logged_model.py, where the artifact is a model that MLflow shows as one. judged_by:
-    the metric of this op that tells how good a pipeline's result is, which sorts the table of a sweep; "-" before it
-    where less is better. Both are no part of the key.
+    What each argument says of the op stands at OpSpec.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -221,6 +236,7 @@ def op(
             report=report,
             model=model,
             judged_by=judged_by,
+            main_figures=main_figures,
             config_class=cls,
             output=_output(cls),
             edges=edges,

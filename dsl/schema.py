@@ -1,18 +1,20 @@
 """The JSON schema of pipeline files, by which editors complete keys, show help and mark mistakes while one types.
 
-Types and ranges are those that dflow checks. What it checks between values, and between nodes, no schema can say.
+Types, ranges and what one value needs (dsl/needs.py) are those that dflow checks. Of what else it checks between
+values, and between nodes, the schema says nothing.
 """
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import validators
 
 from dsl.launch import Launch
+from dsl.needs import Needs
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import NODE_ID, TABLE_NAMES
 from dsl.tables import CLASSES
@@ -50,7 +52,7 @@ SIZE: Schema = {"pattern": r"^\s*(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)? ?(([KMGTkmgt]
 MACHINE_LIMITS: Mapping[str, Schema] = {"memory": SIZE}
 LAUNCH_LIMITS: Mapping[str, Schema] = {"memory": SIZE, "retry_wait": {"minimum": 0}, "timeout": {"minimum": 0}}
 SEVERAL: Schema = {"type": "number", "minimum": 2}
-TORCHRUN: Schema = {"properties": {"kind": {"anyOf": [{"const": "torchrun"}, REFERENCE]}}, "required": ["kind"]}
+TORCHRUN: Schema = {"properties": {"kind": {"if": REFERENCE, "else": {"const": "torchrun"}}}, "required": ["kind"]}
 # What dsl/launch.py asks of several values of a launch.
 TOGETHER = [
     *(
@@ -59,7 +61,7 @@ TOGETHER = [
     ),
     {
         "if": {"properties": {"rendezvous": {"minLength": 1}}, "required": ["rendezvous"]},
-        "then": {"properties": {"nnodes": {"anyOf": [SEVERAL, REFERENCE]}}, "required": ["nnodes"]},
+        "then": {"properties": {"nnodes": {"if": REFERENCE, "else": SEVERAL}}, "required": ["nnodes"]},
     },
     {
         "if": {"properties": {"device": {"const": "cpu"}}, "required": ["device"]},
@@ -154,8 +156,26 @@ def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
             {"if": {"properties": {"op": {"const": name}}, "required": ["op"]}, "then": {"required": names}}
             for name, names in required.items()
             if names
+        ]
+        + [
+            {"if": {"properties": {"op": {"const": name}}, "required": ["op"]}, "then": _needs(spec)}
+            for name, spec in ops.items()
+            if _needs(spec)
         ],
     }
+
+
+def _needs(spec: OpSpec) -> Schema:
+    """What the values of some fields ask of others."""
+    rules = []
+    for field in spec.fields.values():
+        for rule in validators_of(field.validator):
+            if isinstance(rule, Needs):
+                is_usual = {} if field.default == rule.value else {"required": [field.name]}
+                asked = {"required": list(rule.given), "properties": dict.fromkeys(rule.left_out, False)}
+                chosen = {"properties": {field.name: {"const": rule.value}}, **is_usual}
+                rules.append({"if": chosen, "then": {name: ask for name, ask in asked.items() if ask}})
+    return {"allOf": rules} if rules else {}
 
 
 def _op_names(ops: Mapping[str, OpSpec]) -> Schema:
@@ -205,8 +225,7 @@ def _field(field: ConfigField) -> Schema:
     schema = {**_ranged(_type(field.type), field.validator), **field.schema}
     if field.external and schema == {"type": "string"}:
         schema = {**schema, "minLength": 1, "pattern": r"^[^\u0000]*$"}
-    if schema != {"type": "string"} and schema:
-        schema = {"anyOf": [schema, REFERENCE]}
+    schema = _or_reference(schema)
     if field.help:
         schema["description"] = field.help
     default = field.default
@@ -232,26 +251,32 @@ def _type(expected: Any) -> Schema:
 
 
 def _or_reference(schema: Schema) -> Schema:
-    return schema if schema in ({}, {"type": "string"}) else {"anyOf": [schema, REFERENCE]}
+    """An editor names the rule that a value breaks: with `anyOf` it would say that none of two fits."""
+    return schema if schema in ({}, {"type": "string"}) else {"if": REFERENCE, "else": schema}
 
 
 def _ranged(schema: Schema, validator: Any) -> Schema:
     """The schema with the bounds that attrs' own validators tell."""
-    pending: list[Any] = [validator]
     bounds: Schema = {}
-    while pending:
-        each = pending.pop()
-        if isinstance(each, (list, tuple)):
-            pending += each
-        elif isinstance(each, ALL_OF):
-            pending += each._validators
-        elif isinstance(each, OPTIONAL):
-            pending.append(each.validator)
-        elif isinstance(each, BOUND):
+    for each in validators_of(validator):
+        if isinstance(each, BOUND):
             bounds[BOUNDS[each.compare_op]] = each.bound
         elif isinstance(each, LENGTH) and schema.get("type") in LENGTHS:
             bounds[LENGTHS[schema["type"]]] = each.min_length
     return {**schema, **bounds} if "enum" not in schema else schema
+
+
+def validators_of(validator: Any) -> Iterator[Any]:
+    """Each one, also of those that stand in a list or are for values that are given."""
+    if isinstance(validator, (list, tuple)):
+        for each in validator:
+            yield from validators_of(each)
+    elif isinstance(validator, ALL_OF):
+        yield from validators_of(validator._validators)
+    elif isinstance(validator, OPTIONAL):
+        yield from validators_of(validator.validator)
+    else:
+        yield validator
 
 
 def _table_of(members: Schema, names: str = "", help: str = "") -> Schema:

@@ -42,6 +42,7 @@ def wiring_mistakes(
             mistakes += _empty_paths(node, node.op)
             mistakes += _pin_mistakes(node, node.op, root)
             mistakes += _launch_mistakes(node, node.op)
+            mistakes += _mistakes_with_nodes_above(node, node.op, nodes)
             mistakes += _machine_mistakes(node, machine)
             mistakes += _secret_mistakes(node)
     return [*mistakes, *_cycle_mistakes(nodes)]
@@ -162,6 +163,33 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
     told: Mapping[str, str] = getattr(op.config_class, "launch_mistakes", _none)(node.values, node.launch)
     for name, message in told.items():
         yield node.mistake(name, message)
+
+
+def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+    """What the op says of its values beside those of nodes that it reads from."""
+
+    def above(*edges: str) -> Mapping[str, Any]:
+        reached: WrittenNode | None = node
+        for edge in edges:
+            reached = _read_by(reached, edge, nodes) if reached is not None else None
+        return {} if reached is None else _known_values(reached)
+
+    tell = getattr(op.config_class, "mistakes_with_nodes_above", None)
+    told: Mapping[str, str] = {} if tell is None else tell(_known_values(node), above)
+    for name, message in told.items():
+        yield node.mistake(name, message)
+
+
+def _read_by(node: WrittenNode, edge: str, nodes: Mapping[str, WrittenNode]) -> WrittenNode | None:
+    """The node that an edge of one names."""
+    read = () if node.op is None else inputs_of(node.op, node.values).get(edge, ())
+    return nodes.get(read[0]) if len(read) == 1 else None
+
+
+def _known_values(node: WrittenNode) -> dict[str, Any]:
+    """What was given and has no mistake, and the defaults of the others."""
+    defaults = {name: field.default for name, field in node.fields.items() if not field.required}
+    return {name: value for name, value in {**defaults, **node.values}.items() if name not in node.wrong}
 
 
 def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Mistake]:

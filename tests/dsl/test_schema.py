@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import types
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import tomli
 from corpus import CASES, CORPUS
@@ -15,9 +17,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from dsl.errors import ConfigError, PipelineError
+from dsl.needs import Needs
+from dsl.op import Ref
 from dsl.op_table import all_ops
 from dsl.read_toml import op_files_of, read_graph
-from dsl.schema import LAUNCH_HELP, SIZE, pipeline_schema
+from dsl.schema import LAUNCH_HELP, SIZE, pipeline_schema, validators_of
 from dsl.sizes import parsed_bytes
 from dsl.written import LAUNCH_FIELDS
 
@@ -104,11 +108,7 @@ def test_what_a_base_gives_is_not_asked_of_a_file_that_extends_it(schema: dict[s
     node = {"train": {"op": "train_dflash", "launch": {"nproc": 2}}}
     assert [] == messages(schema, {"extends": "base.toml", "node": node})
     told = messages(schema, {"pipeline": {"name": "x"}, "node": node})
-    assert [
-        "'batches' is a required property",
-        "'kind' is a required property",
-        "'target' is a required property",
-    ] == told
+    assert [f"'{name}' is a required property" for name in ("batches", "features", "kind", "target")] == told
 
 
 def messages(schema: dict[str, Any], values: dict[str, Any]) -> list[str]:
@@ -141,7 +141,7 @@ def test_what_a_check_of_its_own_refuses_the_schema_refuses_too(
     with pytest.raises(PipelineError) as caught:
         read_graph(file, [], [])
     assert 1 == len(caught.value.mistakes), caught.value
-    assert [path] == wrong(schema, file)
+    assert [path] == [each.removesuffix(".0") for each in wrong(schema, file)]
 
 
 def with_line(line: str) -> str:
@@ -169,6 +169,88 @@ def test_a_size_is_judged_as_dflow_judges_it(number: str, between: str, unit: st
     assert expected == (re.search(SIZE["pattern"], text) is not None)
 
 
+def test_an_editor_is_told_the_rule_that_a_value_breaks(schema: dict[str, Any]) -> None:
+    def told(**values: object) -> list[str]:
+        node = {"op": "train_dflash", "batches": "@b", "target": "@t", "features": "@f", **values}
+        return messages(schema, {"pipeline": {"name": "x"}, "node": {"train": node}})
+
+    assert [] == told() == told(num_anchors="${ANCHORS}")
+    assert ["0 is less than the minimum of 1"] == told(num_anchors=0)
+    assert ["'many' is not of type 'integer'"] == told(num_anchors="many")
+    assert ["'both' is not one of ['stored', 'online']"] == told(capture="both")
+
+
+NEEDS = [
+    (name, field.name, rule)
+    for name, spec in all_ops().items()
+    for field in spec.fields.values()
+    for rule in validators_of(field.validator)
+    if isinstance(rule, Needs)
+]
+
+
+@pytest.mark.parametrize(("op", "field", "rule"), NEEDS)
+def test_what_a_value_needs_is_asked_by_the_schema_as_by_the_op(
+    schema: dict[str, Any], op: str, field: str, rule: Needs
+) -> None:
+    spec = all_ops()[op]
+    edges = {edge.name: f"@{edge.name}" for edge in spec.edges.values() if not edge.optional}
+    for others in ((), rule.given, (*rule.given, *rule.left_out)):
+        named = {name: f"@{name}" if name in spec.edges else "([0-9])" for name in others}
+        values = {**edges, field: rule.value, **named}
+        try:
+            spec.config_class(
+                **{name: Ref(value[1:]) if name in spec.edges else value for name, value in values.items()}
+            )
+            told = ""
+        except ConfigError as error:
+            told = str(error)
+        refused = messages(schema, {"pipeline": {"name": "x"}, "node": {"n": {"op": op, **values}}})
+        asked = [f"'{name}' is a required property" for name in rule.given if name not in named]
+        asked += [f"False schema does not allow '@{name}'" for name in rule.left_out if name in named]
+        assert bool(asked) == (rule.message in told)
+        assert set(asked) <= set(refused)
+
+
+# What the ops check in code of their own, and of which the schema says nothing, or the bounds alone that stand in it.
+BETWEEN_VALUES = {
+    "capture_targets": [
+        *("num_layers: number_of_layers", "server_args: sglang_args", "target_layer_ids: layers_by_number"),
+        "tp_degree: degree",
+    ],
+    "check_export": ["server_args: sglang_args"],
+    "evaluate": ["temperature: _temperature"],
+    "finetune_vlm": ["batch_tokens: _measured", "freeze: _frozen", "pattern: _pattern"],
+    "ingest": ["__attrs_post_init__"],
+    "regenerate_answers": ["__attrs_post_init__"],
+    "shard_sequence": ["features: _one_source"],
+    "tokenize_chat": ["__attrs_post_init__"],
+    "train_dflash": [
+        *("capture_batch_tokens: _online_only", "capture_dtype: _online_only", "capture_layers: _online_only"),
+        *(
+            "capture_ranks: _online_only",
+            "decay_ratio: _phases",
+            "eval_new_tokens: _tau_only",
+            "eval_prompts: _tau_only",
+        ),
+        *("num_kv_heads: _kv_heads", "select: _select", "sliding_layers: _sliding_layers"),
+        *("sliding_window: _sliding_window", "sp_exchange: known_exchange", "target_layer_ids: _instead_of_layers"),
+        *("target_layer_ids: _online_only", "target_layer_ids: ascending_layers", "warmup_ratio: _phases"),
+    ],
+}
+
+
+def test_the_rules_that_no_schema_sees_are_those_that_ops_check_in_code_of_their_own() -> None:
+    found: dict[str, list[str]] = {}
+    for name, spec in all_ops().items():
+        rules = ["__attrs_post_init__"] if "__attrs_post_init__" in vars(spec.config_class) else []
+        for attribute in attrs.fields(spec.config_class):
+            functions = [each for each in validators_of(attribute.validator) if isinstance(each, types.FunctionType)]
+            rules += [f"{attribute.name}: {function.__name__}" for function in functions]
+        found |= {name: sorted(rules)} if rules else {}
+    assert BETWEEN_VALUES == found
+
+
 def test_a_wrong_value_is_refused_at_its_own_key(corpus_schema: dict[str, Any]) -> None:
     file = CORPUS / "inline_tables_and_dotted_keys" / "pipeline.toml"
     (maker, joiner) = tomli.loads(file.read_text())["node"]
@@ -180,10 +262,11 @@ def test_a_field_tells_type_range_default_and_help(schema: dict[str, Any]) -> No
     definitions = schema["definitions"]
     rate = definitions["op.train_dflash"]["properties"]["lr"]
     reference = {"type": "string", "pattern": r"\$\{.+\}"}
-    assert rate["anyOf"] == [{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, reference]
+    expected = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    assert (rate["if"], rate["else"]) == (reference, expected)
     assert (rate["default"], rate["description"]) == (0.0006, "peak learning rate")
     assert definitions["op.export_draft"]["properties"]["draft"]["pattern"] == r"^@|\$\{.+\}"
-    assert definitions["launch"]["properties"]["kind"]["anyOf"][0] == {"enum": ["process", "torchrun"]}
+    assert definitions["launch"]["properties"]["kind"]["else"] == {"enum": ["process", "torchrun"]}
     assert set(LAUNCH_HELP) == set(LAUNCH_FIELDS)
 
 
