@@ -1,16 +1,20 @@
-"""What configs need of this machine and is not there: field -> sentence with the way out. Loads no torch, no sglang.
+"""What configs lack, on this machine or in their files: field -> sentence with the way out. Loads no torch, no sglang.
 
-The executor asks these functions before a run's first stage, so that nobody trains for days and then lacks a library.
+The executor asks these functions before a run's first stage, so that nobody trains for days and then lacks a library,
+or has a line of a file to mend.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 from dsl.errors import DataError
 from ops.capture_targets.op import CaptureTargets
 from ops.check_export.op import CheckExport
+from ops.evaluate.benchmark_rows import check_benchmark
+from ops.evaluate.op import Evaluate
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.sglang_engine.version import require_sglang
 from ops.tokenize_chat.op import TokenizeChat
@@ -41,6 +45,17 @@ def regenerate_answers_unmet(config: RegenerateAnswers) -> dict[str, str]:
             f"this environment variable is not set: export {config.api_key_env}=... with the server's API key"
         )
     return missing
+
+
+def evaluate_unmet(config: Evaluate) -> dict[str, str]:
+    """A benchmark file without mistakes: it is read when all else is done. One that is not there is told as such."""
+    if config.benchmark is None or not Path(config.benchmark).exists():
+        return {}
+    try:
+        check_benchmark(Path(config.benchmark))
+    except DataError as error:
+        return {"benchmark": str(error)}
+    return {}
 
 
 def _sglang(field: str, what: str) -> dict[str, str]:

@@ -29,6 +29,7 @@ def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, o
     key_libraries=("safetensors", "torch", "transformers"),
     single_process=True,
     shows_results=True,
+    main_figures="check/(tau_served(_.+)?|live_skipped)",
     gpu=True,
 )
 @frozen(kw_only=True)

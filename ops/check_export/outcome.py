@@ -71,7 +71,9 @@ class Outcome:
             "check/prompts": float(len(self.prompts)),
             "check/warnings": float(len(self.warnings)),
         }
-        for kind, taus in (("evaluate", self.tau_evaluate), ("served", self.tau_served or {})):
+        # Of these prompts alone, and so beside what was served alone: else it would pass for the tau of the evaluation.
+        both = () if self.tau_served is None else (("evaluate", self.tau_evaluate), ("served", self.tau_served))
+        for kind, taus in both:
             for category, tau in taus.items():
                 if tau is not None:
                     flat[f"check/tau_{kind}" + ("" if category == ALL else f"_{category}")] = tau

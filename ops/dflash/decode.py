@@ -8,6 +8,8 @@ them; the longest matching prefix is kept, and the target's own next token becom
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
@@ -27,12 +29,14 @@ class Decoded:
 
     tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
     verification step, those behind EOS included. margins: distance of the target's two best logits where each token
-    was chosen.
+    was chosen. near: place in the answer -> the tokens, the chosen one among them, whose logits lie closer to the best
+    one than was asked for, with their distance; of places where there are several.
     """
 
     tokens: tuple[int, ...]
     accepted: tuple[int, ...] = ()
     margins: tuple[float, ...] = ()
+    near: Mapping[int, Mapping[int, float]] = field(factory=dict)
 
     @property
     def steps(self) -> int:

@@ -34,11 +34,15 @@ from ops.tokenize_chat.shards import TokenSample
 
 @frozen
 class DecodeSettings:
-    """max_new_tokens: behind the first token, at most. temperature: 0 is greedy. seed: of the draws above 0."""
+    """max_new_tokens: behind the first token, at most. temperature: 0 is greedy. seed: of the draws above 0.
+
+    within: tokens whose logits lie closer to the best one than this are kept in `Decoded.near`.
+    """
 
     max_new_tokens: int = field(validator=validators.ge(0))
     temperature: float = field(default=0.0, validator=validators.ge(0))
     seed: int = 0
+    within: float = 0.0
 
 
 def decode_plain_batch(
@@ -54,7 +58,8 @@ def decode_plain_batch(
         def next_tokens(logits_BV: Tensor, rows_B: Tensor, step: int, draws_BN: Tensor = draws_BN) -> Tensor:
             return choose(logits_BV, draws_BN[rows_B, step], settings.temperature)
 
-        decoded += answer(target, target.prompts(batch), sample_ids, most_tokens, next_tokens, clock)
+        prompts = target.prompts(batch)
+        decoded += answer(target, prompts, sample_ids, most_tokens, next_tokens, clock, settings.within)
     return decoded
 
 
@@ -95,8 +100,9 @@ def _speculate(
     clock: DecodeClock | None,
 ) -> list[Decoded]:
     """One batch: prefill, then draft, verify and accept until every answer has ended."""
-    answers = Answers.of([sample.id for sample in samples], settings.max_new_tokens + 1, target.eos_token_ids)
-    room = settings.max_new_tokens + 1 + use.block_size
+    names, most_tokens = [sample.id for sample in samples], settings.max_new_tokens + 1
+    answers = Answers.of(names, most_tokens, target.eos_token_ids, settings.within)
+    room = most_tokens + use.block_size
     choice = _choice(settings, samples, room, target.device)
     with target.capture_inputs(use.target_layer_ids) as captured:
         start(clock)
@@ -112,8 +118,8 @@ def _speculate(
             if keeps_all_columns(begun.cache)
             else SingleVerifier(target, begun.cache, rows, begun.offset_B)
         )
-        margins_B1 = answers.margins(begun.logits_BV[:, None])
-        left = answers.add_one(anchors_B := choice.first(begun.logits_BV), margins_B1)
+        nearest = answers.nearest(begun.logits_BV[:, None])
+        left = answers.add_one(anchors_B := choice.first(begun.logits_BV), nearest)
         while answers.open:
             if left is not None:
                 anchors_B = anchors_B[left]
@@ -130,13 +136,13 @@ def _speculate(
             lap(clock, "verify")
             context.append(captured.features())
             lap(clock, "draft")
-            margins_BK = answers.margins(logits_BKV)
+            nearest = answers.nearest(logits_BKV)
             count_B, anchors_B = choice.accept(proposal_BD, logits_BKV, done_B)
             lap(clock, "other")
             verifier.settle(block_BK, count_B + 1)
             lap(clock, "verify")
             rows.advance(count_B + 1)
-            left = answers.add_block(proposal_BD, count_B, anchors_B, margins_BK)
+            left = answers.add_block(proposal_BD, count_B, anchors_B, nearest)
         lap(clock, "other")
     return answers.decoded()
 

@@ -28,21 +28,23 @@ def answer(
     most_tokens: int,
     choose: Choose,
     clock: DecodeClock | None = None,
+    within: float = 0.0,
 ) -> list[Decoded]:
     """What the target answers to each prompt, with at most so many tokens, the EOS included.
 
     choose(logits_BV, rows_B, step): the token of each row, int64 [B]; rows_B are the rows of `prompts` that are left.
+    within: as in `Answers`.
     """
     start(clock)
     begun = prefill(target, prompts)
     cache, logits_BV, mask_BT = begun.cache, begun.logits_BV, begun.mask_BS
     next_position_B = mask_BT.sum(-1) + begun.offset_B
     lap(clock, "prefill")
-    answers = Answers.of(names, most_tokens, target.eos_token_ids)
+    answers = Answers.of(names, most_tokens, target.eos_token_ids, within)
     rows_B = torch.arange(len(names), device=logits_BV.device)
     for step in range(most_tokens):
-        margins_B1 = answers.margins(logits_BV[:, None])
-        left = answers.add_one(tokens_B := choose(logits_BV, rows_B, step), margins_B1)
+        nearest = answers.nearest(logits_BV[:, None])
+        left = answers.add_one(tokens_B := choose(logits_BV, rows_B, step), nearest)
         if not answers.open:
             break
         if left is not None:

@@ -87,4 +87,8 @@ class Journal:
 
 
 def _decoded(told: Mapping[str, Any]) -> Decoded:
-    return Decoded(tuple(told["tokens"]), tuple(told["accepted"]), tuple(told["margins"]))
+    near = {
+        int(place): {int(token): distance for token, distance in tokens.items()}
+        for place, tokens in told["near"].items()
+    }
+    return Decoded(tuple(told["tokens"]), tuple(told["accepted"]), tuple(told["margins"]), near)

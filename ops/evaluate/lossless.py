@@ -2,10 +2,11 @@
 
 At temperature 0 both ways choose the target's best logit, so whatever the draft proposes, the answers are the same;
 but a pass over a block and a pass over one token round differently, and where the two best logits lie closer together
-than that rounding, either may win. Such a difference is a *tie*. Rounding moves both logits in both passes, so at a tie
-the winner is barely ahead in both: a difference counts as one only if the margin between the two best logits is below
-tie_margin in the plain pass and in the speculative one. A pass that clearly prefers another token (wrong positions, a
-cache that was not rolled back) has a margin above it, and is a bug.
+than that rounding, either may win. Such a difference is a *tie*. Rounding moves logits a little, so at a tie both
+passes see the same tokens in front: a difference counts as one only if the token of each way lies less than tie_margin
+behind the best one in the pass of the other way too. A pass that clearly prefers another token, or is undecided
+between others (wrong positions, a cache that was not rolled back), is a bug, and so is a token that was taken although
+its own pass prefers another.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Difference:
     """The first token at which a speculative answer leaves the plain one; behind it, nothing can be compared.
 
     draft: "trained" or "random". position: in the answer, 0 being the prefill's token. Token and margin are None where
-    that answer had ended already, which is never a tie.
+    that answer had ended already. behind_plain: how far the speculative token's logit lies behind the best one in the
+    plain pass, None where that is tie_margin or more; behind_speculative: that of the plain token in the other pass.
+    is_best: whether each way took the best token of its own pass, so far as that was undecided.
     """
 
     id: str
@@ -39,10 +42,13 @@ class Difference:
     speculative_token: int | None
     plain_margin: float | None
     speculative_margin: float | None
+    behind_plain: float | None
+    behind_speculative: float | None
+    is_best: bool
 
-    def is_tie(self, tie_margin: float) -> bool:
-        margins = (self.plain_margin, self.speculative_margin)
-        return all(margin is not None and margin < tie_margin for margin in margins)
+    @property
+    def is_tie(self) -> bool:
+        return self.behind_plain is not None and self.behind_speculative is not None and self.is_best
 
 
 @frozen
@@ -74,13 +80,13 @@ class Losses:
         ]
 
 
-def compare(results: Sequence[PromptResult], tie_margin: float) -> Losses:
-    """Every speculative answer against the plain one of its prompt."""
+def compare(results: Sequence[PromptResult]) -> Losses:
+    """Every speculative answer against the plain one of its prompt; `Decoded.near` reaches as far as tie_margin."""
     differences = [difference for result in results for difference in _differences(result)]
     return Losses(
         answers=sum(1 + (result.random is not None) for result in results),
-        ties=tuple(difference for difference in differences if difference.is_tie(tie_margin)),
-        errors=tuple(difference for difference in differences if not difference.is_tie(tie_margin)),
+        ties=tuple(difference for difference in differences if difference.is_tie),
+        errors=tuple(difference for difference in differences if not difference.is_tie),
     )
 
 
@@ -116,8 +122,8 @@ def lossless_message(
         )
     return "\n".join(
         (
-            f"speculative decoding changed {len(losses.errors)} of {losses.answers} answers beyond a tie (both margins "
-            f"below tie_margin = {tie_margin:g}), {len(losses.ties)} at a tie:",
+            f"speculative decoding changed {len(losses.errors)} of {losses.answers} answers beyond a tie (both tokens "
+            f"less than tie_margin = {tie_margin:g} behind the best in both passes), {len(losses.ties)} at a tie:",
             *shown,
             f"No draft, however bad, can do this: the target's pass over a block differs from its pass over one token "
             f'(cache, roll-back, positions).{measured} In half precision, repeat it with dtype = "float32": what is '
@@ -133,8 +139,25 @@ def difference_text(error: Difference, text: Callable[[int], str]) -> str:
     return (
         f"sample {error.id} ({error.category}){drafted}: token {error.position} is "
         f"{_named(error.speculative_token, error.speculative_margin, text)}, plain decoding gives "
-        f"{_named(error.plain_token, error.plain_margin, text)}"
+        f"{_named(error.plain_token, error.plain_margin, text)}{_far(error)}"
     )
+
+
+def _far(error: Difference) -> str:
+    """Which pass did not see which token in front; nothing where an answer had ended, and at a tie."""
+    if error.is_tie or error.plain_token is None or error.speculative_token is None:
+        return ""
+    if not error.is_best:
+        return "; one of them is not even the best token of its own pass"
+    passes = [
+        f"{token} is far from the best one {where}"
+        for token, behind, where in (
+            (error.speculative_token, error.behind_plain, "plainly"),
+            (error.plain_token, error.behind_speculative, "speculatively"),
+        )
+        if behind is None
+    ]
+    return f"; {', '.join(passes)}"
 
 
 def _named(token: int | None, margin: float | None, text: Callable[[int], str]) -> str:
@@ -159,6 +182,9 @@ def _differences(result: PromptResult) -> Iterable[Difference]:
             speculative_token=speculative_token,
             plain_margin=plain_margin,
             speculative_margin=speculative_margin,
+            behind_plain=_behind(result.plain, position, speculative_token),
+            behind_speculative=_behind(answer, position, plain_token),
+            is_best=_is_best(result.plain, position) and _is_best(answer, position),
         )
 
 
@@ -172,3 +198,13 @@ def _at(answer: Decoded, position: int) -> tuple[int | None, float | None]:
     if position < len(answer.tokens):
         return answer.tokens[position], answer.margins[position]
     return None, None
+
+
+def _behind(answer: Decoded, position: int, token: int | None) -> float | None:
+    """How far the token's logit lies behind the best one there, where it is near."""
+    return None if token is None else answer.near.get(position, {}).get(token)
+
+
+def _is_best(answer: Decoded, position: int) -> bool:
+    """Of the token that was taken there; true where no other was near, or the answer had ended."""
+    return position not in answer.near or answer.near[position].get(answer.tokens[position]) == 0

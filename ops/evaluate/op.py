@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen, validators
 
@@ -30,6 +30,7 @@ def _temperature(_instance: object, _attribute: object, temperature: float) -> N
     version=1,
     run="ops.evaluate.run:evaluate",
     resources="ops.evaluate.resources:evaluate_resources",
+    unmet="ops.unmet:evaluate_unmet",
     smoke="ops.evaluate.smoke:evaluate_smoke",
     work="ops.evaluate.smoke:evaluate_work",
     report="ops.evaluate.report:evaluate_sections",
@@ -38,6 +39,7 @@ def _temperature(_instance: object, _attribute: object, temperature: float) -> N
     single_process=True,
     shows_results=True,
     judged_by="eval/tau",
+    main_figures="eval/(tau(_(?!random|unclipped).+)?|speedup|lossless_errors|ties|prompts)",
     gpu=True,
 )
 @frozen(kw_only=True)
@@ -82,12 +84,21 @@ class Evaluate:
     tie_margin: float | None = field(
         default=None,
         validator=validators.optional(validators.ge(0)),
-        help="a differing token whose two best logits lie closer than this, plainly and speculatively, is a tie and no "
-        "error; unless given 0.0001 in float32, 0.0625 in float16, 0.5 in bfloat16",
+        help="where the answers of both ways first differ, it is a tie and no error if the logits of both tokens lie "
+        "less than this behind the best one, plainly and speculatively; unless given 0.0001 in float32, 0.0625 in "
+        "float16, 0.5 in bfloat16",
     )
     bootstrap: int = field(default=2000, validator=validators.ge(1), help="resamplings for the 95 % intervals")
     seed: int | None = seed_field()
     output = Report
+
+    @staticmethod
+    def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
+        """Blocks are at most those of the training, where the pipeline trains the draft; else this is seen later."""
+        size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
+        if size is None or trained is None or size <= trained:
+            return {}
+        return {"block_size": f"{size} is more than the {trained} that the draft is trained with: take 2 to {trained}"}
 
     @property
     def largest_tie(self) -> float:

@@ -20,8 +20,13 @@ from ops.vision.processor import Processor, load_processor
 
 
 class Prompt(Protocol):
-    """A prompt whose images are read when they are needed. length: in tokens, those of the images included."""
+    """A prompt whose images are read when they are needed.
 
+    origin: where a user finds it. length: in tokens, those of the images included.
+    """
+
+    @property
+    def origin(self) -> str: ...
     @property
     def id(self) -> str: ...
     @property
@@ -39,6 +44,10 @@ class HeldOut:
 
     reader: TokenReader
     place: int
+
+    @property
+    def origin(self) -> str:
+        return f"sample {self.id}"
 
     @property
     def id(self) -> str:

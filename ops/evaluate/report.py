@@ -74,7 +74,7 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
     yield Section(
         "Accepted lengths",
         Chart(
-            [Series("steps", [str(length) for length in range(len(counts))], counts)],
+            [Series("steps", list(range(len(counts))), counts)],
             "tokens of the draft that a step accepted",
             "steps",
             "bars",
@@ -107,7 +107,7 @@ def _lossless(report: Mapping[str, Any]) -> Section:
     return Section(
         "Losslessness",
         Table(("differences from the target's own answers", "number"), rows),
-        f"A tie: both margins between the two best logits lie below {report['tie_margin']:g}.",
+        f"A tie: in both passes the logits of both tokens lie less than {report['tie_margin']:g} behind the best one.",
     )
 
 

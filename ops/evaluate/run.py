@@ -6,7 +6,7 @@ was decoded is kept batch by batch, and everything is written before a loss is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from ops.dflash.decode_batch import DecodeSettings
 from ops.dflash.load import load_draft, random_draft
 from ops.dflash.use import DraftUse
 from ops.evaluate.figures import figures
+from ops.evaluate.lengths import check_lengths
 from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
@@ -30,6 +31,7 @@ from ops.load_target.model import Target, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader
 from ops.vision.processor import Processor
 
+FEWEST_TOKENS, LEAST_KINDS = 12, 4  # an answer of fewer tokens repeats nothing; of fewer kinds of them, it is a cycle
 LOST = "report"  # in the work folder: the artifact of an evaluation that found a loss
 
 
@@ -47,10 +49,16 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         draft=draft,
         untrained=random_draft(draft.config, seed, stage.device, dtype) if config.random_draft else None,
         use=DraftUse.of(draft.config, config.block_size),
-        settings=DecodeSettings(config.max_new_tokens, config.temperature, seed),
+        settings=DecodeSettings(
+            config.max_new_tokens,
+            config.temperature,
+            seed,
+            within=config.largest_tie if config.temperature == 0 else 0.0,
+        ),
     )
     processor = processor_of(stage, target)
     prompts = choose_prompts(config, stage, target, processor)
+    check_lengths(prompts, target.family.text_config, draft.config, config.max_new_tokens)
     results, batches = decode_in_turns(decoder, prompts, config.batch_size, stage)
     summary = Summary(
         config=config,
@@ -59,7 +67,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         prompts=prompts,
         results=results,
         batches=batches,
-        losses=compare(results, config.largest_tie) if config.temperature == 0 else None,
+        losses=compare(results) if config.temperature == 0 else None,
         inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
     )
     finish(summary, processor, stage)
@@ -89,6 +97,11 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
         )
 
 
+def is_repetition(tokens: Sequence[int]) -> bool:
+    """Whether the second half of an answer, by when it may have settled, has fewer than LEAST_KINDS distinct tokens."""
+    return len(tokens) >= FEWEST_TOKENS and len(set(tokens[len(tokens) // 2 :])) < LEAST_KINDS
+
+
 def tell(summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], text: Callable[[int], str]) -> None:
     """The result in a few lines of the log. text: of a token."""
     config, losses = summary.config, summary.losses
@@ -102,6 +115,12 @@ def tell(summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], 
         lines = [
             f"no tau: the target ends its answer to each of the {tau['prompts']} prompts with the first token; {faster}"
         ]
+    repeated = sum(is_repetition(result.plain.tokens) for result in summary.results)
+    if 2 * repeated > len(summary.results):
+        lines.append(
+            f"warning: {repeated} of {len(summary.results)} answers of the target repeat the same few tokens: any "
+            "draft predicts those; tau says nothing about a real target"
+        )
     if losses is None:
         lines.append(
             "answers were sampled (temperature above 0): that nothing is lost cannot be checked token by token; an "

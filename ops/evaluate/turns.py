@@ -114,7 +114,7 @@ def _warm_up_samples(prompts: Sequence[Prompt], left: Sequence[int], batch_size:
 
 
 def journal_file(work_dir: Path) -> Path:
-    return work_dir / "batches.jsonl"
+    return work_dir / "decoded.jsonl"  # "batches.jsonl" of older versions lacks what a tie is told by
 
 
 def _timed(

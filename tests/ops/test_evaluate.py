@@ -16,6 +16,7 @@ from ops.artifacts import Draft, TargetModel
 from ops.dflash import decode
 from ops.dflash.config import to_serving
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative, matching_prefix, until_eos
+from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.dflash.load import load_draft, random_draft
 from ops.evaluate.prompts import HeldOut, first_of_each
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
@@ -109,6 +110,25 @@ def test_speculative_decoding_equals_its_definition(loaded, prompts, draft_confi
         assert tokens == list(answer.tokens)
         assert accepted == list(answer.accepted)
         assert answer.tokens == decode_plain(loaded, sample, 15).tokens
+
+
+def test_the_tokens_near_the_best_one_are_those_of_a_pass_without_cache(loaded, prompts, draft_config):
+    settings, draft = DecodeSettings(12, within=2.0), random_draft(draft_config, 0)
+    plain = decode_plain_batch(loaded, prompts, settings)
+    speculative = decode_speculative_batch(loaded, draft, prompts, settings)
+    found = 0
+    for sample, *both in zip(prompts, plain, speculative, strict=True):
+        logits, _ = logits_without_cache(loaded, sample, list(both[0].tokens[:-1]))
+        behind = (logits.max(-1, keepdim=True).values - logits)[sample.prompt_tokens - 1 :]
+        for answer in both:
+            assert len(answer.tokens) == len(behind)
+            for place, row in enumerate(behind):
+                expected = {token: row[token].item() for token in (row < 2.0).nonzero()[:, 0].tolist()}
+                near = answer.near.get(place, {answer.tokens[place]: 0.0})
+                assert expected == pytest.approx(near, abs=1e-4)
+                found += len(near) > 1
+    assert found > 10
+    assert all({} == answer.near for answer in decode_plain_batch(loaded, prompts, attrs.evolve(settings, within=0.0)))
 
 
 def test_a_draft_that_knows_the_answer_has_whole_blocks_accepted(loaded, prompts, draft_config, monkeypatch):

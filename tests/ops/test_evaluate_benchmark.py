@@ -123,11 +123,18 @@ BAD = {
     json.dumps({"id": "b", "messages": user("No category.")}): '"category" must be a word',
     json.dumps({"id": "c", "category": "all", "messages": user("?")}): '"category" must not be "all"',
     json.dumps({"id": "d", "category": "a/b", "messages": user("?")}): '"category" must be a word',
-    json.dumps({"id": "e", "category": "a"}): 'no list "conversations" (or "messages")',
+    json.dumps({"id": "e", "category": "a"}): 'no list "messages" (or "conversations")',
+    json.dumps({"id": "e2", "category": "a", "mesages": user("?")}): (
+        'no list "messages" (or "conversations"), but "mesages" (did you mean "messages"?)'
+    ),
     json.dumps({"id": "good", "category": "a", "messages": user("Twice.")}): "bench.jsonl:1 as well; ids must differ",
     json.dumps({"id": "f", "category": "a", "messages": [*user("?"), {"role": "assistant", "content": "!"}]}): (
         "the last message is not the user's: leave out the answer"
     ),
+    json.dumps({"id": "s", "category": "a", "messages": [{"role": "system", "content": "Be brief."}]}): (
+        'no user turn: "messages" must end with what the user says, {"role": "user", "content": "..."}'
+    ),
+    json.dumps({"id": "t", "category": "a", "messages": []}): "no user turn",
     json.dumps({"id": "g", "category": "a", "messages": user("?"), "images": ["gone.png"]}): "image missing: gone.png",
     json.dumps({"id": "h", "category": "a", "messages": user("?"), "images": ["../x.png"]}): (
         "image outside the folder: ../x.png: copy it into the folder of the benchmark file"
@@ -149,12 +156,12 @@ def test_every_bad_line_is_told_at_once_with_its_place(encoder, tmp_path):
     (tmp_path / "text.png").write_text("not an image")
     with pytest.raises(DataError) as caught:
         read_benchmark(Path(file), encoder)
-    *lines, last = str(caught.value).splitlines()
+    first, *lines = str(caught.value).splitlines()
     assert len(BAD) == len(lines)
     for number, (line, expected) in enumerate(zip(lines, BAD.values(), strict=True), start=2):
         assert line.startswith(f"{file}:{number}: ")
         assert expected in line
-    assert f"{len(BAD)} of {len(BAD) + 1} lines of the benchmark cannot be used: mend them or take them out" in last
+    assert f"{len(BAD)} of {len(BAD) + 1} lines of the benchmark cannot be used: mend them or take them out" in first
 
 
 def test_a_file_without_prompts_and_a_missing_one_are_refused(encoder, tmp_path):
@@ -184,6 +191,25 @@ def test_what_a_limit_leaves_out_of_a_benchmark_is_told(encoder, tmp_path, capsy
     assert asked == first_of_each(asked, 2)
     assert asked == first_of_each(asked, None)
     assert "" == capsys.readouterr().out
+
+
+def test_rows_that_are_too_long_with_their_answers_are_named_by_file_and_line_before_anything_is_decoded(
+    draft, target, tokens, encoder, tmp_path
+):
+    rows = [*good_rows(), {"id": "long", "category": "talk", "messages": user("word " * 400)}]
+    file = written(tmp_path / "data", rows)
+    lengths = [prompt.length for prompt in read_benchmark(Path(file), encoder)]
+    with pytest.raises(DataError) as caught:
+        run_evaluate(tmp_path, draft, target, tokens, benchmark=file, max_prompts=None, max_new_tokens=100)
+    first, line, remedy = str(caught.value).splitlines()
+    assert "1 of 6 prompts and their answers" in first
+    assert "than the 512 positions of the draft" in first
+    assert f"  {file}:6: {lengths[5]} + 101 = {lengths[5] + 101}" == line
+    assert "take these prompts out" in remedy
+    assert [] == list((tmp_path / "work").iterdir())
+    fits = 512 - lengths[5] - 1
+    if fits > 0:
+        assert remedy.startswith(f"give max_new_tokens = {fits} or less")
 
 
 def test_images_are_refused_where_the_target_reads_other_patches(draft, target, tokens, tmp_path):

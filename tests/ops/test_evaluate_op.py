@@ -15,12 +15,11 @@ from safetensors.torch import load_file, save_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import check_report
-from ops.dflash.decode import Decoded, decode_plain
 from ops.evaluate import turns
 from ops.evaluate.report import evaluate_sections
+from ops.evaluate.run import is_repetition
 from ops.files import read_json, read_jsonl
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
 
 CONTENT = ("report.json", "prompts.jsonl", "prompts.html")
 
@@ -136,88 +135,6 @@ def test_what_other_prompts_left_is_decoded_again(draft, target, tokens, tmp_pat
     assert 4 == len(list(read_jsonl(stage.out_dir / "prompts.jsonl")))
 
 
-def changed_in_the_third_token(target, margin):
-    """Instead of `decode_speculative_batch`: answers whose third token is another, by this margin."""
-    loaded = Target.load(target)
-
-    def decode(_target, _draft, samples, settings, _use, _clock=None):
-        right = [decode_plain(loaded, sample, settings.max_new_tokens) for sample in samples]
-        return [
-            Decoded((*answer.tokens[:2], answer.tokens[2] + 1), (1,), (*answer.margins[:2], margin)) for answer in right
-        ]
-
-    return decode
-
-
-@pytest.mark.parametrize(("margin", "tie_margin"), [(1.5, 1e9), (1.5, 1.0), (0.5, 0.0)])
-def test_a_changed_answer_is_an_error_unless_both_margins_say_tie(
-    draft, target, tokens, tmp_path, monkeypatch, capsys, margin, tie_margin
-):
-    monkeypatch.setattr(turns, "decode_speculative_batch", changed_in_the_third_token(target, margin))
-    changes = {"tie_margin": tie_margin, "random_draft": False}
-    if tie_margin == 1e9:
-        stage = run_evaluate(tmp_path, draft, target, tokens, **changes)
-        assert [4] == stage.metric("eval/ties")
-        told = capsys.readouterr().out
-        assert "dflow: tie: sample" in told
-        assert "warning: 4 of 4 answers differ at a tie, more than one in ten" in told
-    else:
-        with pytest.raises(DataError, match=r"changed 4 of 4 answers beyond a tie"):
-            run_evaluate(tmp_path, draft, target, tokens, **changes)
-
-
-def test_a_loss_names_the_first_differing_token_with_both_margins_and_keeps_the_report(
-    draft, target, tokens, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(turns, "decode_speculative_batch", changed_in_the_third_token(target, 1.25))
-    with pytest.raises(DataError) as caught:
-        run_evaluate(tmp_path, draft, target, tokens, random_draft=False)
-    reader = TokenReader(tokens, "test")
-    right = decode_plain(Target.load(target), reader.sample(0), 20)
-    text = f"sample {reader.records[0]['id']} ({reader.records[0]['category']}): token 2 is {right.tokens[2] + 1} "
-    assert text in str(caught.value)
-    assert f"by a margin of {1.25:.2e}, plain decoding gives {right.tokens[2]} " in str(caught.value)
-    assert f"by a margin of {right.margins[2]:.2e}\n" in str(caught.value)
-    kept = tmp_path / "work" / "report"
-    assert str(kept) in str(caught.value)
-    report = read_json(kept / "report.json")
-    assert {"errors": 4, "ties": 0} == report["lossless"]
-    assert [2, "error", 1.25] == [
-        report["differences"][0][name] for name in ("position", "verdict", "speculative_margin")
-    ]
-    assert "differs: an error" in (kept / "prompts.html").read_text()
-    assert [] == list((tmp_path / "out").iterdir())
-
-
-def test_a_loss_is_gone_once_its_cause_is_mended(stage, draft, target, tokens, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(turns, "decode_speculative_batch", changed_in_the_third_token(target, 1.25))
-        with pytest.raises(DataError, match="changed 4 of 4 answers"):
-            run_evaluate(tmp_path, draft, target, tokens, random_draft=False)
-    assert (tmp_path / "work" / "report" / "report.json").exists()
-    again = run_evaluate(tmp_path, draft, target, tokens)
-    assert content(stage) == content(again)
-
-
-def test_passes_that_differ_by_more_than_rounding_are_told_even_where_no_token_changed(
-    draft, target, tokens, tmp_path, monkeypatch, capsys
-):
-    decode = turns.decode_speculative_batch
-
-    def moved(*arguments):
-        return [
-            attrs.evolve(answer, margins=tuple(margin + 0.01 for margin in answer.margins))
-            for answer in decode(*arguments)
-        ]
-
-    monkeypatch.setattr(turns, "decode_speculative_batch", moved)
-    stage = run_evaluate(tmp_path, draft, target, tokens, max_prompts=1, random_draft=False)
-    assert [0] == stage.metric("eval/lossless_errors")
-    assert "warning: where both ways chose the same token, the margins" in capsys.readouterr().out
-    rounded = read_json(stage.out_dir / "measurements.json")["rounding"]
-    assert 0.01 == pytest.approx(rounded["median"], abs=1e-4)
-
-
 def test_smaller_blocks_than_in_training_give_the_same_answers_in_more_steps(stage, draft, target, tokens, tmp_path):
     small = run_evaluate(tmp_path, draft, target, tokens, block_size=3, random_draft=False)
     report = read_json(small.out_dir / "report.json")
@@ -276,6 +193,8 @@ def test_the_report_shows_every_part(stage):
     assert ["all", "image", "text"] == sorted(row[0] for row in sections["tau"].body.rows)
     cut = read_json(stage.out_dir / "report.json")["tau"]["all"]["cut_steps"]
     assert f"{cut} steps accepted more than the answer holds" in sections["Accepted lengths"].note
+    lengths = sections["Accepted lengths"].body.series[0]
+    assert list(range(len(lengths.y))) == lengths.x, "numbers, so that the bars stand upright beside each other"
     (stage.out_dir / "measurements.json").rename(stage.work_dir / "away.json")
     assert "Speed" not in [section.title for section in evaluate_sections(stage.out_dir)]
     (stage.work_dir / "away.json").rename(stage.out_dir / "measurements.json")
@@ -307,6 +226,25 @@ def test_answers_without_a_step_have_no_tau_and_no_file_holds_a_nan(draft, silen
     shown = evaluate_sections(stage.out_dir)
     assert ["tau", "Losslessness", "Speed", "Answers"] == [section.title for section in shown]
     assert ("all", 4, None, "no step", None) == tuple(shown[0].body.rows[0])
+
+
+def test_a_target_that_repeats_one_token_is_told(draft, target, tokens, tmp_path, capsys):
+    stuck = make_lively(target, tmp_path / "target")
+    file = stuck.path / "model" / "model.safetensors"
+    save_file({name: weight * 0 for name, weight in load_file(file).items()}, file, {"format": "pt"})
+    told = "answers of the target repeat the same few tokens: any draft predicts those"
+    run_evaluate(tmp_path / "stuck", draft, stuck, tokens)
+    assert f"warning: 4 of 4 {told}" in capsys.readouterr().out
+    run_evaluate(tmp_path / "lively", draft, target, tokens)
+    assert told not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [([7] * 12, True), ([*range(20), *[5, 6, 7] * 8], True), ([1] * 11, False), (range(12), False), ([], False)],
+)
+def test_an_answer_repeats_itself_where_its_second_half_has_hardly_any_other_tokens(answer, expected):
+    assert expected == is_repetition(tuple(answer))
 
 
 def test_one_prompt_has_a_tau_without_an_interval(draft, target, tokens, tmp_path, capsys):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ops.dflash.decode import Decoded
 from ops.evaluate.journal import PromptResult
-from ops.evaluate.lossless import compare, rounding
+from ops.evaluate.lossless import compare, difference_text, rounding
 from ops.evaluate.statistics import (
     BatchTime,
     acceptance_length,
@@ -143,30 +143,53 @@ def result(plain: Decoded, speculative: Decoded) -> PromptResult:
 
 
 @pytest.mark.parametrize(
-    ("plain_margin", "speculative_margin", "is_tie"),
-    [(0.01, 0.02, True), (0.01, 3.0, False), (3.0, 0.01, False), (3.0, 3.0, False)],
+    ("plain_near", "speculative_near", "is_tie"),
+    [
+        ({2: 0.0, 5: 0.01}, {5: 0.0, 2: 0.02}, True),
+        ({2: 0.0, 9: 0.01, 5: 0.03}, {9: 0.0, 5: 0.0, 2: 0.02}, True),
+        ({2: 0.0, 5: 0.01}, {}, False),
+        ({}, {5: 0.0, 2: 0.01}, False),
+        ({}, {}, False),
+        ({2: 0.0, 9: 0.01}, {5: 0.0, 2: 0.02}, False),
+        ({2: 0.0, 5: 0.01}, {5: 0.0, 9: 0.02}, False),
+        ({2: 0.0, 9: 0.01}, {5: 0.0, 9: 0.02}, False),
+        ({2: 0.0, 5: 0.01}, {5: 0.02, 2: 0.0}, False),
+        ({2: 0.01, 5: 0.0}, {5: 0.0, 2: 0.02}, False),
+    ],
 )
-def test_a_difference_is_a_tie_only_where_both_passes_were_undecided(plain_margin, speculative_margin, is_tie):
-    plain = Decoded((1, 2, 3), margins=(1.0, plain_margin, 1.0))
-    other = Decoded((1, 5, 3), (1,), (1.0, speculative_margin, 1.0))
-    losses = compare([result(plain, other)], 0.1)
+def test_a_difference_is_a_tie_only_where_both_passes_were_undecided_between_these_two_tokens(
+    plain_near, speculative_near, is_tie
+):
+    plain = Decoded((1, 2, 3), margins=(1.0, 0.01, 1.0), near={1: plain_near} if plain_near else {})
+    other = Decoded((1, 5, 3), (1,), (1.0, 0.02, 1.0), {1: speculative_near} if speculative_near else {})
+    losses = compare([result(plain, other)])
     assert (int(is_tie), int(not is_tie)) == (len(losses.ties), len(losses.errors))
     (difference,) = losses.ties or losses.errors
     assert (1, 2, 5) == (difference.position, difference.plain_token, difference.speculative_token)
+    assert (plain_near.get(5), speculative_near.get(2)) == (difference.behind_plain, difference.behind_speculative)
+    told = difference_text(difference, str)
+    taken = plain_near.get(2, 0) == speculative_near.get(5, 0) == 0
+    assert taken != told.endswith("; one of them is not even the best token of its own pass")
+    assert (taken and 5 not in plain_near) == ("5 is far from the best one plainly" in told)
+    assert (taken and 2 not in speculative_near) == ("2 is far from the best one speculatively" in told)
 
 
 @pytest.mark.parametrize(("alike", "many"), [(9, False), (8, True)])
 def test_ties_are_many_above_one_answer_in_ten(alike, many):
-    plain, other = Decoded((1, 2), margins=(1.0, 0.01)), Decoded((1, 5), (0,), (1.0, 0.01))
-    assert many == compare([result(plain, other), *[result(plain, plain)] * alike], 0.1).has_many_ties
+    near = {1: {2: 0.0, 5: 0.0}}
+    plain, other = Decoded((1, 2), margins=(1.0, 0.01), near=near), Decoded((1, 5), (0,), (1.0, 0.01), near)
+    assert many == compare([result(plain, other), *[result(plain, plain)] * alike]).has_many_ties
 
 
 def test_an_answer_that_ends_early_is_never_a_tie():
-    plain = Decoded((1, 2, 3), margins=(1.0, 1e-9, 1e-9))
+    plain = Decoded((1, 2, 3), margins=(1.0, 1e-9, 1e-9), near={2: {3: 0.0, 4: 1e-9}})
     short = Decoded((1, 2), (0,), (1.0, 1e-9))
-    (error,) = compare([result(plain, short)], 0.1).errors
+    (error,) = compare([result(plain, short)]).errors
     assert (2, 3, None) == (error.position, error.plain_token, error.speculative_token)
     assert (1e-9, None) == (error.plain_margin, error.speculative_margin)
+    assert difference_text(error, str).endswith(
+        "is none, for the answer had ended, plain decoding gives 3 '3' by a margin of 1.00e-09"
+    )
 
 
 def test_rounding_is_measured_where_both_passes_saw_the_same_tokens():

@@ -18,7 +18,7 @@ from ops.dflash import token_choice
 from ops.dflash.config import DraftConfig
 from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.dflash.load import random_draft
-from ops.dflash.sampling import accept_greedy, accept_sampled, token_at
+from ops.dflash.sampling import accept_greedy, accept_sampled, token_at, uniform_draws
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenSample
 
@@ -108,6 +108,25 @@ def test_the_test_finds_a_wrong_rule(rule):
     assert p_of_the_rule(rule, 100_000) < WRONG
 
 
+def test_every_sample_and_seed_has_a_row_of_draws_of_its_own():
+    """With 32 bits to tell rows apart, ten of these would be those of another."""
+    samples = 300_000
+    rows = {uniform_draws(0, f"s{number}", "token", 1).item() for number in range(samples)}
+    assert samples == len(rows)
+    assert 3 == len({uniform_draws(seed, "s", "token", 1).item() for seed in (0, 2**32, 2**64)})
+
+
+def test_draws_are_uniform_in_a_row_and_over_rows():
+    long = uniform_draws(0, "s", "token", 100_000)
+    many = torch.stack([uniform_draws(0, f"s{number}", "token", 2) for number in range(20_000)])
+    for found in (long, *many.T, (many[:, 0] - many[:, 1]) % 1, (long[1:] - long[:-1]) % 1):
+        assert torch.float64 == found.dtype
+        assert found.min() >= 0
+        assert found.max() < 1
+        counts = torch.histc(found, bins=50, min=0, max=1)
+        assert chi_square_p(counts, torch.full((50,), 1 / 50)) > RIGHT
+
+
 def test_a_draft_that_is_the_target_is_accepted_whole():
     generator = torch.Generator().manual_seed(1)
     target = torch.rand(50, BLOCK, 9, generator=generator, dtype=torch.float64).softmax(-1)
@@ -191,7 +210,7 @@ def answer_probabilities(target, length):
 
 def p_of_decoding(tiny, decode, draws: int, batch: int = 1000) -> float:
     """The p-value of whole answers, drawn for many samples that differ in their ids alone."""
-    settings = DecodeSettings(3, TEMPERATURE, seed=0)
+    settings = DecodeSettings(3, TEMPERATURE, seed=1)
     counts = dict.fromkeys(tiny.probabilities, 0)
     for start in range(0, draws, batch):
         samples = [

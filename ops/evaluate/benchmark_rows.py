@@ -1,0 +1,117 @@
+"""The rows of a benchmark file, checked as far as that goes without a tokenizer, for `dflow plan`. Loads no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import DataError
+from ops.evaluate.metric_names import ALL
+from ops.ingest.image_values import ImageFinder
+from ops.ingest.records import Record, json_records
+from ops.ingest.row_form import row_mistake, turn_list
+from ops.ingest.rows import ROLE_NAMES, sample_of_row
+from ops.ingest.sample import DroppedSample, RawSample
+
+CATEGORY = re.compile(r"[A-Za-z0-9][\w .-]*", re.ASCII)  # what a metric's name may hold
+SHOWN_MISTAKES = 100
+
+
+@frozen(eq=False)
+class BenchmarkRow:
+    """What a line asks. place: `file:line`."""
+
+    place: str
+    category: str
+    sample: RawSample
+
+
+@frozen
+class Misfit:
+    """A line that cannot be used, and why."""
+
+    place: str
+    mistake: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.mistake}"
+
+
+def check_benchmark(file: Path) -> None:
+    """Raises DataError as `refuse` does, for what can be told of the file alone."""
+    rows = list(benchmark_rows(file))
+    refuse(file, [row for row in rows if isinstance(row, Misfit)], len(rows))
+
+
+def benchmark_rows(file: Path) -> Iterator[BenchmarkRow | Misfit]:
+    """All lines that are not blank. Raises DataError where there is no such file."""
+    if not file.is_file():
+        raise DataError(f"{file}: no such file; benchmark must name a file of JSON lines")
+    places: dict[str, str] = {}
+    for record in json_records(file):
+        mistake = record.mistake or _form_mistake(record.row) or _taken(record, places)
+        if mistake:
+            yield Misfit(record.place, mistake)
+            continue
+        places[str(record.row["id"])] = record.place
+        yield _row(record)
+
+
+def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
+    """Raises DataError with every line of the file that cannot be used, of so many; and where there is no line."""
+    if misfits:
+        more = [f"... and {len(misfits) - SHOWN_MISTAKES} more"] if len(misfits) > SHOWN_MISTAKES else []
+        raise DataError(
+            "\n".join(
+                [
+                    f"{len(misfits)} of {rows} lines of the benchmark cannot be used: mend them or take them out "
+                    "(docs/evaluation.md has the format)",
+                    *map(str, misfits[:SHOWN_MISTAKES]),
+                    *more,
+                ]
+            )
+        )
+    if not rows:
+        raise DataError(f"{file}: holds no prompts; give it one JSON object a line (docs/evaluation.md)")
+
+
+def _row(record: Record) -> BenchmarkRow | Misfit:
+    """Of a record of the right form."""
+    finder = ImageFinder(record.folder, remedy="copy it into the folder of the benchmark file")
+    sample = sample_of_row(record.row, str(record.row["id"]), finder, require_answers=False)
+    if isinstance(sample, DroppedSample):
+        return Misfit(record.place, f"{sample.reason}: {sample.detail}" if sample.detail else sample.reason)
+    if sample.turns[-1].role != "user":
+        return Misfit(
+            record.place, "the last message is not the user's: leave out the answer, which the target is to give"
+        )
+    return BenchmarkRow(record.place, record.row["category"], sample)
+
+
+def _form_mistake(row: Any) -> str:
+    """What is wrong with a row, or an empty string; what every data file must keep to, and what a benchmark adds."""
+    return row_mistake(row) or next(_lacking(row), "")
+
+
+def _lacking(row: dict[str, Any]) -> Iterator[str]:
+    if row.get("id") is None or not str(row["id"]).strip():
+        yield 'no "id": give each prompt its own, by which results of two drafts can be compared'
+    category = row.get("category")
+    if not isinstance(category, str) or not CATEGORY.fullmatch(category):
+        yield (
+            f'"category" must be a word, of letters, digits, blanks and "_.-", by which results are grouped, got '
+            f"{category!r}"
+        )
+    if category == ALL:
+        yield f'"category" must not be "{ALL}", which stands for all of them together'
+    if not any(ROLE_NAMES.get(turn.get("role", turn.get("from"))) == "user" for turn in turn_list(row)):
+        yield 'no user turn: "messages" must end with what the user says, {"role": "user", "content": "..."}'
+
+
+def _taken(record: Record, places: dict[str, str]) -> str:
+    place = places.get(str(record.row["id"]))
+    return f'id "{record.row["id"]}" is that of {place} as well; ids must differ' if place else ""

@@ -1,0 +1,88 @@
+"""A benchmark file is an input like others: looked at before a run begins, and part of the key."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsl.read_toml import read_graph
+from executor.cli import main
+from executor.keys import Sources, graph_parts
+
+TINY = Path(__file__).parent.parent / "pipelines" / "tiny.toml"
+GOOD = {"id": "a", "category": "talk", "messages": [{"role": "user", "content": "Hello"}], "images": ["one.png"]}
+BAD = [
+    (GOOD | {"id": "b", "images": ["gone.png"]}, "image missing: gone.png"),
+    ('{"id": "c"', "broken JSON at column"),
+    (GOOD | {"id": "d", "messages": [{"role": "system", "content": "Be brief."}]}, "no user turn"),
+]
+
+
+@pytest.fixture
+def benchmark(tmp_path) -> Path:
+    (tmp_path / "one.png").write_bytes(b"looked at when it is decoded")
+    return written(tmp_path / "bench.jsonl", [GOOD])
+
+
+def written(file: Path, rows: list) -> Path:
+    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return file
+
+
+def arguments(command: str, benchmark: Path) -> list[str]:
+    return [command, str(TINY), "-s", f"eval.benchmark={benchmark}", "--store", str(benchmark.parent / "store")]
+
+
+def test_a_plan_tells_every_mistake_of_a_benchmark_and_a_run_does_not_begin_with_them(benchmark, capsys):
+    written(benchmark, [GOOD, *[row for row, _ in BAD]])
+    assert 0 == main(arguments("plan", benchmark))
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("node.eval.benchmark: ")]
+    assert "3 of 4 lines of the benchmark cannot be used" in told[0]
+    expected = [f"node.eval.benchmark: {benchmark}:{line}: {what}" for line, (_, what) in enumerate(BAD, start=2)]
+    assert expected == [line[: len(start)] for line, start in zip(told[1:], expected, strict=True)]
+    assert 2 == main(arguments("run", benchmark))
+    assert told == capsys.readouterr().err.splitlines()
+    assert [] == list((benchmark.parent / "store").glob("records/*"))
+
+
+def test_more_mistakes_than_a_terminal_wants_are_counted(benchmark, capsys):
+    written(benchmark, ["{"] * 130)
+    main(arguments("plan", benchmark))
+    out = capsys.readouterr().out
+    assert 100 == out.count("broken JSON")
+    assert "node.eval.benchmark: ... and 30 more" in out
+
+
+def test_a_good_benchmark_stands_in_no_runs_way_and_is_read_without_torch(benchmark):
+    command = "import sys; from executor.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    given = arguments("plan", benchmark)
+    shown = subprocess.run([sys.executable, "-c", command, *given], capture_output=True, text=True, check=True).stdout
+    assert "False" == shown.splitlines()[-1]
+    assert "node.eval.benchmark" not in shown
+
+
+def test_a_folder_and_a_missing_file_are_no_benchmark(benchmark, capsys):
+    main(arguments("plan", benchmark.parent))
+    assert "no such file; benchmark must name a file of JSON lines" in capsys.readouterr().out
+    main(arguments("plan", benchmark.parent / "absent.jsonl"))
+    out = capsys.readouterr().out
+    assert (1, 0) == (out.count("there is no file or folder"), out.count("no such file"))
+
+
+def test_the_lines_of_a_benchmark_and_the_images_that_it_names_are_part_of_the_key(benchmark):
+    def external() -> dict[str, str]:
+        graph = read_graph(TINY, [f"eval.benchmark={benchmark}"])
+        others = [node_id for node_id in graph.nodes if node_id != "eval"]
+        return dict(graph_parts(graph, Sources.now(None), without=others)["eval"].external)
+
+    before = external()
+    written(benchmark, [GOOD | {"messages": [{"role": "user", "content": "Hello!"}]}])
+    edited = external()
+    (benchmark.parent / "one.png").write_bytes(b"another")
+    other_image = external()
+    assert {"benchmark"} == {name for name in before if before[name] != edited[name]}
+    assert {"external_files"} == {name for name in before if edited[name] != other_image[name]}
