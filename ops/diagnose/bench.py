@@ -15,13 +15,15 @@ from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.dflash.model import DraftModel
 from ops.dflash.use import DraftUse
 from ops.diagnose.misfits import misfits
+from ops.evaluate.statistics import lower_bound, ratio_interval
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 RESAMPLINGS = 2000
 # A gain counts from here on. Several settings are tried, so one that is no better must not win by chance.
 LEAST_GAIN = 0.05
-CHANCE = 0.5  # percent
+CHANCE = 0.005
+LEAST_PROMPTS = 4  # with a step, in each group: fewer are too alike by chance to tell their spread
 EXPORTED, TRAINED = "those of the export", "those of the training"
 
 
@@ -97,15 +99,17 @@ def tau_of(answers: Sequence[Decoded]) -> float:
     return sum(answer.generated for answer in answers) / steps if steps else float("nan")
 
 
-def interval(answers: Sequence[Decoded]) -> tuple[float, float]:
-    """95 % bootstrap interval of tau over the prompts."""
-    low, high = np.percentile(_resampled(answers, seed=0), [2.5, 97.5])
-    return float(low), float(high)
+def interval(answers: Sequence[Decoded]) -> tuple[float, float] | tuple[None, None]:
+    """95 % bootstrap interval of tau over the prompts; None for fewer than two with a step."""
+    return ratio_interval(*_counts(answers), RESAMPLINGS, 0)
 
 
 @frozen
 class Gain:
-    """tau of some answers minus that of others. counts: it is large enough; is_certain: and not by chance."""
+    """tau of some answers minus that of others. counts: it is large enough; is_certain: and not by chance.
+
+    Of fewer than LEAST_PROMPTS prompts with a step nothing is certain.
+    """
 
     value: float
     counts: bool
@@ -114,25 +118,37 @@ class Gain:
 
 def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
     """Of the same prompts: both are resampled together."""
-    return _gain(after, before, _resampled(after, seed=0) - _resampled(before, seed=0))
+    both = [(one, other) for one, other in zip(after, before, strict=True) if one.steps and other.steps]
+    return _gain([one for one, _ in both], [other for _, other in both], seeds=(0, 0), chance=CHANCE)
 
 
-def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
-    """Of different prompts."""
-    return _gain(after, before, _resampled(after, seed=0) - _resampled(before, seed=1))
+def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], comparisons: int = 1) -> Gain:
+    """Of different prompts. comparisons: of so many pairs of groups this one was chosen for its gain (Bonferroni)."""
+    with_step = [[answer for answer in answers if answer.steps] for answers in (after, before)]
+    return _gain(*with_step, seeds=(0, 1), chance=CHANCE / comparisons)
 
 
-def _gain(after: Sequence[Decoded], before: Sequence[Decoded], differences: np.ndarray) -> Gain:
+def _gain(after: Sequence[Decoded], before: Sequence[Decoded], seeds: tuple[int, int], chance: float) -> Gain:
     value = tau_of(after) - tau_of(before)
     counts = value >= LEAST_GAIN * tau_of(before)
-    return Gain(value, counts, counts and float(np.percentile(differences, CHANCE)) > 0)
+    fewest = min(len(after), len(before))
+    if not counts or fewest < LEAST_PROMPTS:
+        return Gain(value, counts, False)
+    resamplings = round(RESAMPLINGS * CHANCE / chance)  # as many beyond the bound, however far out it is
+    resampled = [_resampled(answers, resamplings, seed) for answers, seed in zip((after, before), seeds, strict=True)]
+    return Gain(value, counts, lower_bound(value, resampled[0] - resampled[1], fewest, chance) > 0)
 
 
-def _resampled(answers: Sequence[Decoded], seed: int) -> np.ndarray:
+def _resampled(answers: Sequence[Decoded], resamplings: int, seed: int) -> np.ndarray:
+    generated, steps = _counts(answers)
+    draws = np.random.default_rng(seed).integers(0, len(answers), size=(resamplings, len(answers)))
+    return generated[draws].sum(1) / steps[draws].sum(1)
+
+
+def _counts(answers: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
+    """Generated tokens and steps of each answer."""
     generated = np.array([answer.generated for answer in answers], dtype=np.float64)
-    steps = np.array([answer.steps for answer in answers], dtype=np.float64)
-    draws = np.random.default_rng(seed).integers(0, len(answers), size=(RESAMPLINGS, len(answers)))
-    return generated[draws].sum(1) / steps[draws].sum(1).clip(min=1)
+    return generated, np.array([answer.steps for answer in answers], dtype=np.float64)
 
 
 def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:

@@ -12,9 +12,10 @@ from attrs import asdict, frozen
 class Finding:
     """One line: what was measured, what is normal and why, and of a cause what to do about it.
 
-    is_cause: it lowers tau, or keeps it low. gain: by how much tau rises where it is put right, as measured; None where
-    only another training could tell. is_measured: False where something is missing, which `measured` then says.
-    explained_by: the name of another cause that is to be put right first, since this may only follow from it.
+    is_cause: it lowers tau, or keeps it low. is_note: no mistake, but worth knowing. gain: by how much tau rises where
+    it is put right, as measured; None where only another training could tell. is_measured: False where something is
+    missing, which `measured` then says. explained_by: the name of another cause that is to be put right first, since
+    this may only follow from it.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Finding:
     normal: str
     advice: str = ""
     is_cause: bool = False
+    is_note: bool = False
     gain: float | None = None
     is_measured: bool = True
     explained_by: str = ""
@@ -37,11 +39,11 @@ def unmeasured(name: str, why: str) -> Finding:
 
 def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Causes first, by how much tau they explain, those that cannot be told in tau behind them, and behind these what
-    another cause explains; what was not measured last.
+    another cause explains; then notes; what was not measured last.
     """
     return sorted(findings, key=_rank)
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, bool, float]:
+def _rank(finding: Finding) -> tuple[bool, bool, bool, bool, float]:
     weight = -(finding.gain or 0.0) if finding.is_cause else 0.0
-    return not finding.is_cause, not finding.is_measured, bool(finding.explained_by), weight
+    return not finding.is_cause, not finding.is_note, not finding.is_measured, bool(finding.explained_by), weight

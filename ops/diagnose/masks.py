@@ -67,9 +67,27 @@ def look(reader: TokenReader, mask_token_id: int, block_size: int) -> Seen:
 
 
 def _labels(reader: TokenReader) -> Iterator[tuple[Tensor, Tensor]]:
+    return (reader.labels(place) for place in _looked_at(reader))
+
+
+def _looked_at(reader: TokenReader) -> list[int]:
     taken = min(LOOKED_AT, len(reader))
-    for number in range(taken):
-        yield reader.labels(number * len(reader) // taken)
+    return [number * len(reader) // taken for number in range(taken)]
+
+
+def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[str, int]:
+    """How many anchors one pass over the samples draws of each category; all possible ones where num_anchors is None.
+
+    Of many samples a part is looked at, spread over the split: what counts is the shares.
+    """
+    anchors: dict[str, int] = {}
+    for place in _looked_at(reader):
+        loss_mask_S = reader.labels(place)[1]
+        possible = int((loss_mask_S[:-1] & loss_mask_S[1:]).sum())
+        drawn = possible if num_anchors is None else min(possible, num_anchors)
+        category = reader.records[place]["category"]
+        anchors[category] = anchors.get(category, 0) + drawn
+    return anchors
 
 
 def _share(seen: Seen) -> Finding:

@@ -9,6 +9,7 @@ line is printed that says what it is, behind NOW.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,10 +32,11 @@ from ops.diagnose.features import features_finding
 from ops.diagnose.feeding import mend
 from ops.diagnose.finding import Finding, sorted_findings, unmeasured
 from ops.diagnose.loadable import loadable
-from ops.diagnose.masks import mask_findings
+from ops.diagnose.masks import anchors_by_category, mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
+from ops.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
 from ops.diagnose.trained import explained, target_finding, trained_of
-from ops.files import read_json, write_json
+from ops.files import read_json
 from ops.load_target.model import Target, check_images_fit, check_tokens_fit
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         result = diagnose(chain, request["prompts"], request["loss"], request["again"], _tell)
     except DflowError as error:
         result = {"error": str(error)}
-    write_json(result_file, result)
+    result_file.write_text(json.dumps(result, allow_nan=False), "utf-8")  # it may have no folder to rename it in
     return 0
 
 
@@ -65,38 +67,43 @@ def diagnose(
 ) -> dict[str, Any]:
     """{"node", "split", "prompts", "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"},
     "block_size", "evaluation": that of the run, as Evaluation.to_json has it, or null, "findings": [the fields of
-    Finding, ...]}: causes first. "exported", "low" and "high" are null where the export cannot be loaded. "mended":
-    with all put right that can be without training; where that is next to block_size, nothing that only explains a low
-    tau is a cause. What is wrong at any tau stays one.
+    Finding, ...]}: causes first. "exported", "low" and "high" are null where the export cannot be loaded, the last two
+    also for one prompt with a step. "mended": with all put right that can be without training; where that is next to
+    block_size, nothing that only explains a low tau is a cause. What is wrong at any tau stays one.
 
     prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where nothing of the
     draft can be loaded, logits are not finite, or the split holds no prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
-    tell("loading the target")
+    steps = Steps(tell)
+    steps.begin(TARGET)
     target = Target.load(chain.target, device, getattr(torch, chain.dtype))
     held_out = _samples(chain.judged, chain.split, target, prompts)
     if not held_out:
         raise DataError(f'{chain.node}: the split "{chain.split}" holds no prompts to decode')
     trained, weights = trained_of(chain.draft, chain.training, chain.target)
     exported, export = loadable(chain.draft, trained, weights, again)
-    bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, tell)
+    bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, steps.part)
+    steps.begin(EXPORT)
     as_exported = bench.decode(exported, held_out, "as exported")
     if not any(answer.steps for answer in as_exported):
         raise DataError(f"{chain.node}: every answer is one token long, which takes no draft")
+    steps.begin(FED)
     mended = mend(bench, exported, trained, held_out, again)
     answers = bench.decode(mended.setting, held_out, "put right")
-    tell("decoding with random weights")
+    steps.begin(RANDOM)
     untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
     by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
     of_target = target_finding(chain.draft, chain.training, chain.target)
-    wrong_at_any_tau = [export, *mended.findings, of_target, _features(chain, bench)]
+    steps.begin(FEATURES)
+    wrong_at_any_tau = [export, *mended.findings, of_target, _features(chain, target)]
+    steps.begin(TRAINING)
     others = [
         random_finding(answers, by_chance),
         category_finding(held_out, answers),
         *_against_training(chain, bench, mended.setting, answers, prompts),
         *mask_findings(chain.learnt, chain.target, exported.config.mask_token_id, exported.config.block_size),
-        curve_finding(curve),
+        curve_finding(curve, _recorded(chain)),
     ]
     if tau_of(answers) >= CEILING * exported.config.block_size:
         others = [evolve(finding, is_cause=False) for finding in others]
@@ -131,9 +138,8 @@ def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> lis
     return spread_samples(reader, count)
 
 
-def _features(chain: Chain, bench: Bench) -> Finding:
-    bench.tell("recomputing features")
-    return features_finding(bench.target, chain.features, chain.learnt, is_online=chain.is_online)
+def _features(chain: Chain, target: Target) -> Finding:
+    return features_finding(target, chain.features, chain.learnt, is_online=chain.is_online)
 
 
 def _against_training(
@@ -144,15 +150,23 @@ def _against_training(
     if not samples:
         why = "the store has not kept the samples of the training"
         return [unmeasured(name, why) for name in ("own answers", "held-out gap", "training against decoding")]
-    training = {} if chain.training is None else read_json(chain.training.path / "training.json")
+    training = _recorded(chain)
+    num_anchors = training.get("recipe", {}).get("num_anchors")
+    learnt = anchors_by_category(TokenReader(chain.learnt, LEARNT), num_anchors)
     seen = bench.decode(setting, samples, "of the training")
     bench.tell("the target's own choices along the answers of the training")
     own = own_finding(bench.target, samples, chain.regenerated_at)
     return [
         own,
         gap_finding(seen, held_out, training),
-        decoding_finding(seen, training, is_own=not own.is_cause),
+        decoding_finding(samples, seen, training, learnt, is_own=not own.is_cause),
     ]
+
+
+def _recorded(chain: Chain) -> dict[str, Any]:
+    """What the training left on record; nothing where that is gone."""
+    found: dict[str, Any] = {} if chain.training is None else read_json(chain.training.path / "training.json")
+    return found
 
 
 if __name__ == "__main__":

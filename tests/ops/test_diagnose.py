@@ -37,12 +37,17 @@ from executor.exits import FAILED, OK
 from executor.store import Store
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
 from ops.dflash.config import from_serving
+from ops.dflash.decode_batch import DecodeSettings
 from ops.dflash.load import random_draft
 from ops.dflash.model import DraftModel
-from ops.diagnose import run
+from ops.diagnose import feeding, run
+from ops.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
 from ops.diagnose.chain import Chain
+from ops.diagnose.steps import STEPS
 from ops.diagnose.trained import trained_of
 from ops.files import read_json, write_json
+from ops.load_target.model import Target
+from ops.tokenize_chat.shards import TokenReader
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,66 @@ def test_another_mask_token_is_named_and_nothing_else(chain, healthy, tmp_path):
     assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
     assert ["mask token"] == causes(result)
     assert result["tau"]["mended"] == healthy["tau"]["exported"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"), [({"target_layer_ids": [LAYER + 1]}, "layer ids"), ({"mask_token_id": 500}, "mask token")]
+)
+def test_what_the_draft_reads_other_than_its_training_says_is_a_cause_whatever_it_costs(
+    chain, tmp_path, monkeypatch, wrong, name
+):
+    monkeypatch.setattr(feeding, "paired_gain", lambda _after, _before: Gain(-0.2, False, False))
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config=wrong))
+    assert [name] == causes(result)
+
+
+@pytest.mark.parametrize(
+    "fed",
+    [
+        {"block_offset": 1},
+        {"block_offset": -1},
+        {"target_layer_ids": (LAYER + 1,)},
+        {"mask_token_id": 500},
+    ],
+)
+def test_tau_of_a_draft_that_is_fed_otherwise_when_it_is_evaluated_falls(chain, healthy, loaded_bench, fed):
+    bench, setting, prompts = loaded_bench
+    offset = fed.get("block_offset", 0)
+    config = {name: value for name, value in fed.items() if name != "block_offset"}
+    tau = tau_of(bench.decode(evolve(setting.evolved(**config), block_offset=offset), prompts, "otherwise"))
+    assert tau < 0.7 * healthy["tau"]["exported"]
+
+
+@pytest.fixture(scope="module")
+def loaded_bench(chain):
+    """What decodes the draft as a setting says, the setting as exported, and the held-out prompts."""
+    config = from_serving(read_json(chain.draft.path / "config.json"))
+    weights = {EXPORTED: load_file(chain.draft.path / "model.safetensors")}
+    target = Target.load(chain.target)
+    reader = TokenReader(chain.judged, chain.split)
+    prompts = [reader.sample(place) for place in range(len(reader))]
+    return Bench(target, weights, DecodeSettings(NEW_TOKENS), PROMPTS, lambda _: None), Setting(config), prompts
+
+
+def test_without_a_record_the_target_s_mask_token_is_called_so_and_must_be_better_for_certain(
+    chain, healthy, tmp_path, monkeypatch
+):
+    spoilt = evolve(
+        with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500}, dflow={"trained": 0}),
+        training=None,
+        features=None,
+        learnt=None,
+    )
+    result = diagnosed(spoilt)
+    assert ["mask token"] == causes(result)
+    named = finding(result, "mask token")
+    assert "as trained" not in named["measured"]
+    assert named["measured"].endswith("with 7, the target's")
+    assert "the training's record is gone" in named["advice"]
+    monkeypatch.setattr(feeding, "paired_gain", lambda _after, _before: Gain(0.2, True, False))
+    told = finding(diagnosed(spoilt), "mask token")
+    assert not told["is_cause"]
+    assert "the target's (7)" in told["measured"]
 
 
 def test_where_putting_it_right_gives_whole_blocks_nothing_else_is_named(chain, tmp_path, monkeypatch):
@@ -279,7 +344,11 @@ def test_the_command_names_nothing_of_a_healthy_run_and_says_what_could_not_be_m
 ):
     store, run_id = record(tmp_path / "project", chain, chain.draft.path)
     assert OK == dflow(store, "--json")
-    said = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    begun = [f"export: {number} of {len(STEPS)}, {step}" for number, step in enumerate(STEPS, 1)]
+    assert begun == [line for line in err.splitlines() if line in begun]
+    assert f"{begun[1]}: decoding {PROMPTS} prompts, as exported" in err.splitlines()
+    said = json.loads(out)
     assert run_id == said["run"]
     assert [] == causes(said["drafts"][0])
     assert healthy["tau"] == said["drafts"][0]["tau"]

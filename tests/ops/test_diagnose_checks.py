@@ -11,18 +11,22 @@ import torch
 from attrs import evolve
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel
+from ops.dflash.anchors import draw_anchors
 from ops.dflash.decode import Decoded
 from ops.diagnose.answers import LEAST_OWN, count_own, own_finding
-from ops.diagnose.bench import paired_gain, spread_samples, tau_of
+from ops.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gain
 from ops.diagnose.curve import curve_finding
 from ops.diagnose.features import features_finding
 from ops.diagnose.finding import Finding, sorted_findings, unmeasured
-from ops.diagnose.masks import look, mask_findings
+from ops.diagnose.masks import anchors_by_category, look, mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
 from ops.diagnose.trained import explained, target_finding
 from ops.files import read_json, write_json
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader
+
+IMAGES: list[Any] = [SimpleNamespace(category="image")] * 8
+TEXTS: list[Any] = [SimpleNamespace(category="text")] * 8
 
 
 def answers(tau: int, count: int = 8, steps: int = 6) -> list[Decoded]:
@@ -152,38 +156,52 @@ def test_a_draft_that_knows_the_training_by_heart_alone_is_named(held_out, is_ca
     assert is_cause == gap_finding(answers(6), answers(held_out), {}).is_cause
 
 
-@pytest.mark.parametrize(("text", "is_cause"), [(4, False), (2, True)])
-def test_a_category_far_below_the_other_is_named(text, is_cause):
+@pytest.mark.parametrize(("text", "is_note"), [(4, False), (2, True)])
+def test_a_category_far_below_the_other_is_worth_knowing_and_no_cause(text, is_note):
     prompts: list[Any] = [SimpleNamespace(category=name) for name in ("image", "text") for _ in range(8)]
     found = category_finding(prompts, [*answers(6), *answers(text)])
-    assert is_cause == found.is_cause
+    assert (False, is_note) == (found.is_cause, found.is_note)
     assert f"text {text}.00 (8 prompts), image 6.00 (8 prompts)" in found.measured
 
 
 @pytest.mark.parametrize(("tau", "is_own", "is_cause"), [(5, True, False), (2, True, True), (2, False, False)])
 def test_decoding_that_keeps_nothing_of_what_training_promised_is_named(tau, is_own, is_cause):
     training = {"final_metrics": {"train/expected_tau": 6.0, "train/accuracy": 0.98}}
-    assert is_cause == decoding_finding(answers(tau), training, is_own=is_own).is_cause
+    assert is_cause == decoding_finding(IMAGES, answers(tau), training, {"image": 9}, is_own=is_own).is_cause
+
+
+@pytest.mark.parametrize(("texts", "told", "is_cause"), [(1, "gives 5.50", False), (18, "gives 1.50", True)])
+def test_decoding_is_weighed_by_what_the_training_drew_most_anchors_of(texts, told, is_cause):
+    training = {"final_metrics": {"train/expected_tau": 5.5, "train/accuracy": 0.8}}
+    found = decoding_finding(
+        [*IMAGES[:4], *TEXTS[:4]],
+        [*answers(6, count=4), *answers(1, count=4, steps=40)],
+        training,
+        {"image": 9 if texts == 1 else 2, "text": texts},
+        is_own=True,
+    )
+    assert told in found.measured
+    assert is_cause == found.is_cause
 
 
 def test_a_draft_whose_short_answers_end_within_their_blocks_is_not_accused_of_their_ends():
     training = {"final_metrics": {"train/expected_tau": 6.0, "train/accuracy": 1.0}}
     perfect = [Decoded(tuple(range(8)), accepted=(5, 0)) for _ in range(8)]
-    found = decoding_finding(perfect, training, is_own=True)
+    found = decoding_finding(IMAGES, perfect, training, {"image": 9}, is_own=True)
     assert not found.is_cause
     assert "gives 6.00" in found.measured
     one_step = [Decoded(tuple(range(3)), accepted=(1,))]
-    assert not decoding_finding(one_step, training, is_own=True).is_measured
+    assert not decoding_finding(IMAGES[:1], one_step, training, {"image": 9}, is_own=True).is_measured
 
 
 def test_groups_without_a_verification_step_are_told_and_left_out():
-    prompts: list[Any] = [SimpleNamespace(category=name) for name in "aaabbbccc"]
-    nothing = [Decoded((0,))] * 3
-    found = category_finding(prompts, [*nothing, *answers(4, count=3), *answers(1, count=3)])
-    assert "tau c 1.00 (3 prompts), b 4.00 (3 prompts), a no step (3 prompts)" == found.measured
-    assert found.is_cause and '"c"' in found.advice
-    alone = category_finding(prompts[:6], [*nothing, *answers(4, count=3)])
-    assert (False, None) == (alone.is_cause, alone.gain)
+    prompts: list[Any] = [SimpleNamespace(category=name) for name in "aaaabbbbcccc"]
+    nothing = [Decoded((0,))] * 4
+    found = category_finding(prompts, [*nothing, *answers(4, count=4), *answers(1, count=4)])
+    assert "tau c 1.00 (4 prompts), b 4.00 (4 prompts), a no step (4 prompts)" == found.measured
+    assert found.is_note and '"c"' in found.advice
+    alone = category_finding(prompts[:8], [*nothing, *answers(4, count=4)])
+    assert (False, False) == (alone.is_cause, alone.is_note)
     assert not gap_finding(nothing, answers(4), {}).is_measured
 
 
@@ -195,15 +213,74 @@ def test_a_draft_no_better_than_random_weights_is_named():
 @pytest.mark.parametrize(("slope", "is_cause"), [(0.0, False), (-0.02, True)])
 def test_a_loss_that_still_falls_at_the_end_is_named(slope, is_cause):
     curve = [(step, 4 + slope * step + 0.05 * (-1) ** step) for step in range(1, 101)]
-    assert is_cause == curve_finding(curve).is_cause
+    assert is_cause == curve_finding(curve, {}).is_cause
+
+
+@pytest.mark.parametrize(
+    ("select", "told"), [("tau", "tau on val was best at step 50 of 100; "), ("loss", "the loss on val was least at ")]
+)
+def test_a_loss_that_still_falls_behind_the_selected_step_is_no_cause(select, told):
+    curve = [(step, 4 - 0.02 * step) for step in range(1, 101)]
+    early = curve_finding(curve, {"selected_step": 50, "recipe": {"select": select}})
+    assert not early.is_cause
+    assert early.measured.startswith(told)
+    late = curve_finding(curve, {"selected_step": 90, "recipe": {"select": select}})
+    assert late.is_cause
+    assert late.measured.startswith("train/loss fell")
+
+
+def test_what_training_promised_is_that_of_the_selected_step():
+    last = {"train/expected_tau": 6.0, "train/accuracy": 0.98}
+    selected = {"train/expected_tau": 2.2, "train/accuracy": 0.5}
+    training = {"final_metrics": last, "selected_metrics": selected}
+    found = decoding_finding(IMAGES, answers(2), training, {"image": 9}, is_own=True)
+    assert not found.is_cause
+    assert "promises tau 2.20" in found.measured
+    assert "slots right: 50% in training" in gap_finding(answers(2), answers(2), training).measured
+
+
+@pytest.mark.parametrize("num_anchors", [3, 16, None])
+def test_anchors_are_counted_by_category_as_the_training_draws_them(tokens, num_anchors):
+    reader, expected = TokenReader(tokens, "train"), {"image": 0, "text": 0}
+    for place, record in enumerate(reader.records):
+        mask_S = reader.labels(place)[1]
+        most = len(mask_S) if num_anchors is None else num_anchors
+        expected[record["category"]] += len(draw_anchors(mask_S, most, seed=0, epoch=0, sample=place))
+    assert expected == anchors_by_category(reader, num_anchors)
+
+
+def test_fewer_than_four_prompts_make_nothing_certain():
+    assert not unpaired_gain(answers(6, count=1), answers(1, count=15)).is_certain
+    assert not unpaired_gain(answers(6, count=3), answers(1, count=15)).is_certain
+    assert unpaired_gain(answers(6, count=4), answers(1, count=15)).is_certain
+    without_step = [Decoded((0,))] * 9
+    assert not unpaired_gain([*answers(6, count=3), *without_step], answers(1)).is_certain
+    assert not paired_gain([*answers(6, count=3), *without_step], [*answers(1, count=3), *without_step]).is_certain
+    assert not random_finding(answers(1, count=3), answers(1, count=3)).is_measured
+
+
+def of_taus(*taus: int) -> list[Decoded]:
+    """One answer of each."""
+    return [answer for tau in taus for answer in answers(tau, count=1)]
+
+
+def test_a_gain_picked_out_of_many_must_be_the_more_certain():
+    after, before = of_taus(4, 4, 5, 5, 6, 6, 7, 7), of_taus(3, 3, 4, 4, 4, 4, 2, 2)
+    assert unpaired_gain(after, before).is_certain
+    assert not unpaired_gain(after, before, comparisons=10).is_certain
+
+
+def test_of_four_prompts_the_interval_is_widened():
+    """Without that these would be certain: every resampling has the rise."""
+    assert not unpaired_gain(of_taus(3, 4, 5, 6), of_taus(1, 2, 2, 2)).is_certain
 
 
 def test_a_fall_within_the_noise_of_the_loss_is_no_cause():
     torch.manual_seed(0)
     curve = [(step, float(2 + torch.randn(()))) for step in range(1, 41)]
-    assert not curve_finding(curve).is_cause
-    assert not curve_finding(curve[:10]).is_measured
-    assert not curve_finding([]).is_measured
+    assert not curve_finding(curve, {}).is_cause
+    assert not curve_finding(curve[:10], {}).is_measured
+    assert not curve_finding([], {}).is_measured
 
 
 def test_a_gain_that_hangs_on_one_prompt_is_not_certain():
@@ -231,5 +308,6 @@ def test_causes_come_first_by_what_they_explain():
     fine = Finding(name="fine", measured="", normal="", gain=9.0)
     followed = evolve(cause("follows", 9.0), explained_by="large")
     causes = [cause("small", 0.5), cause("untold", None), cause("large", 2.0)]
-    ordered = sorted_findings([unmeasured("gone", ""), followed, fine, *causes])
-    assert ["large", "small", "untold", "follows", "fine", "gone"] == [found.name for found in ordered]
+    note = Finding(name="note", measured="", normal="", is_note=True)
+    ordered = sorted_findings([unmeasured("gone", ""), followed, fine, note, *causes])
+    assert ["large", "small", "untold", "follows", "note", "fine", "gone"] == [found.name for found in ordered]

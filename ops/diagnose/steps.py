@@ -1,0 +1,30 @@
+"""Which step of a diagnosis is under way: `3 of 6, what the draft is fed: ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+TARGET, EXPORT, FED, RANDOM, FEATURES, TRAINING = STEPS = (
+    "loading the target",
+    "the draft as exported",
+    "what the draft is fed",
+    "random weights",
+    "the stored features",
+    "the samples of the training",
+)
+
+
+class Steps:
+    """tell: called with the step that begins, and with each part of it."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._now = ""
+
+    def begin(self, step: str) -> None:
+        """One of STEPS."""
+        self._now = f"{STEPS.index(step) + 1} of {len(STEPS)}, {step}"
+        self._tell(self._now)
+
+    def part(self, what: str) -> None:
+        self._tell(f"{self._now}: {what}")
