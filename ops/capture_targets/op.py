@@ -134,7 +134,11 @@ class CaptureTargets:
         help="padded tokens in one forward pass; unless given 8192 on a GPU, and 1024 on a CPU for its caches' sake",
     )
     tp_degree: int = field(
-        default=1, validator=degree, neutral=True, help="sglang: ranks of launch that share one model (tensor parallel)"
+        default=1,
+        validator=degree,
+        schema={"minimum": 1},
+        neutral=True,
+        help="sglang: ranks of launch that share one model (tensor parallel)",
     )
     output = TargetFeatures
 

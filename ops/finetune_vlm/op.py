@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
+from dsl.needs import Needs
 from dsl.op import field, op, seed_field
 from ops.artifacts import TargetModel, TokenShards
 
@@ -15,13 +16,13 @@ RATE = validators.and_(validators.gt(0), validators.lt(1))
 
 
 def _pattern(instance: Any, _attribute: object, pattern: str | None) -> None:
-    """metric = "pattern" needs a regular expression with one group, and nothing else takes one."""
+    """A regular expression with one group, which metric = "pattern" alone takes."""
     if getattr(instance, "metric", None) != "pattern":
         if pattern is not None:
             raise ValueError("'pattern' is for metric = \"pattern\" alone")
         return
     if pattern is None:
-        raise ValueError("metric = \"pattern\" needs 'pattern', a regular expression with one group")
+        return
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
@@ -77,6 +78,7 @@ class FinetuneVlm:
     batch_tokens: int | None = field(
         default=None,
         validator=_measured,
+        schema={"minimum": 1},
         help="instead of batch_size: a step takes samples as long as they have at most so many tokens",
     )
     lr: float = field(default=2e-3, validator=RATE, help="peak learning rate of AdamW")
@@ -129,12 +131,16 @@ class FinetuneVlm:
     )
     metric: Literal["none", "exact_match", "label_in_answer", "pattern"] = field(
         default="none",
+        validator=Needs(
+            "pattern", "metric = \"pattern\" needs 'pattern', a regular expression with one group", given=("pattern",)
+        ),
         help="when a greedy answer counts as right: it is the label; the label stands in it as words, whatever their "
         "case (in scripts without blanks: anywhere); or both match `pattern` first with the same text",
     )
     pattern: str | None = field(
         default=None,
         validator=_pattern,
+        schema={"format": "regex"},
         help="of metric = \"pattern\": a regular expression with one group, such as 'the digit ([0-9])'; samples whose "
         "label does not match are left out",
     )

@@ -1,4 +1,7 @@
-"""Samples from a folder of images by class: `<class>/<image>`, or `train|val|test/<class>/<image>`."""
+"""Samples from a folder of images: `<class>/<image>`, or all directly in it, without classes.
+
+Above either there may be the folders `train`, `val` and `test`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from ops.ingest.row_form import is_valid_text
 from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn, Unusable
 
 LABEL = "{label}"
+NO_CLASS = "all"  # the label of images without classes; the folder's own name would change their answers where it moves
 
 
 @frozen
@@ -26,15 +30,13 @@ class ClassImage:
 
 
 def class_images(folder: Path, split_names: dict[str, str]) -> Iterator[ClassImage]:
-    """Every file below a class folder, in the order of the paths; hidden ones are passed over."""
+    """Every file below a class folder, or of a folder without folders, by path; hidden ones are passed over."""
     top = _folders(folder)
     if top and all(name.lower() in split_names for name in top):
         for name in top:
-            for label in _folders(folder / name):
-                yield from _files(folder, Path(name) / label, label, split_names[name.lower()])
+            yield from _of_classes(folder, Path(name), split_names[name.lower()])
         return
-    for label in top:
-        yield from _files(folder, Path(label), label, None)
+    yield from _of_classes(folder, Path(), None)
 
 
 def image_folder_sample(
@@ -54,6 +56,14 @@ def image_folder_sample(
         return RawSample(name, None, turns, (finder.file(name),), label=image.label)
     except Unusable as fault:
         return DroppedSample(name, fault.reason, fault.detail)
+
+
+def _of_classes(folder: Path, below: Path, split: str | None) -> Iterator[ClassImage]:
+    labels = _folders(folder / below)
+    for label in labels:
+        yield from _files(folder, below / label, label, split)
+    if not labels:
+        yield from _files(folder, below, NO_CLASS, split)
 
 
 def _files(folder: Path, below: Path, label: str, split: str | None) -> Iterator[ClassImage]:

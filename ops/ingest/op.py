@@ -31,7 +31,8 @@ class Ingest:
     source: str = field(
         external=True,
         help="a file (JSON lines, a JSON array, Parquet) or a folder (of such files, an Arrow data set of the library "
-        '`datasets`, images by class), or "builtin:digits": 1,797 real handwritten digits with questions, and prose',
+        '`datasets`, images by class or without classes), or "builtin:digits": 1,797 real handwritten digits with '
+        "questions, and prose",
     )
     format: Literal["auto", "json", "parquet", "arrow", "image-folder"] = field(
         default="auto",

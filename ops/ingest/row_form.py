@@ -20,7 +20,7 @@ def row_mistake(row: Any) -> str:
     key = "messages" if row.get("messages") is not None else "conversations"
     turns = turn_list(row)
     if not isinstance(turns, list):
-        return 'no list "conversations" (or "messages")'
+        return f'no list "messages" (or "conversations"){_meant_turns(row)}'
     for place, turn in enumerate(turns):
         if mistake := _turn_mistake(turn):
             return f"{key}[{place}]{mistake}"
@@ -96,6 +96,12 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
     ]
     meant = did_you_mean(key, candidates)
     return f'unknown key "{key}" ({meant})' if meant else ""
+
+
+def _meant_turns(row: dict[str, Any]) -> str:
+    """The key that seems to stand for the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
+    hints = {key: did_you_mean(key, ("messages", "conversations")) for key in row if key not in KEYS}
+    return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
 
 def _is_image(value: Any) -> bool:

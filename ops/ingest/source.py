@@ -98,7 +98,7 @@ def _format_of_file(file: Path) -> str:
 
 
 def _format_of_folder(folder: Path) -> str:
-    """Arrow by its description; else Parquet or JSON files, beside which images may lie; else images by class."""
+    """Arrow by its description; else Parquet or JSON files, beside which images may lie; else images."""
     if any((folder / name).is_file() for name in ARROW_FILES):
         return "arrow"
     found = [form for form, suffixes in (("json", JSON_NAMES), ("parquet", (".parquet",))) if _files(folder, suffixes)]
@@ -106,7 +106,8 @@ def _format_of_folder(folder: Path) -> str:
         raise DataError(f"{folder}: holds JSON files and Parquet files; {REMEDY}, or name one file")
     if found:
         return found[0]
-    below = (file for pattern in ("*/*", "*/*/*") for file in folder.glob(pattern))
+    is_flat = not any(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir())
+    below = (file for pattern in (["*"] if is_flat else ["*/*", "*/*/*"]) for file in folder.glob(pattern))
     if any(file.suffix.lower() in IMAGE_NAMES for file in below):
         return "image-folder"
     raise DataError(

@@ -15,6 +15,7 @@ from ops.load_target.sizes import ITEM_SIZES
 from ops.own_data.lengths import PixelRules
 from ops.own_data.survey import FRACTIONS, Survey, percentile
 from ops.own_data.target import MOST_LAYERS, Target
+from ops.tally import SPLITS
 from ops.tokenize_chat.resources import TOKEN_BYTES
 
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
@@ -25,6 +26,7 @@ WANTED_STEPS = 1000
 STEP_TOKENS = (32_768, 16_384, 8_192, 4_096, 2_048)
 LARGE_SET = 5_000_000  # tokens, from which on the paper's number of epochs is taken
 HELD_OUT = 64  # prompts that evaluate takes of a category
+LEAST_BETWEEN, MOST_BETWEEN = 50, 500  # steps between two measurements on val
 FREE_SHARE = 0.8  # of the disk, which features may fill
 
 
@@ -40,7 +42,8 @@ class Choice:
 class Advice:
     """The choices. tokens: of the whole set with the target's answers. fractions: of val and test.
 
-    max_pixels: None where images need no limit, or there are none; rules: with it. features: bytes, where stored.
+    max_pixels: None where images need no limit, or there are none; rules: with it. steps: of the training, about.
+    measure_every: steps, None for the end alone. features: bytes, where stored.
     """
 
     tokens: int
@@ -56,6 +59,7 @@ class Advice:
     tokens_per_step: Choice
     epochs: Choice
     steps: int
+    measure_every: Choice | None
     online: bool
     capture_why: str
     features: int
@@ -71,9 +75,10 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
     prompts = [length.prompt(rules) for length in found.lengths]
     max_new = _max_new_tokens(answers)
     longest = _rounded_up(round(max(prompts) * 1.25), 256)
+    about = "" if found.exact else "about "
     max_prompt = Choice(
         min(max(longest, SHORTEST_LIMIT), LONGEST_PROMPT),
-        f"the longest of {len(prompts)} prompts looked at has {'' if found.exact else 'about '}{max(prompts):,} tokens",
+        f"the longest of {len(prompts):,} prompts looked at has {about}{max(prompts):,} tokens",
     )
     max_length = max_prompt.value + max_new.value
     wholes = [prompt + (each.last or UNKNOWN_ANSWER // 2) for prompt, each in zip(prompts, found.lengths, strict=True)]
@@ -82,12 +87,13 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
     training = round(tokens * found.splits[fractions]["train"] / found.samples)
     epochs = _epochs(training)
     per_step = _tokens_per_step(training, epochs.value, max_length)
+    steps = max(1, training * epochs.value // per_step.value)
     features, online, why = _capture(tokens, target, free_disk)
     block_size = _block_size(answers)
     return Advice(
         tokens=tokens,
         fractions=fractions,
-        held_out=", ".join(f"{found.splits[fractions][name]:,} {name}" for name in ("train", "val", "test")),
+        held_out=", ".join(f"{found.splits[fractions][name]:,} {name}" for name in SPLITS),
         max_prompt_tokens=max_prompt,
         max_new_tokens=max_new,
         max_length=max_length,
@@ -97,7 +103,8 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
         block_size=block_size,
         tokens_per_step=per_step,
         epochs=epochs,
-        steps=max(1, training * epochs.value // per_step.value),
+        steps=steps,
+        measure_every=_measure_every(steps),
         online=online,
         capture_why=why,
         features=features,
@@ -175,6 +182,19 @@ def _tokens_per_step(training: int, epochs: int, max_length: int) -> Choice:
     return Choice(chosen, why)
 
 
+def _measure_every(steps: int) -> Choice | None:
+    """None where no two measurements have LEAST_BETWEEN steps between them."""
+    if steps < 2 * LEAST_BETWEEN:
+        return None
+    value = min(max(steps // 10, LEAST_BETWEEN), MOST_BETWEEN)
+    kind = (
+        "a tenth of the steps"
+        if value == steps // 10
+        else f"a tenth of the steps, but {LEAST_BETWEEN} to {MOST_BETWEEN}"
+    )
+    return Choice(value, f"{kind}: a rule of thumb; each measurement decodes prompts of val")
+
+
 def _capture(tokens: int, target: Target | None, free: int) -> tuple[int, bool, str]:
     """(bytes of stored features, whether to capture online, why)."""
     if target is None:
@@ -191,13 +211,24 @@ def _capture(tokens: int, target: Target | None, free: int) -> tuple[int, bool, 
 
 
 def _fractions(found: Survey) -> tuple[float, float]:
-    """The smallest shares that hold out enough; the largest where the data is too small for any."""
+    """The smallest shares that hold out enough; drawn by hash, few samples may be more of val than of test or train.
+
+    Where the data is too small for any, those that leave the fewest splits empty and the most to train on.
+    """
     wanted = min(HELD_OUT, max(1, found.samples // 10))
+
+    def counts(fractions: tuple[float, float]) -> tuple[int, ...]:
+        return tuple(found.splits[fractions][name] for name in SPLITS)
+
+    enough = []
     for fractions in FRACTIONS:
-        tally = found.splits[fractions]
-        if tally["test"] >= wanted and tally["val"] >= max(1, wanted // 2) and tally["train"]:
-            return fractions
-    return FRACTIONS[-1]
+        train, val, test = counts(fractions)
+        if test >= wanted and val >= max(1, wanted // 2) and train:
+            enough.append(fractions)
+    if enough:
+        balanced = (each for each in enough if counts(each)[0] >= counts(each)[2] >= counts(each)[1])
+        return next(balanced, enough[0])
+    return max(FRACTIONS, key=lambda each: (sum(count > 0 for count in counts(each)), counts(each)[0]))
 
 
 def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:

@@ -27,7 +27,7 @@ QUESTION = "What is in the image?"  # put to images by class
 SEEN = 8  # kinds of files that are named of a folder that holds nothing to read
 MOST_PIXELS, LEAST_SIDE = 64_000_000, 2  # the defaults of inject_images
 # Shares of val and test, the smallest first: those are taken that leave enough of both.
-FRACTIONS = ((0.01, 0.02), (0.02, 0.05), (0.05, 0.1), (0.1, 0.2), (0.2, 0.3))
+FRACTIONS = ((0.01, 0.02), (0.02, 0.05), (0.05, 0.1), (0.1, 0.2), (0.1, 0.3), (0.1, 0.4), (0.2, 0.3), (0.3, 0.4))
 REMEDIES = {
     OUTSIDE: "--image-root names the folder of the images; --allow-outside takes them from wherever they lie",
     MISSING: "relative paths start from the file's own folder; --image-root names another one",
@@ -185,7 +185,8 @@ def _seen(source: Path) -> str:
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(SEEN))
     pictures = sum(path.suffix.lower() in IMAGE_NAMES for path in source.glob("*"))
     hint = (
-        "\nimages by class lie in a folder for each class; or name them in a JSONL file with what is asked about each"
+        "\nimages lie in a folder for each class, or all of them in a folder that has no folders; or name them in a "
+        "JSONL file with what is asked about each"
         if pictures
         else ""
     )

@@ -7,7 +7,7 @@ import textwrap
 
 from dsl.sizes import shown_bytes
 from ops.ingest.image_values import OUTSIDE
-from ops.own_data.advice import Advice, Choice
+from ops.own_data.advice import LEAST_BETWEEN, Advice, Choice
 from ops.own_data.survey import QUESTION, Survey, percentile
 from ops.own_data.target import Target
 
@@ -35,7 +35,10 @@ def pipeline_text(name: str, source: str, schema: str, found: Survey, target: Ta
         _ends(advice, dtype),
     ]
     head = [f"#:schema {schema}", *summary(found, advice, comment=True), "", "[pipeline]"]
-    head += [f"name = {json.dumps(name, ensure_ascii=False)}", "seed = 0"]
+    head += [
+        f"{f'name = {json.dumps(name, ensure_ascii=False)}':33} # MLflow's experiment is called so too",
+        "seed = 0",
+    ]
     return "\n\n".join(["\n".join(head), *("\n".join(lines) for lines in nodes)]) + "\n"
 
 
@@ -107,7 +110,11 @@ def _ingest(source: str, found: Survey, advice: Advice) -> list[str]:
         lines.append(f"# allow_outside = true            # {found.dropped[OUTSIDE]:,} images lie outside the folder")
     val, test = advice.fractions
     given = f", those of {', '.join(sorted(found.given))} by the data itself" if found.given else ""
-    return [*lines, f"val_fraction = {val}", f"{f'test_fraction = {test}':33} # {advice.held_out}{given}"]
+    return [
+        *lines,
+        f"val_fraction = {val}",
+        f"{f'test_fraction = {test}':33} # {advice.held_out}, drawn by hash of the id{given}",
+    ]
 
 
 def _inject(found: Survey) -> list[str]:
@@ -187,7 +194,6 @@ def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         ]
     else:
         lines.append('features = "@capture"')
-    every = max(1, min(500, advice.steps // 10))
     return [
         *lines,
         'tokens = "@tokenize"',
@@ -196,9 +202,15 @@ def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         _line("block_size", advice.block_size),
         *_dtype("dtype", "bfloat16" if dtype != FLOAT32 else dtype),
         f"micro_batch_tokens = {min(advice.tokens_per_step.value, 16_384)}",
-        f"checkpoint_every = {every}",
-        f"eval_every = {every}",
+        *_measuring(advice),
     ]
+
+
+def _measuring(advice: Advice) -> list[str]:
+    if advice.measure_every is None:
+        told = f"left out: of {advice.steps:,} steps or so only the last is worth measuring"
+        return [f"{f'# eval_every = {LEAST_BETWEEN}':33} # {told}"]
+    return [f"checkpoint_every = {advice.measure_every.value}", _line("eval_every", advice.measure_every)]
 
 
 def _ends(advice: Advice, dtype: str) -> list[str]:

@@ -12,12 +12,13 @@ from typing import Any
 from attrs import Factory, asdict, define, evolve, field
 
 from ops.regenerate_answers.journal import Answer, Key
-from ops.tokenize_chat.template import Messages, Unusable
+from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Unusable
 
 LONG_PROMPT = "prompt longer than max_prompt_tokens"
 IMAGE_IN_ANSWER = "image in an answer"
 NOTHING_ASKED = "no turn to answer"
 EMPTY_ANSWER = "empty answer"
+SPECIAL_IN_ANSWER = "special token in the target's answer"  # that of a prompt is found before it is asked
 
 
 def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -99,4 +100,5 @@ class Conversation:
         try:
             return evolve(said, retokenised_differently=not same(messages[: answered + 1]))
         except Unusable as fault:
-            return evolve(said, reason=fault.reason, detail=fault.detail)
+            reason = SPECIAL_IN_ANSWER if fault.reason == SPECIAL_IN_TEXT else fault.reason
+            return evolve(said, reason=reason, detail=fault.detail)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ops.regenerate_answers.conversations import turns_of, with_answers
+from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, turns_of, with_answers
 from ops.regenerate_answers.op import RegenerateAnswers
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
 RETOKENISED = "tokenised otherwise than generated"
+UNTRAINED = "a target that writes tokens of the chat template is likely not trained, or has another chat template"
 # What lets answers through that were dropped for a reason.
 REMEDIES = {
     FINISHED.format(
@@ -19,6 +20,7 @@ REMEDIES = {
     TOO_SHORT: "lower min_answer_tokens",
     TOO_LONG: "raise max_answer_tokens",
     RETOKENISED: "set drop_retokenised = false",
+    SPECIAL_IN_ANSWER: UNTRAINED,
 }
 
 

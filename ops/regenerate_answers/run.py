@@ -19,8 +19,9 @@ from ops.artifacts import ImageSamples, TargetModel
 from ops.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.load_target.model import Target
 from ops.regenerate_answers.client import ChatClient
+from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER
 from ops.regenerate_answers.endpoint import EndpointAnswerer
-from ops.regenerate_answers.filters import answered, refusal, remedies
+from ops.regenerate_answers.filters import UNTRAINED, answered, refusal, remedies
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
@@ -104,6 +105,10 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
     if not left:
         raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
     tally.finish(config.max_dropped)
+    if SPECIAL_IN_ANSWER in tally.dropped:
+        print(
+            f"dflow: warning: {tally.dropped[SPECIAL_IN_ANSWER]} answers hold special tokens: {UNTRAINED}", flush=True
+        )
     counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
     if config.backend == "endpoint":
         counts["prompted_differently"] = prompted

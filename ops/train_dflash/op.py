@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
+from dsl.needs import Needs
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
@@ -50,16 +51,16 @@ def _phases(instance: Any, _attribute: object, _ratio: float) -> None:
         raise ValueError(f"warmup_ratio = {ratios[0]} and decay_ratio = {ratios[1]} overlap: their sum must be <= 1")
 
 
-def _capture(instance: Any, _attribute: object, capture: str) -> None:
-    """Features are given, or made from tokens, and never both."""
-    if capture == "stored" and instance.features is None:
-        raise ValueError(
-            'features are missing: give the output of capture_targets, or set capture = "online" and give tokens'
-        )
-    if capture == "online" and instance.features is not None:
-        raise ValueError("'capture' = \"online\" makes the features itself: leave features out")
-    if capture == "online" and instance.tokens is None:
-        raise ValueError("'capture' = \"online\" needs tokens: what it captures features of")
+# Features are given, or made from tokens, and never both.
+CAPTURE = (
+    Needs(
+        "stored",
+        'features are missing: give the output of capture_targets, or set capture = "online" and give tokens',
+        given=("features",),
+    ),
+    Needs("online", "'capture' = \"online\" makes the features itself: leave features out", left_out=("features",)),
+    Needs("online", "'capture' = \"online\" needs tokens: what it captures features of", given=("tokens",)),
+)
 
 
 def _online_only(instance: Any, attribute: Any, value: object) -> None:
@@ -128,7 +129,7 @@ class TrainDflash:
     warm_start: Draft | None = None
     capture: Literal["stored", "online"] = field(
         default="stored",
-        validator=_capture,
+        validator=CAPTURE,
         help="stored: take the features of capture_targets; online: capture those of the tokens while training, and "
         "store none",
     )
@@ -150,7 +151,7 @@ class TrainDflash:
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
     num_heads: int | None = field(default=None, validator=AT_LEAST_1, help="query heads; the target's unless given")
     num_kv_heads: int | None = field(
-        default=None, validator=_kv_heads, help="key/value heads; the target's unless given"
+        default=None, validator=_kv_heads, schema={"minimum": 1}, help="key/value heads; the target's unless given"
     )
     head_dim: int | None = field(default=None, validator=AT_LEAST_1, help="size of a head; the target's unless given")
     intermediate_size: int | None = field(
@@ -164,6 +165,7 @@ class TrainDflash:
     sliding_window: int | None = field(
         default=None,
         validator=_sliding_window,
+        schema={"minimum": 2},
         help="tokens that a query of a sliding layer sees, its own included",
     )
     rope_theta: float | None = field(

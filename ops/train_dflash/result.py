@@ -51,6 +51,7 @@ def write_result(
         "samples_seen": len({sample for step in inputs.steps for sample in step.samples}),
         "final_loss": mean_loss(last),
         "final_metrics": metrics(last, "train"),
+        "selected_metrics": metrics(history[:selected][-FINAL_STEPS:, TALLY:].sum(0), "train"),
         "val_metrics": None if row is None else metrics_of(row),
         "anchors": int(history[:, TALLY + ANCHORS].sum()),
         "tokens": int(history[:, TALLY + TOKENS].sum()),

@@ -21,8 +21,10 @@ from ops.dflash.decode import Decoded
 from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.dflash.model import DraftModel
 from ops.dtensors import gathered, reshard
+from ops.evaluate.lengths import check_lengths
+from ops.evaluate.prompts import HeldOut
 from ops.evaluate.statistics import acceptance_length
-from ops.load_target.model import Target, check_images_fit, check_tokens_fit
+from ops.load_target.model import Target, check_images_fit, check_tokens_fit, text_config
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
@@ -52,19 +54,23 @@ class ShortEvaluation:
         """None where the config asks for none, or for one of an empty split without choosing by it.
 
         lend: of a target that is loaded already; else it is loaded here, in the dtype that it was captured in. Raises
-        DataError for an empty split to choose by, and for tokens that the target cannot read.
+        DataError for an empty split to choose by, for tokens that the target cannot read, and for prompts whose answers
+        could end behind the positions of target or draft.
         """
         if not config.measures_tau:
             return None
         reader = TokenReader(stage.inputs["tokens"], "val")
-        chosen = sorted(first_of_each_category(reader, config.eval_prompts), key=lambda sample: sample.prompt_tokens)
-        if not chosen:
+        asked = sorted(first_of_each_category(reader, config.eval_prompts), key=lambda prompt: prompt.length)
+        if not asked:
             if config.select == "tau":
                 raise DataError(
                     f'{reader.tokens.path}: select = "tau" decodes prompts of the split val, and there is none: raise '
                     'val_fraction of ingest, give samples "split": "val" in the JSONL file, or set select = "last"'
                 )
             return None
+        text = text_config(stage.inputs["target"])
+        check_lengths(asked, text, inputs.draft, config.eval_new_tokens, "eval_new_tokens")
+        chosen = [prompt.sample() for prompt in asked]
         if lend is None:
             target = Target.load(stage.inputs["target"], str(device), getattr(torch, inputs.captured["dtype"]))
             check_tokens_fit(reader.info, target.info)
@@ -108,15 +114,15 @@ class ShortEvaluation:
             own[name].copy_(gathered(parameter))
 
 
-def first_of_each_category(reader: TokenReader, limit: int) -> list[TokenSample]:
+def first_of_each_category(reader: TokenReader, limit: int) -> list[HeldOut]:
     """The first `limit` samples of each category, in the order of the split."""
     taken: dict[str, int] = {}
-    places = []
+    chosen = []
     for place, record in enumerate(reader.records):
         taken[record["category"]] = taken.get(record["category"], 0) + 1
         if taken[record["category"]] <= limit:
-            places.append(place)
-    return [reader.sample(place) for place in places]
+            chosen.append(HeldOut(reader, place))
+    return chosen
 
 
 def _always(target: Target) -> Lend:

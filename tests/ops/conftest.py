@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from fake_stage import FakeStage
@@ -74,3 +77,10 @@ def parroted(tmp_path_factory) -> ImageSamples:
 def gate_inputs(tokens, target, features, tmp_path_factory) -> dict[str, Any]:
     """What `check_export` gets: an exported draft, its target, the tokens and the report; "trained" beside them."""
     return make_gate_inputs(tmp_path_factory.mktemp("gate"), tokens, target, features)
+
+
+@pytest.fixture
+def damaged(gate_inputs: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The same inputs with a copy of the draft that a test may damage."""
+    folder = shutil.copytree(gate_inputs["draft"].path, tmp_path / "damaged")
+    return gate_inputs | {"draft": attrs.evolve(gate_inputs["draft"], path=folder)}

@@ -2,48 +2,23 @@
 
 import hashlib
 import json
-import os
-import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from fake_stage import FakeStage
 from hypothesis import given
 from hypothesis import strategies as st
+from own_samples import ANSWER, ASK, GOOD, run_ingest
 
 from dsl.errors import DataError
-from executor.external import ExternalDigests
 from ops.ingest.op import Ingest
-from ops.ingest.quotas import quotas
-from ops.ingest.run import MAX_IMAGE_BYTES, ingest
-from ops.vision.packs import PackWriter, read_packed
-
-ANSWER = {"role": "assistant", "text": "A cat."}
-ASK = {"role": "user", "text": "What is it?"}
-GOOD = {"conversations": [ASK, ANSWER]}
+from ops.ingest.run import ingest
 
 
 def turn_row(turn: dict, num_images: int = 0) -> dict:
     """A turn of one text as samples.jsonl holds it."""
     content = [*[{"type": "image"}] * num_images, {"type": "text", "text": turn["text"]}]
     return {"role": turn["role"], "content": content}
-
-
-def write_source(folder: Path, rows: list) -> str:
-    """A source of objects (written as JSON) and strings (written as they are)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    (folder / "data.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(folder / "data.jsonl")
-
-
-def run_ingest(folder: Path, rows: list, **config) -> tuple[FakeStage, list[dict], dict]:
-    """The stage, the samples written and the summary."""
-    stage = FakeStage(folder)
-    ingest(Ingest(source=write_source(folder, rows), seed=0, **config), stage)
-    lines = (stage.out_dir / "samples.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-    return stage, [json.loads(line) for line in lines], json.loads((stage.out_dir / "summary.json").read_text())
 
 
 def test_samples_are_written_with_roles_text_split_and_image(tmp_path):
@@ -136,19 +111,12 @@ def test_an_image_that_cannot_be_read_is_dropped(tmp_path, monkeypatch):
     assert summary["dropped"] == {"image unreadable": 1}
 
 
-def test_a_link_inside_the_folder_is_followed(tmp_path):
-    (tmp_path / "real.png").write_bytes(b"x")
-    (tmp_path / "link.png").symlink_to(tmp_path / "real.png")
-    _, written, _ = run_ingest(tmp_path, [{**GOOD, "image": "link.png"}])
-    assert written[0]["images"][0]["size"] == 1
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ('{"conversations": [', "broken JSON at column 20: Expecting value"),
         ("[1]", "expected an object, got list"),
-        ('{"text": "hm"}', 'no list "conversations"'),
+        ('{"text": "hm"}', 'no list "messages"'),
         ('{"conversations": ["hm"]}', "conversations[0]: expected an object, got str"),
         ('{"conversations": [{"text": "hm"}]}', 'conversations[0]: no string "role" (or "from")'),
         (
@@ -172,7 +140,7 @@ def test_a_link_inside_the_folder_is_followed(tmp_path):
         ('{"conversations": [], "imgae": "x.png"}', 'unknown key "imgae" (did you mean "image"?)'),
         ('{"conversations": [], "img": ["x.png"]}', 'unknown key "img" (did you mean "image"?)'),
         ('{"conversations": [], "split_name": "test"}', 'unknown key "split_name" (did you mean "split"?)'),
-        ('{"message": [{"role": "user"}]}', 'no list "conversations" (or "messages")'),
+        ('{"message": [{"role": "user"}]}', 'no list "messages" (or "conversations"), but "message" (did you mean'),
         ('{"conversations": [], "split": "dev"}', "\"split\" must be one of train, val, test, got 'dev'"),
         ('{"conversations": [], "split": ["train"]}', "\"split\" must be one of train, val, test, got ['train']"),
         ('{"conversations": [], "id": 1.5}', '"id" must be a string or an integer, got 1.5'),
@@ -294,168 +262,7 @@ def test_kept_and_dropped_by_reason_add_up_to_in(tmp_path_factory, rows, limit):
     }
 
 
-@given(
-    counts=st.dictionaries(st.sampled_from(["train", "val", "test"]), st.integers(1, 400), min_size=1),
-    limit=st.none() | st.integers(1, 500),
-)
-def test_quotas_use_up_the_limit_in_proportion_and_forget_no_split(counts, limit):
-    shares = quotas(counts, limit)
-    total = sum(counts.values())
-    limit = total if limit is None else min(limit, total)
-    assert sum(shares.values()) == limit
-    for split, share in shares.items():
-        assert 0 <= share <= counts[split]
-        assert abs(share - limit * counts[split] / total) <= 3
-        assert share >= (limit >= len(counts))
-
-
-def test_splits_depend_on_seed_and_id_alone(tmp_path):
-    rows = [{**GOOD, "id": f"s{number}"} for number in range(600)]
-    _, first, _ = run_ingest(tmp_path / "a", rows, test_fraction=0.2, val_fraction=0.1)
-    _, other_order, _ = run_ingest(tmp_path / "b", rows[::-1], test_fraction=0.2, val_fraction=0.1)
-    splits = {row["id"]: row["split"] for row in first}
-    assert splits == {row["id"]: row["split"] for row in other_order}
-    counts = Counter(splits.values())
-    assert (abs(counts["test"] - 120) < 40, abs(counts["val"] - 60) < 30) == (True, True)
-    assert run_ingest(tmp_path / "c", rows, test_fraction=0.0, val_fraction=0.0)[2]["splits"]["train"] == 600
-
-
-def test_max_samples_takes_as_many_of_each_category_and_no_other_drop_limit_applies(tmp_path):
-    (tmp_path / "x.png").write_bytes(b"x")
-    rows = [{**GOOD, "split": "train" if n % 4 else "test", "image": "x.png" if n % 2 else None} for n in range(80)]
-    _, written, summary = run_ingest(tmp_path, rows, max_samples=10, max_dropped=0)
-    assert Counter((row["category"], row["split"]) for row in written) == {
-        ("image", "train"): 10,
-        ("text", "train"): 5,
-        ("text", "test"): 5,
-    }
-    assert summary["dropped"] == {"over max_samples": 60}
-
-
-def test_the_same_samples_are_taken_in_whatever_order_they_come(tmp_path):
-    rows = [{**GOOD, "id": f"s{number}"} for number in range(90)]
-    taken = [
-        {row["id"]: row["split"] for row in run_ingest(tmp_path / name, order, max_samples=31)[1]}
-        for name, order in (("a", rows), ("b", rows[::-1]))
-    ]
-    assert taken[0] == taken[1]
-    assert len(taken[0]) == 31
-
-
 def test_progress_ends_at_the_number_of_samples(tmp_path):
     stage, _, _ = run_ingest(tmp_path, [GOOD] * 250)
     assert [done for done, _ in stage.progressed] == [100, 200, 250]
     assert [240 <= total <= 260 for _, total in stage.progressed] == [True, True, True]
-
-
-def test_equal_images_are_stored_once_and_a_full_pack_is_followed_by_the_next(tmp_path):
-    packs = PackWriter(tmp_path, pack_bytes=10)
-    images = [b"aaaa", b"bbbbbb", b"aaaa", b"cc", b"d" * 30]
-    references = [packs.add(image) for image in images]
-    assert [(row["pack"], row["offset"], row["size"]) for row in references] == [
-        ("images-00000.bin", 0, 4),
-        ("images-00000.bin", 4, 6),
-        ("images-00000.bin", 0, 4),
-        ("images-00001.bin", 0, 2),
-        ("images-00002.bin", 0, 30),
-    ]
-    assert [read_packed(tmp_path, reference) for reference in references] == images
-    assert (tmp_path / "images-00000.bin").read_bytes() == b"aaaabbbbbb"
-
-
-def test_a_pack_that_was_cut_is_noticed(tmp_path):
-    reference = PackWriter(tmp_path).add(b"abcdef")
-    (tmp_path / "images-00000.bin").write_bytes(b"abc")
-    with pytest.raises(DataError, match="ends before image"):
-        read_packed(tmp_path, reference)
-
-
-def test_external_files_are_the_images_inside_the_folder_and_broken_lines_are_passed_over(tmp_path):
-    folder = tmp_path / "data"
-    (folder / "sub").mkdir(parents=True)
-    for name in ("data/a.png", "data/sub/b.png", "secret.png"):
-        (tmp_path / name).write_bytes(b"x")
-    source = write_source(
-        folder,
-        [
-            {**GOOD, "image": ["sub/b.png", "a.png"]},
-            "{ broken",
-            "[]",
-            {"image": "a.png"},
-            {**GOOD, "image": "../secret.png"},
-            {**GOOD, "image": "absent.png"},
-            {**GOOD, "image": 3},
-            GOOD,
-        ],
-    )
-    assert Ingest(source=source).external_files() == {
-        "sub/b.png": folder / "sub/b.png",
-        "a.png": folder / "a.png",
-        "../secret.png": None,
-        "absent.png": None,
-    }
-    assert Ingest(source=str(tmp_path / "absent.jsonl")).external_files() == {}
-
-
-def external_digest(folder: Path, **config) -> str:
-    return ExternalDigests(None).of_all(Ingest(source=str(folder / "data.jsonl"), **config).external_files())
-
-
-@pytest.mark.parametrize("config", [{}, {"image_root": "sub"}, {"allow_outside": True}], ids=str)
-def test_the_key_sees_which_name_an_image_has_and_not_where_the_folder_lies(tmp_path, config):
-    folder = tmp_path / "data"
-    (folder / "sub").mkdir(parents=True)
-    write_source(folder, [{**GOOD, "image": name} for name in ("a.png", "b.png")])
-    images = folder / config.get("image_root", "")
-    (images / "a.png").write_bytes(b"x")
-    first = external_digest(folder, **config)
-    shutil.copytree(folder, tmp_path / "moved")
-    assert first == external_digest(tmp_path / "moved", **config)
-    (images / "a.png").rename(images / "b.png")
-    renamed = external_digest(folder, **config)
-    (images / "a.png").write_bytes(b"x")
-    both = external_digest(folder, **config)
-    (images / "b.png").write_bytes(b"y")
-    assert len({first, renamed, both, external_digest(folder, **config)}) == 4
-
-
-def test_links_that_are_exchanged_are_seen_by_the_key(tmp_path):
-    write_source(tmp_path, [{**GOOD, "image": name} for name in ("a.png", "b.png")])
-    digests = set()
-    for turn, order in enumerate(("xy", "yx")):
-        for name, content in zip(("a.png", "b.png"), order, strict=True):
-            (tmp_path / content).write_text(content)
-            (tmp_path / f"{turn}{name}").symlink_to(tmp_path / content)
-            (tmp_path / f"{turn}{name}").rename(tmp_path / name)
-        digests.add(external_digest(tmp_path))
-    assert len(digests) == 2
-
-
-def test_the_builtin_sample_is_keyed_by_the_files_that_hold_its_data():
-    files = Ingest(source="builtin:digits").external_files()
-    assert {name: file.name for name, file in files.items()} == {"digits": "digits.csv.gz", "prose": "topics.py"}
-    assert all(file.is_file() for file in files.values())
-
-
-def test_an_image_file_above_the_limit_drops_its_sample_and_is_not_read(tmp_path):
-    for name, size in (("fits.png", MAX_IMAGE_BYTES), ("large.png", MAX_IMAGE_BYTES + 1)):
-        (tmp_path / name).touch()
-        os.truncate(tmp_path / name, size if name == "large.png" else 5)
-    rows = [{**GOOD, "image": "fits.png"}, {**GOOD, "image": "large.png"}]
-    stage, written, summary = run_ingest(tmp_path, rows)
-    assert [5] == [row["images"][0]["size"] for row in written]
-    assert summary["dropped"] == {"image file too large": 1}
-    assert 5 == sum(pack.stat().st_size for pack in stage.out_dir.glob("images-*.bin"))
-    table = (stage.out_dir / "dropped.csv").read_text().splitlines()
-    assert table[1] == '2,image file too large,"large.png: 268435457 bytes, more than 268435456"'
-
-
-def test_the_builtin_sample_gives_the_same_bytes_again_and_fewer_on_demand(tmp_path):
-    stages = [FakeStage(tmp_path / name) for name in "ab"]
-    for stage in stages:
-        ingest(Ingest(source="builtin:digits", max_samples=64, seed=0), stage)
-    first, second = [stage.artifact(Ingest.output).digest for stage in stages]
-    assert first == second
-    summary = json.loads((stages[0].out_dir / "summary.json").read_text())
-    assert summary["kept"] == 128
-    assert min(summary["splits"].values()) > 0

@@ -43,11 +43,40 @@ def span(line: list[int]) -> int:
 def slow_facts(cells: list[list[int]], digit: int) -> dict[str, str]:
     """Every fact once more, in plain Python with exact fractions."""
     columns = [[cells[row][column] for row in range(8)] for column in range(8)]
+    facts = {
+        "digit": digit,
+        "parity": ["even", "odd"][digit % 2],
+        "next": digit + 1,
+        "previous": digit - 1,
+        "loops": {0: 1, 6: 1, 8: 2, 9: 1}.get(digit, 0),
+        **ink_facts(cells, columns),
+        **share_facts(cells, columns),
+        **line_facts(cells, columns),
+    }
+    return {name: str(value) for name, value in facts.items()}
+
+
+def ink_facts(cells: list[list[int]], columns: list[list[int]]) -> dict[str, object]:
+    """How much ink there is, and in how many cells."""
     everything = [cell for row in cells for cell in row]
     total = sum(everything)
+    mirror_share = 100 * sum(abs(cells[r][c] - cells[r][7 - c]) for r in range(8) for c in range(8)) // total
+    return {
+        "ink_rounded": 10 * nearest(Fraction(total, 10)),
+        "ink_class": ["light", "medium", "heavy"][(total >= 290) + (total > 340)],
+        "dark_cells": sum(cell >= 8 for cell in everything),
+        "full_cells": everything.count(16),
+        "empty_cells": everything.count(0),
+        "dark_per_row": ", ".join(str(sum(cell >= 8 for cell in row)) for row in cells),
+        "dark_per_column": ", ".join(str(sum(cell >= 8 for cell in column)) for column in columns),
+        "symmetry": ["symmetric", "uneven", "lopsided"][(mirror_share >= 60) + (mirror_share > 95)],
+    }
+
+
+def share_facts(cells: list[list[int]], columns: list[list[int]]) -> dict[str, object]:
+    """Where the ink lies: by blocks of cells, and its centre."""
     row_sums, column_sums = [sum(row) for row in cells], [sum(column) for column in columns]
-    widths, heights = [span(row) for row in cells], [span(column) for column in columns]
-    inked = [place for place, column in enumerate(columns, start=1) if any(cell >= 8 for cell in column)]
+    total = sum(row_sums)
 
     def block(rows: range, places: range) -> int:
         return sum(cells[row][column] for row in rows for column in places)
@@ -62,25 +91,31 @@ def slow_facts(cells: list[list[int]], digit: int) -> dict[str, str]:
     corners = [block(rows, places) for rows in (range(2), range(6, 8)) for places in (range(2), range(6, 8))]
     row_centre = Fraction(sum(place * ink for place, ink in enumerate(row_sums, start=1)), total)
     column_centre = Fraction(sum(place * ink for place, ink in enumerate(column_sums, start=1)), total)
-    mirror_share = 100 * sum(abs(cells[r][c] - cells[r][7 - c]) for r in range(8) for c in range(8)) // total
-    facts = {
-        "digit": digit,
-        "parity": ["even", "odd"][digit % 2],
-        "next": digit + 1,
-        "previous": digit - 1,
-        "loops": {0: 1, 6: 1, 8: 2, 9: 1}.get(digit, 0),
-        "ink_rounded": 10 * nearest(Fraction(total, 10)),
-        "ink_class": "light" if total < 290 else "heavy" if total > 340 else "medium",
-        "dark_cells": sum(cell >= 8 for cell in everything),
-        "full_cells": everything.count(16),
-        "empty_cells": everything.count(0),
-        "dark_per_row": ", ".join(str(sum(cell >= 8 for cell in row)) for row in cells),
-        "dark_per_column": ", ".join(str(sum(cell >= 8 for cell in column)) for column in columns),
+    return {
         "middle_ink": 10 * nearest(Fraction(block(range(2, 6), range(2, 6)), 10)),
         "upper_percent": 5 * nearest(Fraction(20 * sum(row_sums[:4]), total)),
         "left_percent": 5 * nearest(Fraction(20 * sum(column_sums[:4]), total)),
         "empty_corners": corners.count(0),
-        "symmetry": "symmetric" if mirror_share < 60 else "lopsided" if mirror_share > 95 else "uneven",
+        **{name.replace(" ", "_") + "_ink": 10 * nearest(Fraction(ink, 10)) for name, ink in quarters.items()},
+        "most_quadrant": next(name for name, ink in quarters.items() if ink == max(quarters.values())),
+        "least_quadrant": next(name for name, ink in quarters.items() if ink == min(quarters.values())),
+        "row_centre": tenths(row_centre),
+        "column_centre": tenths(column_centre),
+        "level": ["top-heavy", "central", "bottom-heavy"][
+            (nearest(10 * row_centre) >= 44) + (nearest(10 * row_centre) > 46)
+        ],
+        "side": ["left-heavy", "centred", "right-heavy"][
+            (nearest(10 * column_centre) >= 44) + (nearest(10 * column_centre) > 46)
+        ],
+    }
+
+
+def line_facts(cells: list[list[int]], columns: list[list[int]]) -> dict[str, object]:
+    """What is told of single rows and columns."""
+    row_sums, column_sums = [sum(row) for row in cells], [sum(column) for column in columns]
+    widths, heights = [span(row) for row in cells], [span(column) for column in columns]
+    inked = [place for place, column in enumerate(columns, start=1) if any(cell >= 8 for cell in column)]
+    return {
         "dark_row": first_place(row_sums, max(row_sums)),
         "dark_row_ink": max(row_sums),
         "light_row": first_place(row_sums, min(row_sums)),
@@ -94,19 +129,7 @@ def slow_facts(cells: list[list[int]], digit: int) -> dict[str, str]:
         "strokes_row_3": strokes(cells[2]),
         "strokes_column_4": strokes(columns[3]),
         "strokes_column_5": strokes(columns[4]),
-        **{name.replace(" ", "_") + "_ink": 10 * nearest(Fraction(ink, 10)) for name, ink in quarters.items()},
-        "most_quadrant": next(name for name, ink in quarters.items() if ink == max(quarters.values())),
-        "least_quadrant": next(name for name, ink in quarters.items() if ink == min(quarters.values())),
-        "row_centre": tenths(row_centre),
-        "column_centre": tenths(column_centre),
-        "level": ["top-heavy", "central", "bottom-heavy"][
-            (nearest(10 * row_centre) >= 44) + (nearest(10 * row_centre) > 46)
-        ],
-        "side": ["left-heavy", "centred", "right-heavy"][
-            (nearest(10 * column_centre) >= 44) + (nearest(10 * column_centre) > 46)
-        ],
     }
-    return {name: str(value) for name, value in facts.items()}
 
 
 @pytest.fixture(scope="module")

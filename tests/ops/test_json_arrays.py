@@ -31,7 +31,7 @@ def test_an_array_is_read_as_a_stream_with_the_line_of_every_mistake(tmp_path, m
     with pytest.raises(DataError) as error:
         read(tmp_path / "data.json", tmp_path)
     assert str(error.value).split("\n") == [
-        f'{tmp_path}/data.json:4: no list "conversations" (or "messages")',
+        f'{tmp_path}/data.json:4: no list "messages" (or "conversations")',
         f"{tmp_path}/data.json:6: expected an object, got list",
         f"{tmp_path}/data.json:7: broken JSON in the element that begins here: Expecting value",
     ]

@@ -284,14 +284,17 @@ def test_an_answer_that_never_ends_leaves_nothing_and_says_so(samples, target, t
     )
 
 
-def test_answers_with_special_tokens_are_dropped(samples, tmp_path):
+def test_answers_with_special_tokens_are_dropped_and_laid_to_the_target(samples, tmp_path, capsys):
     checkpoint = make_checkpoint("qwen3_vl", tmp_path / "checkpoint")
     babbling = make_target(tmp_path / "target", checkpoint)
     stage = run(
         tmp_path / "run", samples, babbling, temperature=8.0, max_new_tokens=60, finish_reasons=("stop", "length")
     )
     summary = read_json(stage.out_dir / "summary.json")
-    assert summary["dropped"]["special token in the text"] > 0
+    count = summary["dropped"]["special token in the target's answer"]
+    assert count > 0 and "special token in the text" not in summary["dropped"]
+    said = capsys.readouterr().out
+    assert f"warning: {count} answers hold special tokens: a target that writes tokens of the chat template" in said
     special = load_processor(str(checkpoint)).special_tokens
     texts = [text for answers in answers_of(stage).values() for text in answers]
     assert not [text for text in texts if any(token in text for token in special)]

@@ -20,11 +20,11 @@ from ops.dflash.config import from_serving
 from ops.dflash.decode import decode_speculative
 from ops.dflash.model import DraftModel
 from ops.files import read_json, read_jsonl, write_jsonl
-from ops.load_target.model import Target
+from ops.load_target.model import Target, text_config
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.tokenize_chat.shards import TokenReader
-from ops.train_dflash import measuring
+from ops.train_dflash import measuring, result
 from ops.train_dflash.measuring import Measuring
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
@@ -96,6 +96,16 @@ def test_the_selected_step_gives_the_draft(dictated_training, select, ema_decay)
     assert TAUS == {row["step"]: row["tau"]["all"]["tau"] for row in training["measured"]}
     assert LOSSES == {row["step"]: row["loss"] for row in training["measured"]}
     assert (TAUS[step], LOSSES[step]) == (training["val_metrics"]["val/tau"], training["val_metrics"]["val/loss"])
+
+
+def test_the_record_has_the_figures_of_the_training_at_the_selected_step_too(dictated_training, monkeypatch):
+    monkeypatch.setattr(result, "FINAL_STEPS", 1)
+    stage, _ = dictated_training("train", select="tau", log_every=1)
+    training = read_json(stage.out_dir / "training.json")
+    logged = {step: metrics for metrics, step in stage.logged if "train/loss" in metrics}
+    for name, step in (("selected_metrics", SELECTED["tau"]), ("final_metrics", STEPS)):
+        assert training[name] == {metric: logged[step][metric] for metric in training[name]}
+    assert training["selected_metrics"] != training["final_metrics"]
 
 
 def test_tau_is_logged_over_steps_with_its_interval_and_by_category(dictated_training):
@@ -243,6 +253,21 @@ def test_an_empty_val_split_to_choose_by_is_refused_and_else_passed_over(real, t
     with pytest.raises(DataError, match='select = "tau" decodes prompts of the split val, and there is none: raise'):
         train_real(tmp_path / "tau", inputs, select="tau", **MEASURED)
     assert [] == train_real(tmp_path / "last", inputs, max_steps=2, **MEASURED).metric("val/tau")
+
+
+def test_val_prompts_whose_answers_would_end_behind_the_positions_are_told_before_the_first_step(real, tmp_path):
+    reader = TokenReader(real["tokens"], "val")
+    longest = max(reader.records, key=lambda row: row["prompt_tokens"])
+    limit = text_config(real["target"])["max_position_embeddings"]
+    stage = FakeStage(tmp_path / "train", real)
+    config = config_of(real, select="tau", **{**MEASURED, "eval_new_tokens": limit, "eval_prompts": 100})
+    with pytest.raises(DataError) as caught:
+        train_dflash(config, stage)
+    told = str(caught.value)
+    assert f"(eval_new_tokens = {limit}, and the first token)" in told
+    assert f"  sample {longest['id']}: {longest['prompt_tokens']} + {limit + 1} = " in told
+    assert f"give eval_new_tokens = {limit - longest['prompt_tokens'] - 1} or less" in told
+    assert [] == stage.metric("train/loss")
 
 
 def test_a_val_split_without_an_anchor_cannot_be_chosen_by(tmp_path):

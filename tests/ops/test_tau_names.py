@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.evaluate.benchmark import CATEGORY
+from ops.evaluate.benchmark_rows import CATEGORY
 from ops.evaluate.metric_names import ALL
 from ops.evaluate.summary import metrics
 from ops.train_dflash.selection import metrics_of
