@@ -43,7 +43,7 @@ def pipeline() -> Pipeline:
         ),
     )
     draft = p.node("export", ExportDraft(draft=trained, target=target))
-    evaluation = Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=40, max_new_tokens=80)
+    evaluation = Evaluate(draft=draft, target=target, tokens=tokens, max_prompts=40, max_new_tokens=80, batch_size=1)
     report = p.node("eval", evaluation)
     p.node("check", CheckExport(draft=draft, target=target, tokens=tokens, report=report))
     return p
