@@ -16,6 +16,7 @@ import argparse
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def from_run(arguments: argparse.Namespace) -> Case:
-    """Test prompts of a run."""
+    """Test prompts of a run, of each category in turn."""
     reader = TokenReader(TokenShards(arguments.tokens, "benchmark"), "test")
-    samples = [reader.sample(index) for index in range(min(arguments.prompts, len(reader)))]
+    seen: Counter[str] = Counter()
+    turns = []
+    for place, record in enumerate(reader.records):
+        turns.append((seen[record["category"]], place))
+        seen[record["category"]] += 1
+    samples = [reader.sample(place) for _, place in sorted(turns)[: arguments.prompts]]
     target = Target.load(TargetModel(arguments.target, "benchmark"))
     return Case(target, load_draft(arguments.draft), samples)
 
