@@ -113,6 +113,7 @@ def test_broken_photos_are_counted_with_their_reasons_and_told(folder, finished)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_ten_images_in_two_folders_become_a_report(tmp_path):
     make_checkpoint("qwen3_vl", tmp_path / "checkpoint")
     for place in range(10):
@@ -129,7 +130,7 @@ def test_ten_images_in_two_folders_become_a_report(tmp_path):
     ]
     dflow(tmp_path, "run", "pipeline.toml", *settings)
     dflow(tmp_path, "report", "-o", "report.html")
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text().replace("<wbr>", "")  # names may go on in the next line
     assert [] == [told for told in ("eval/tau", "photos", "train_dflash", "<svg") if told not in page]
 
 
