@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ MAX_NEW_TOKENS = 128
 DTYPE = "float32"
 BATCH_SIZE = 8
 REGENERATE = "regenerate_answers"
+MADE_OF_OTHERS = (Draft, TargetModel)  # what a training reads and others made, of data of their own
 OTHERWISE = ("benchmark", "temperature", "block_size")  # fields of evaluate in which a diagnosis does not follow it
 
 
@@ -73,10 +74,12 @@ class Chain:
         draft = graph.nodes[node_id]
         training = next(_above(graph, draft, DraftCheckpoint), None)
         judge = _judge(graph, draft)
-        features = None if training is None else next(_above(graph, training, TargetFeatures), None)
-        learnt = _one(graph, made, (features, training), TokenShards)
-        judged = _one(graph, made, (judge,), TokenShards) or learnt
-        target = _one(graph, made, (judge, draft, training), TargetModel)
+        is_online = training is not None and getattr(training.config, "capture", "") == "online"
+        features = None if is_online else _features(graph, training)
+        tokens = _source(graph, made, (features, training), TokenShards)
+        learnt = _artifact(made, tokens, TokenShards)
+        judged = _artifact(made, _source(graph, made, (judge,), TokenShards), TokenShards) or learnt
+        target = _artifact(made, _source(graph, made, (judge, draft, training), TargetModel), TargetModel)
         own = _artifact(made, draft, Draft)
         absent = [name for name, value in ((node_id, own), ("its target", target), ("tokens", judged)) if value is None]
         if own is None or target is None or judged is None:
@@ -90,8 +93,8 @@ class Chain:
             training=_artifact(made, training, DraftCheckpoint),
             features=_artifact(made, features, TargetFeatures),
             learnt=learnt,
-            is_online=training is not None and getattr(training.config, "capture", "") == "online",
-            regenerated_at=_temperature(graph, training),
+            is_online=is_online,
+            regenerated_at=_temperature(graph, tokens),
             evaluation=None if judge is None else _evaluation(made, judge),
             split=getattr(config, "split", SPLIT),
             max_new_tokens=getattr(config, "max_new_tokens", MAX_NEW_TOKENS),
@@ -117,17 +120,19 @@ def training_of(graph: Graph, node_id: str) -> str | None:
     return next((node.id for node in _above(graph, graph.nodes[node_id], DraftCheckpoint)), None)
 
 
-def _above(graph: Graph, node: GraphNode, output: type[Artifact]) -> Iterator[GraphNode]:
-    """The nodes above with this output, the nearest first."""
-    return (found for found in _ancestors(graph, node) if found.op.output is output)
+def _above(
+    graph: Graph, node: GraphNode, output: type[Artifact], apart: Collection[type[Artifact]] = ()
+) -> Iterator[GraphNode]:
+    """The nodes above with this output, the nearest first; none through what is in `apart`."""
+    return (found for found in _ancestors(graph, node, apart) if found.op.output is output)
 
 
-def _ancestors(graph: Graph, node: GraphNode) -> Iterator[GraphNode]:
-    """The nearest first."""
+def _ancestors(graph: Graph, node: GraphNode, apart: Collection[type[Artifact]] = ()) -> Iterator[GraphNode]:
+    """The nearest first, without those that make something of `apart`, and what only these read."""
     waiting, seen = list(node.parents), set()
     while waiting:
         parent = graph.nodes[waiting.pop(0)]
-        if parent.id not in seen:
+        if parent.id not in seen and parent.op.output not in apart:
             seen.add(parent.id)
             waiting += parent.parents
             yield parent
@@ -151,19 +156,23 @@ def _evaluation(made: Made, judge: GraphNode) -> Evaluation:
     )
 
 
-def _temperature(graph: Graph, training: GraphNode | None) -> float | None:
-    """That of the answers of a training, where they were regenerated."""
-    above = () if training is None else _ancestors(graph, training)
+def _features(graph: Graph, training: GraphNode | None) -> GraphNode | None:
+    """What captured the features of a training; that of the draft of a warm start is another's."""
+    return None if training is None else next(_above(graph, training, TargetFeatures, MADE_OF_OTHERS), None)
+
+
+def _temperature(graph: Graph, tokens: GraphNode | None) -> float | None:
+    """That of the answers that the draft learnt from, where they were regenerated."""
+    above = () if tokens is None else _ancestors(graph, tokens, MADE_OF_OTHERS)
     return next((float(node.config.temperature) for node in above if node.op.name == REGENERATE), None)
 
 
-def _one(graph: Graph, made: Made, nodes: Sequence[GraphNode | None], kind: type[Kind]) -> Kind | None:
-    """What the first of these nodes that reads an artifact of this kind reads of it."""
+def _source(graph: Graph, made: Made, nodes: Sequence[GraphNode | None], kind: type[Artifact]) -> GraphNode | None:
+    """What makes that which the first of these nodes that reads an artifact of this kind reads of it."""
     for node in nodes:
         for parent in node.parents if node is not None else ():
-            found = _artifact(made, graph.nodes[parent], kind)
-            if found is not None:
-                return found
+            if _artifact(made, graph.nodes[parent], kind) is not None:
+                return graph.nodes[parent]
     return None
 
 

@@ -35,6 +35,59 @@ op = "tokenize_chat"
 samples = "@regenerate"
 target = "@target"
 """
+WARM = """
+[node.first]
+op = "export_draft"
+draft = "@train"
+target = "@target"
+
+[node.new_ingest]
+op = "ingest"
+source = "builtin:digits"
+max_samples = 8
+
+[node.new_inject]
+op = "inject_images"
+samples = "@new_ingest"
+
+[node.new]
+op = "tokenize_chat"
+samples = "@new_inject"
+target = "@target"
+
+[node.new_capture]
+op = "capture_targets"
+tokens = "@new"
+target = "@target"
+
+[node.new_shard]
+op = "shard_sequence"
+{shard}
+
+[node.second]
+op = "train_dflash"
+{train}
+batches = "@new_shard"
+target = "@target"
+warm_start = "@first"
+
+[node.warm]
+op = "export_draft"
+draft = "@second"
+target = "@target"
+"""
+TUNED = """
+[node.tuned]
+op = "finetune_vlm"
+tokens = "@own"
+
+[node.new]
+op = "tokenize_chat"
+samples = "@inject"
+target = "@tuned"
+"""
+STORED = 'features = "@new_capture"'
+ONLINE = 'tokens = "@new"'
 
 
 @pytest.fixture
@@ -96,3 +149,24 @@ def test_the_temperature_of_regenerated_answers_is_known(read, tmp_path):
     assert chain_of(read(judged=False), tmp_path).regenerated_at is None
     graph = read(REGENERATE, judged=False, tokenize="own")
     assert 0.7 == chain_of(graph, tmp_path).regenerated_at
+
+
+@pytest.mark.parametrize(
+    ("train", "shard", "is_online", "captured"),
+    [(STORED, STORED, False, "new_capture"), (f'capture = "online"\n{ONLINE}', ONLINE, True, None)],
+)
+def test_what_a_warm_start_s_draft_was_trained_on_is_not_what_this_one_learnt(
+    read, tmp_path, train, shard, is_online, captured
+):
+    graph = read(REGENERATE + WARM.format(train=train, shard=shard), judged=False, tokenize="own")
+    made = {name: (tmp_path / name, name) for name in graph.nodes}
+    chain = Chain.of(graph, made, "warm")
+    assert chain.training is not None and chain.learnt is not None
+    assert ("second", "new", "new") == (chain.training.digest, chain.learnt.digest, chain.judged.digest)
+    assert (is_online, captured) == (chain.is_online, None if chain.features is None else chain.features.digest)
+    assert chain.regenerated_at is None
+    assert 0.7 == Chain.of(graph, made, "first").regenerated_at
+
+
+def test_answers_that_only_the_target_was_trained_on_are_not_those_of_the_draft(read, tmp_path):
+    assert chain_of(read(REGENERATE + TUNED, judged=False, tokenize="new"), tmp_path).regenerated_at is None
