@@ -19,7 +19,7 @@ from typing import Any
 from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
-from executor.jsonlines import read_lines, write_json
+from executor.jsonlines import read_lines, read_object, write_json
 from executor.launch import stage_environment
 from executor.machine import threads_of
 from executor.points import NodeEvents
@@ -67,9 +67,11 @@ def diagnose(
         yield _measured(request, threads_of(graph.nodes[name].launch), tell)
 
 
-def keep(record: Record, results: Sequence[Result]) -> None:
-    """In the run's record: {"drafts": [what was said of each, ...]}."""
-    write_json(record.folder / RESULT, {"drafts": [dict(result) for result in results]})
+def keep(record: Record, result: Result) -> None:
+    """In the run's record: {"drafts": [what was last said of each, ...]}."""
+    known = (read_object(record.folder / RESULT) or {}).get("drafts", [])
+    by_node = {each["node"]: each for each in (*known, dict(result))}
+    write_json(record.folder / RESULT, {"drafts": list(by_node.values())})
 
 
 def _chosen(graph: Graph, run: str, node_id: str | None) -> list[str]:

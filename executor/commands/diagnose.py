@@ -6,7 +6,7 @@ import argparse
 import json
 
 from executor.commands.arguments import add_json, add_run, add_store
-from executor.diagnose import diagnose, keep
+from executor.diagnose import Result, diagnose, keep
 from executor.diagnosis_text import diagnosis_text
 from executor.exits import FAILED, OK
 from executor.lines import print_lines
@@ -39,16 +39,18 @@ def _several(text: str) -> int:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where a cause was found."""
+    """Exit code 1 where a cause was found. Where a draft cannot be measured, those before it are kept and told."""
     store = Store.open(store_path(options.store, None), write=False)
     record = find_record(store.records, options.run)
-    results = []
-    with Doing() as doing:
-        for result in diagnose(store, record, options.node, options.prompts, doing.tell):
-            results.append(result)
-            if not options.json:
-                doing.say(diagnosis_text(result))
-    keep(record, results)
-    if options.json:
-        print_lines(json.dumps({"run": record.run, "drafts": results}, indent=1, allow_nan=False))
+    results: list[Result] = []
+    try:
+        with Doing() as doing:
+            for result in diagnose(store, record, options.node, options.prompts, doing.tell):
+                results.append(result)
+                keep(record, result)
+                if not options.json:
+                    doing.say(diagnosis_text(result))
+    finally:
+        if options.json and results:
+            print_lines(json.dumps({"run": record.run, "drafts": results}, indent=1, allow_nan=False))
     return FAILED if any(finding["is_cause"] for result in results for finding in result["findings"]) else OK

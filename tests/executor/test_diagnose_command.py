@@ -73,6 +73,42 @@ def test_every_draft_of_a_run_is_measured_unless_one_is_named(tmp_path, export, 
     assert made.keys() == process[-1]["artifacts"].keys()
 
 
+def test_drafts_before_one_that_cannot_be_measured_are_kept_and_told(tmp_path, export, process, monkeypatch, capsys):
+    store, run = record_run(
+        tmp_path / "p", dict.fromkeys(("export", "second", "target", "tokenize"), export), more=SECOND
+    )
+    measure = diagnose._run
+
+    def second_breaks(files, threads, tell):
+        code, tail = measure(files, threads, tell)
+        return (7, ["MemoryError: no room"]) if process[-1]["node"] == "second" else (code, tail)
+
+    monkeypatch.setattr(diagnose, "_run", second_breaks)
+    assert FAILED == dflow(store, "--json")
+    out, err = capsys.readouterr()
+    assert ["export"] == [each["node"] for each in json.loads(out)["drafts"]]
+    assert "second: the diagnosis ended with exit code 7" in err
+    kept = store.records / run / "diagnosis.json"
+    assert ["export"] == [each["node"] for each in json.loads(kept.read_text())["drafts"]]
+    assert FAILED == dflow(store, "--node", "second", "--json")
+    assert "" == capsys.readouterr().out
+
+
+def test_what_is_said_of_one_draft_replaces_nothing_said_of_another(tmp_path, export, process):
+    store, run = record_run(
+        tmp_path / "p", dict.fromkeys(("export", "second", "target", "tokenize"), export), more=SECOND
+    )
+    file = store.records / run / "diagnosis.json"
+    assert OK == dflow(store)
+    first = json.loads(file.read_text())
+    for each in first["drafts"]:
+        each["prompts"] = 99
+    file.write_text(json.dumps(first))
+    assert OK == dflow(store, "--node", "second")
+    kept = json.loads(file.read_text())["drafts"]
+    assert [("export", 99), ("second", 8)] == [(each["node"], each["prompts"]) for each in kept]
+
+
 def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(tmp_path, export, process, capsys):
     store, run = record_run(tmp_path / "p", {}, more=CHECK)
     assert USAGE == dflow(store, "--node", "trian")
