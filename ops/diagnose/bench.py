@@ -15,7 +15,7 @@ from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.dflash.model import DraftModel
 from ops.dflash.use import DraftUse
 from ops.diagnose.misfits import misfits
-from ops.evaluate.statistics import lower_bound, ratio_interval
+from ops.evaluate.statistics import lower_bound, tau_interval
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
@@ -99,9 +99,9 @@ def tau_of(answers: Sequence[Decoded]) -> float:
     return sum(answer.generated for answer in answers) / steps if steps else float("nan")
 
 
-def interval(answers: Sequence[Decoded]) -> tuple[float, float] | tuple[None, None]:
+def interval(answers: Sequence[Decoded], block_size: int) -> tuple[float, float] | tuple[None, None]:
     """95 % bootstrap interval of tau over the prompts; None for fewer than two with a step."""
-    return ratio_interval(*_counts(answers), RESAMPLINGS, 0)
+    return tau_interval(*_counts(answers), RESAMPLINGS, 0, block_size)
 
 
 @frozen

@@ -117,16 +117,16 @@ def diagnose(
         "max_new_tokens": chain.max_new_tokens,
         "block_size": exported.config.block_size,
         "evaluation": None if chain.evaluation is None else chain.evaluation.to_json(),
-        "tau": {**_as_exported(as_exported, export), "mended": tau_of(answers)},
+        "tau": {**_as_exported(as_exported, export, exported.config.block_size), "mended": tau_of(answers)},
         "findings": [finding.to_json() for finding in sorted_findings(findings)],
     }
 
 
-def _as_exported(answers: Sequence[Decoded], export: Finding) -> dict[str, float | None]:
+def _as_exported(answers: Sequence[Decoded], export: Finding, block_size: int) -> dict[str, float | None]:
     """What `diagnose` says of tau before anything is put right."""
     if export.is_cause:
         return {"exported": None, "low": None, "high": None}
-    low, high = interval(answers)
+    low, high = interval(answers, block_size)
     return {"exported": tau_of(answers), "low": low, "high": high}
 
 

@@ -5,6 +5,7 @@ N prompts or batches, R resamplings
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
@@ -62,19 +63,20 @@ class BatchTime:
     speculative_tokens: int
 
 
-def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int) -> Tau:
+def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int, block_size: float = math.inf) -> Tau:
     """tau = generated tokens / verification steps, over all prompts.
 
     Generated tokens leave out the first one, which the prefill yields, include EOS and stop at it; `unclipped` counts
     what was accepted behind EOS as well, and `cut_steps` are the steps that accepted more than their answer holds. The
     interval resamples prompts, not steps, because the steps of one answer depend on each other; it is None for fewer
-    than two prompts with a step. Everything is None where no step was made.
+    than two prompts with a step. Everything is None where no step was made. block_size: the most that a step yields,
+    and so the end of every interval.
     """
     generated = np.array([answer.generated for answer in decoded], dtype=np.float64)
     steps = np.array([answer.steps for answer in decoded], dtype=np.float64)
     if steps.sum() == 0:
         return Tau(None, None, None, None, len(decoded), 0, 0, 0)
-    low, high = ratio_interval(generated, steps, resamplings, seed)
+    low, high = tau_interval(generated, steps, resamplings, seed, block_size)
     return Tau(
         tau=float(generated.sum() / steps.sum()),
         low=low,
@@ -87,20 +89,21 @@ def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int) -
     )
 
 
-def ratio_interval(
-    numerators_N: np.ndarray, denominators_N: np.ndarray, resamplings: int, seed: int
+def tau_interval(
+    generated_N: np.ndarray, steps_N: np.ndarray, resamplings: int, seed: int, block_size: float = math.inf
 ) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of sum(numerators) / sum(denominators), from pairs drawn with replacement.
+    """The 95 % interval of sum(generated) / sum(steps), from prompts drawn with replacement, within what a step yields.
 
-    Pairs whose denominator is 0 are left out; None where fewer than two are left.
+    That is 1 to block_size tokens. Prompts without a step are left out; None where fewer than two are left.
     """
-    counts = denominators_N > 0
-    numerators_N, denominators_N = numerators_N[counts], denominators_N[counts]
-    if len(numerators_N) < 2:
+    counts = steps_N > 0
+    generated_N, steps_N = generated_N[counts], steps_N[counts]
+    if len(generated_N) < 2:
         return None, None
-    draws_RN = _draws(len(numerators_N), resamplings, seed)
-    ratios_R = numerators_N[draws_RN].sum(1) / denominators_N[draws_RN].sum(1)
-    return _interval(float(numerators_N.sum() / denominators_N.sum()), ratios_R, len(numerators_N))
+    draws_RN = _draws(len(generated_N), resamplings, seed)
+    taus_R = generated_N[draws_RN].sum(1) / steps_N[draws_RN].sum(1)
+    low, high = _interval(float(generated_N.sum() / steps_N.sum()), taus_R, len(generated_N))
+    return max(low, 1.0), min(high, float(block_size))
 
 
 def _draws(count: int, resamplings: int, seed: int) -> np.ndarray:
@@ -155,7 +158,7 @@ def steps_of(answer: Decoded) -> list[tuple[int, int]]:
 
 
 def tau_by_position(
-    decoded: Sequence[Decoded], max_new_tokens: int, resamplings: int, seed: int
+    decoded: Sequence[Decoded], max_new_tokens: int, resamplings: int, seed: int, block_size: float = math.inf
 ) -> list[TauAtPosition]:
     """tau of the steps that began in each part of the answer, parts without a step left out.
 
@@ -175,7 +178,7 @@ def tau_by_position(
     for number, (generated_N, steps_N) in enumerate(zip(generated_BN, steps_BN, strict=True)):
         if not steps_N.sum():
             continue
-        low, high = ratio_interval(generated_N, steps_N, resamplings, seed)
+        low, high = tau_interval(generated_N, steps_N, resamplings, seed, block_size)
         found.append(
             TauAtPosition(
                 first=number * width,

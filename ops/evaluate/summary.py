@@ -76,11 +76,14 @@ class Summary:
         for result, answer in zip(self.results, answers, strict=True):
             groups.setdefault(result.category, []).append(answer)
         draws, seed = self.config.bootstrap, self.config.seed or 0
-        return {name: asdict(acceptance_length(group, draws, seed)) for name, group in groups.items()}
+        return {
+            name: asdict(acceptance_length(group, draws, seed, self.use.block_size)) for name, group in groups.items()
+        }
 
     def _by_position(self, answers: Sequence[Decoded]) -> list[dict[str, float | None]]:
         config = self.config
-        found = tau_by_position(answers, config.max_new_tokens, config.bootstrap, config.seed or 0)
+        draws, seed = config.bootstrap, config.seed or 0
+        found = tau_by_position(answers, config.max_new_tokens, draws, seed, self.use.block_size)
         return [asdict(part) for part in found]
 
     def rows(self) -> list[dict[str, Any]]:

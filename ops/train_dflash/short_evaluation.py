@@ -103,7 +103,8 @@ class ShortEvaluation:
             for sample, answer in zip(batch, everywhere[place], strict=True):
                 groups["all"].append(answer)
                 groups.setdefault(sample.category, []).append(answer)
-        return {name: asdict(acceptance_length(group, RESAMPLINGS, 0)) for name, group in groups.items()}
+        size = self.draft.config.block_size
+        return {name: asdict(acceptance_length(group, RESAMPLINGS, 0, size)) for name, group in groups.items()}
 
     @torch.no_grad()
     def _copy(self, model: nn.Module) -> None:

@@ -100,6 +100,16 @@ def test_a_single_prompt_has_no_interval_and_neither_has_a_part_of_the_answer_th
     assert (1, None, None) == (second.prompts, second.low, second.high)
 
 
+def test_intervals_of_few_prompts_end_at_what_a_step_can_yield():
+    few = [answer(7, 7), answer(7, 7), answer(6, 6), answer(0, 0)]
+    measured = acceptance_length(few, 200, 0, block_size=8)
+    (part,) = tau_by_position(few, 16, 200, 0, block_size=8)
+    assert (1.0, 8.0) == (measured.low, measured.high) == (part.low, part.high)
+    narrow = acceptance_length(few[:3], 200, 0, block_size=8)
+    assert 1 < narrow.low < narrow.tau < narrow.high == 8
+    assert 8 < acceptance_length(few[:3], 200, 0).high
+
+
 def test_the_quantiles_of_students_t_go_on_beyond_the_table():
     assert [2.040, 2.021, 1.984, 1.962] == pytest.approx(
         [student_quantile(degrees) for degrees in (31, 40, 100, 1000)], abs=1e-3
