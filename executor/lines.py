@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import io
+import json
+import math
 import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Container, Sequence
-from typing import IO, AnyStr, TextIO
+from typing import IO, Any, AnyStr, TextIO
 
 GAP = "  "
 NARROWEST = 16  # what the last column keeps on a small terminal
@@ -27,6 +29,21 @@ def print_lines(text: str, *, error: bool = False) -> None:
     """Where nobody reads on, the rest is said to nobody."""
     stream = sys.stderr if error else sys.stdout
     write_on(stream, f"{printable(text)}\n")
+
+
+def print_json(value: Any, *, ascii_only: bool = True) -> None:
+    """As any reader of JSON takes it: null for what is not finite, since JSON has no such number."""
+    text = json.dumps(finite(value), indent=1, ensure_ascii=ascii_only, allow_nan=False)
+    print_lines(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def finite(value: Any) -> Any:
+    """The value with None for each number in it that is not finite."""
+    if isinstance(value, dict):
+        return {name: finite(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def printable(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from executor.code_changes import CodeChange, code_changes
 from executor.code_texts import kept_text
 from executor.explain import ABSENT, ValueChange, value_changes
 from executor.keys import differing
+from executor.lines import finite
 from executor.plan import Previous
 from executor.previous import Earlier, previous_in
 from executor.record import NodeState, Record
@@ -70,7 +70,7 @@ class NodeDiff:
             "inputs": list(self.inputs),
             "metrics": metrics,
         }
-        return {name: _finite(value) for name, value in told.items()}
+        return {name: finite(value) for name, value in told.items()}
 
 
 def compare_runs(store: Store, first: Record, second: Record) -> list[NodeDiff]:
@@ -123,14 +123,6 @@ def _node(store: Store, node_id: str, first: _Side, second: _Side) -> NodeDiff:
     return attrs.evolve(
         diff, values=(*value_changes(before.parts, after.parts), *values), code=tuple(code), inputs=tuple(inputs)
     )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(member) for name, member in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(member) for member in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _reference(value: Any) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store
 from executor.compare import compare
 from executor.exits import FAILED, OK
-from executor.lines import print_lines
+from executor.lines import print_json, print_lines
 from executor.store import Store, store_path
 
 
@@ -28,7 +27,7 @@ def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, options.file), write=False)
     compared = compare(store, graph, options.node, options.samples)
     if options.json:
-        print_lines(json.dumps({"nodes": [each.result for each in compared]}, indent=1))
+        print_json({"nodes": [each.result for each in compared]})
     else:
         for each in compared:
             print_lines(each.lines())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_json, add_store
 from executor.exits import OK
-from executor.lines import print_lines
+from executor.lines import print_json, print_lines
 from executor.record import Record, find_record, newest_records
 from executor.run_diff import compare_runs
 from executor.run_diff_text import runs_text
@@ -31,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
     nodes = compare_runs(store, first, second)
     if options.json:
         told = {"first": first.run, "second": second.run, "nodes": [node.to_json() for node in nodes]}
-        print_lines(json.dumps(told, indent=1, allow_nan=False))
+        print_json(told)
     else:
         print_lines(runs_text(first, second, nodes))
     return OK

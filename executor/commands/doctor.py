@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from executor.doctor.libraries import loaded_findings, start_probes, version_fin
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
 from executor.exits import FAILED, OK
-from executor.lines import print_lines
+from executor.lines import print_json, print_lines
 from executor.progress import Doing
 from executor.store import store_path
 
@@ -41,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
                 doing.say(str(finding))
     fatal = any(finding.is_fatal for finding in findings)
     if options.json:
-        print_lines(json.dumps({"runs": not fatal, "findings": [attrs.asdict(each) for each in findings]}, indent=1))
+        print_json({"runs": not fatal, "findings": [attrs.asdict(each) for each in findings]})
     elif fatal:
         print_lines("dflow cannot run here before that is mended", error=True)
     return FAILED if fatal else OK

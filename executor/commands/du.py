@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from executor.commands.arguments import add_json, add_store
 from executor.commands.gc import KEEP
 from executor.disk_use import disk_use, shown_size
 from executor.exits import OK
-from executor.lines import print_lines
+from executor.lines import print_json, print_lines
 from executor.store import Store, store_path
 
 
@@ -21,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     use = disk_use(Store.open(store_path(options.store, None), write=False), KEEP)
-    print_lines(json.dumps(use, indent=1) if options.json else _text(use))
+    if options.json:
+        print_json(use)
+    else:
+        print_lines(_text(use))
     return OK
 
 

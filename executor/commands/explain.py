@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from dsl.errors import Mistake, PipelineError, known_nodes
 from dsl.graph import Graph
@@ -14,7 +13,7 @@ from executor.exits import OK
 from executor.explain import explain
 from executor.explain_text import explanation_text
 from executor.keys import code_roots
-from executor.lines import print_lines
+from executor.lines import print_json, print_lines
 from executor.store import Store, store_path
 
 
@@ -35,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
     explanations = explain(store, make_planner(store, graph), options.node)
     if options.json:
         first, *above = [each.to_json() for each in explanations]
-        print_lines(json.dumps({**first, "above": above}, indent=1))
+        print_json({**first, "above": above})
     else:
         print_lines(explanation_text(explanations, code_roots(graph)))
     return OK

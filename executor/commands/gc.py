@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from typing import Any
 
@@ -11,7 +10,7 @@ from executor.collect import Item, Survey, collect, survey
 from executor.commands.arguments import add_json, add_store, count
 from executor.disk_use import shown_size
 from executor.exits import OK
-from executor.lines import print_lines
+from executor.lines import print_json, print_lines
 from executor.store import Store, store_path
 
 KEEP = 10
@@ -38,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
     else:
         found = survey(Store.open(path, write=False), keep=options.keep, pulled=not options.pulled)
     if options.json:
-        print_lines(json.dumps(_whole(found, options.delete), indent=1))
+        print_json(_whole(found, options.delete))
     else:
         _print(found, options)
     return OK

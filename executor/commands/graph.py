@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
 from executor.exits import OK
 from executor.graph_text import dot, drawn_graph, levels
-from executor.lines import print_lines, write_on
+from executor.lines import print_json, print_lines, write_on
 from executor.plan_text import WORDS
 from executor.store import Store, store_path
 
@@ -48,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
     if options.picture is not None:
         importlib.import_module("executor.graph_picture").save_picture(graph, states, options.picture)
     if options.json:
-        print_lines(json.dumps(_rows(graph, states), indent=1))
+        print_json(_rows(graph, states))
     elif options.dot:
         print_lines(dot(graph, states))
     elif options.picture is None:

@@ -14,7 +14,7 @@ from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op
 from executor.commands.arguments import add_json
 from executor.exits import OK
-from executor.lines import print_lines
+from executor.lines import print_json, print_lines
 from executor.reference import reference
 
 
@@ -31,7 +31,7 @@ def main(options: argparse.Namespace) -> int:
     if options.markdown:
         print_lines(reference({spec.name: spec for spec in specs}).rstrip("\n"))
     elif options.json:
-        print_lines(json.dumps({"ops": [_op_row(spec) for spec in specs]}, indent=1))
+        print_json({"ops": [_op_row(spec) for spec in specs]})
     elif options.name:
         print_lines(_op_text(specs[0]))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 
 from dsl.graph import Graph
@@ -12,7 +11,7 @@ from dsl.wiring import Absent
 from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
 from executor.exits import OK
-from executor.lines import print_lines
+from executor.lines import print_json
 from executor.plan_rows import plan_rows
 from executor.plan_text import print_plan, print_resources
 from executor.previous import PreviousNodes
@@ -51,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         sizes = {node_id: resources_row(need) for node_id, need in needs.items()}
         whole = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk, "unmet": missing}
-        print_lines(json.dumps(whole, indent=1))
+        print_json(whole)
     else:
         print_plan(rows, missing)
         print_resources(graph, needs, free_disk, store.path)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from executor.commands.arguments import add_json, add_store, count
 from executor.exits import OK
-from executor.lines import print_lines
+from executor.lines import print_json, print_lines
 from executor.run_list import run_rows, runs_text
 from executor.store import Store, store_path
 
@@ -24,7 +23,7 @@ def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
     rows = run_rows(store.records, options.n or None)
     if options.json:
-        print_lines(json.dumps({"runs": rows}, indent=1))
+        print_json({"runs": rows})
     else:
         print_lines(runs_text(rows) if rows else f"{store.path}: the store holds no run yet")
         if rows and rows[0]["status"] == "killed":

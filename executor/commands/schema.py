@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from dsl.op_table import all_ops
 from dsl.read_toml import op_files_of
 from dsl.schema import pipeline_schema
 from executor.exits import OK
-from executor.lines import print_lines
+from executor.lines import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,5 +24,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     files = () if options.file is None else op_files_of(options.file)
-    print_lines(json.dumps(pipeline_schema(all_ops(files)), indent=1, ensure_ascii=False))
+    print_json(pipeline_schema(all_ops(files)), ascii_only=False)
     return OK

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from executor.commands.arguments import add_json, add_run, add_store
 from executor.exits import OK
 from executor.explain_text import accepted_text
-from executor.lines import columns, print_lines
+from executor.lines import columns, print_json, print_lines
 from executor.live_figures import LiveFigures, live_figures
 from executor.record import NodeState, Record, find_record, mlflow_ids
 from executor.results import print_results
@@ -40,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
         print_lines(columns(("node", "folder"), rows))
         return OK
     if options.json:
-        print_lines(json.dumps(_to_json(store, record, live), indent=1))
+        print_json(_to_json(store, record, live))
         return OK
     for node_id, figures in live.items():
         state.nodes[node_id].reason = str(figures)

@@ -1,6 +1,7 @@
 """`dflow status` and `dflow runs`: what is told of runs that are over, running, or were killed."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_of_a_running_node_the_newest_figures_of_this_attempt_are_told(store, ca
         ("a", "make", {}, None),
         ("b", "make", {"loss": 0.25}, {"done": 2, "total": 10}),
     ]
+
+
+def test_figures_that_are_no_number_are_null_in_json(store, capsys):
+    metrics = {"loss": math.nan, "best": math.inf, "steps": 3}
+    record = a_run(store, a=NodeState(state="done", digest="d", metrics=metrics), b=NodeState(state="running"))
+    record.lock()
+    line = {"time": 1.0, "node": "b", "attempt": 0, "kind": "metric", "step": 1, "metrics": {"loss": -math.inf}}
+    append_line(record.events_path, line)
+    said = dflow(store, capsys, "status", "--json")
+    rows = json.loads(said, parse_constant=pytest.fail)["nodes"]
+    assert [{"loss": None, "best": None, "steps": 3}, {"loss": None}] == [row["metrics"] for row in rows]
 
 
 def test_of_two_runs_at_once_both_are_named(store, capsys):

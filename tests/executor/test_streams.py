@@ -1,5 +1,6 @@
 """Where what dflow says goes when nobody can take it: closed terminals and streams, full ones, Ctrl-C in the plan."""
 
+import json
 import os
 import pty
 import signal
@@ -9,7 +10,7 @@ import sys
 import pytest
 from toy_ops import ONE_NODE, PROJECT, UNTRACKED, Toy, wait_for
 
-from executor.lines import print_lines, printable
+from executor.lines import print_json, print_lines, printable
 
 SLOW = """
 [pipeline]
@@ -114,3 +115,11 @@ def test_what_a_terminal_would_obey_is_printed_as_it_is_written(capsys):
     print_lines("a\x1b[2J\x07\rb\tc\nd \ud800 é")
     assert capsys.readouterr().out == "a\\x1b[2J\\x07\\rb\tc\nd \\ud800 é\n"
     assert printable("plain é\n") == "plain é\n"
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_what_is_printed_as_json_is_json_whatever_is_in_it(capsys, ascii_only):
+    print_json({"a\x7f": [float("nan"), (1.5, "\x1b\x85é")], "b": {"c": float("-inf")}}, ascii_only=ascii_only)
+    said = capsys.readouterr().out
+    assert {"a\x7f": [None, [1.5, "\x1b\x85é"]], "b": {"c": None}} == json.loads(said, parse_constant=pytest.fail)
+    assert [] == [letter for letter in said if letter in "\x1b\x7f\x85"]
