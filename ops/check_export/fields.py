@@ -17,12 +17,20 @@ from attrs import field, frozen
 from dsl.errors import ConfigError
 from ops.check_export import effects
 from ops.check_export.mistake import REWRITE, Mistake
-from ops.dflash.config import ARCHITECTURE, EXAMPLE, FORMAT, DraftConfig, from_serving, missing_fields, to_serving
+from ops.dflash.config import (
+    ARCHITECTURE,
+    EXAMPLE,
+    FORMAT,
+    DraftConfig,
+    from_serving,
+    missing_fields,
+    to_serving,
+    wrong_types,
+)
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NESTS = ("dflash_config", "dflow")
 RETRAIN = "train the draft again with the value that is wanted, or write the export of this training again"
-OPTIONAL = {"rope_scaling": dict, "sliding_window": int}
 UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; another training would change nothing
 RECORD = ("target", "trained", "digest", "server_args")  # under dflow, written by export_draft alone
 
@@ -84,18 +92,9 @@ def _mistake(name: str, wrong: str, sglang: str, remedy: str = REWRITE) -> Mista
 
 
 def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
-    """Values of another JSON type than the contract's; a whole number will do for a float."""
-    for name, example in _flat(EXAMPLE):
-        present, value = _lookup(config, name)
-        kind = OPTIONAL.get(name, type(example))
-        if not present or (value is None and name in OPTIONAL):
-            continue
-        fits = isinstance(value, (int, float) if kind is float else kind)
-        if isinstance(example, list):
-            fits = fits and all(type(member) is type(example[0]) for member in value)
-        if not fits or (isinstance(value, bool) and kind is not bool):
-            wanted = {list: "a list", dict: "a table", str: "a string", bool: "true or false"}.get(kind, "a number")
-            yield name, _mistake(name, f"must be {wanted}, got {json.dumps(value)}", effects.wrong(_last(name)))
+    """Values of another JSON type than the contract's."""
+    for name, wrong in wrong_types(config):
+        yield name, _mistake(name, wrong, effects.wrong(_last(name)))
 
 
 def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[tuple[str, Mistake]]:
@@ -221,11 +220,6 @@ def _lookup(config: Mapping[str, Any], name: str) -> tuple[bool, Any]:
     nest, _, inner = name.rpartition(".")
     table = _nest(config, nest) if nest else config
     return inner in table, table.get(inner)
-
-
-def _flat(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    fields = [(name, value) for name, value in config.items() if name not in NESTS]
-    return fields + [(f"{nest}.{name}", value) for nest in NESTS for name, value in config[nest].items()]
 
 
 def _full(name: str) -> str:

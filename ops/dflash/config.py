@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import field, frozen
@@ -186,13 +187,16 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
 def from_serving(data: Mapping[str, Any]) -> DraftConfig:
     """The DraftConfig of a config.json of the serving contract.
 
-    Raises ConfigError that lists the fields that are missing, or the values that do not fit.
+    Raises ConfigError that lists the fields that are missing, or those of another type, or the values that do not fit.
     """
     missing = missing_fields(data)
     if missing:
         raise ConfigError("draft config.json lacks " + ", ".join(missing))
-    nested = {**data["dflash_config"], **data["dflow"]}
     names = [attribute.name for attribute in DraftConfig.__attrs_attrs__]
+    wrong = [f"{name}: {what}" for name, what in wrong_types(data) if name.rpartition(".")[2] in names]
+    if wrong:
+        raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in wrong))
+    nested = {**data["dflash_config"], **data["dflow"]}
     config = DraftConfig(**{name: nested[name] if name in nested else data[name] for name in names})
     if data["use_sliding_window"] is not config.slides:
         raise ConfigError(
@@ -214,6 +218,37 @@ def missing_fields(data: Mapping[str, Any]) -> list[str]:
     return missing
 
 
+def wrong_types(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The fields that are there with a value of another JSON type than the contract's, and what is wrong with each; a
+    whole number will do for a float.
+    """
+    for name, example in EXAMPLE.items():
+        inner = data.get(name)
+        if not isinstance(example, dict):
+            if name in data and (wanted := _wanted(name, example, inner)):
+                yield name, f"must be {wanted}, got {json.dumps(inner)}"
+        elif isinstance(inner, Mapping):
+            for key, value in example.items():
+                if key in inner and (wanted := _wanted(key, value, inner[key])):
+                    yield f"{name}.{key}", f"must be {wanted}, got {json.dumps(inner[key])}"
+
+
+def _wanted(name: str, example: Any, value: Any) -> str:
+    """What a field must be, where its value is something else."""
+    kind = OPTIONAL.get(name, type(example))
+    if value is None and name in OPTIONAL:
+        return ""
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if isinstance(example, list):
+        fits = fits and all(type(member) is type(example[0]) for member in value)
+    if fits and (kind is bool or not isinstance(value, bool)):
+        return ""
+    if isinstance(example, list):
+        return "a list of numbers" if isinstance(example[0], int) else "a list of strings"
+    return {dict: "a table", str: "a string", bool: "true or false"}.get(kind, "a number")
+
+
+OPTIONAL = {"rope_scaling": dict, "sliding_window": int}  # null where there is none
 EXAMPLE = to_serving(  # every field of the serving contract, with a value of its type
     DraftConfig(
         hidden_size=8,

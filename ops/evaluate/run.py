@@ -15,6 +15,7 @@ import torch
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.dflash.decode_batch import DecodeSettings
+from ops.dflash.fit import check_draft_fits
 from ops.dflash.load import load_draft, random_draft
 from ops.dflash.use import DraftUse
 from ops.evaluate.figures import figures
@@ -38,11 +39,13 @@ LOST = "report"  # in the work folder: the artifact of an evaluation that found 
 def evaluate(config: Evaluate, stage: Stage) -> None:
     """Write the Report artifact.
 
-    Raises DataError where speculative decoding changed an answer beyond a tie; the report is then in the work folder.
+    Raises DataError where draft or tokens do not fit the target, and where speculative decoding changed an answer
+    beyond a tie; the report is then in the work folder.
     """
     seed, dtype = config.seed or 0, getattr(torch, config.dtype)
     target = Target.load(stage.inputs["target"], stage.device, dtype)
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
+    check_draft_fits(draft.config, target.info)
     check_tokens_fit(TokenReader(stage.inputs["tokens"]).info, target.info)
     decoder = Decoder(
         target=target,

@@ -1,5 +1,7 @@
 """Sliding-window layers in the draft's config and in the config.json that engines read."""
 
+from typing import Any
+
 import pytest
 from draft_chain import tiny_config
 from transformers import Qwen3Config
@@ -38,3 +40,33 @@ def test_a_serving_config_that_contradicts_its_layers_is_refused(config, said):
     data = to_serving(tiny_config(**config)) | {"use_sliding_window": said}
     with pytest.raises(ConfigError, match="use_sliding_window: must be"):
         from_serving(data)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"dflash_config": {"mask_token_id": None}}, "dflash_config.mask_token_id: must be a number, got null"),
+        (
+            {"dflash_config": {"target_layer_ids": ["1"]}},
+            'dflash_config.target_layer_ids: must be a list of numbers, got ["1"]',
+        ),
+        ({"hidden_size": "8"}, 'hidden_size: must be a number, got "8"'),
+        ({"rope_theta": None}, "rope_theta: must be a number, got null"),
+        ({"layer_types": None}, "layer_types: must be a list of strings, got null"),
+        ({"rope_scaling": "yarn"}, 'rope_scaling: must be a table, got "yarn"'),
+        ({"block_size": True}, "block_size: must be a number, got true"),
+        ({"dflow": {"positions": 1}}, "dflow.positions: must be a string, got 1"),
+    ],
+)
+def test_a_serving_config_with_a_value_of_another_type_names_field_and_value(wrong, told):
+    data: dict[str, Any] = to_serving(tiny_config())
+    for name, value in wrong.items():
+        data[name] = data[name] | value if isinstance(value, dict) else value
+    with pytest.raises(ConfigError) as caught:
+        from_serving(data)
+    assert f"draft config:\n  {told}" == str(caught.value)
+
+
+def test_whole_numbers_do_for_floats_and_null_for_what_there_may_be_none_of():
+    data = to_serving(tiny_config()) | {"rope_theta": 10000, "rope_scaling": None, "sliding_window": None}
+    assert tiny_config(rope_theta=10000.0) == from_serving(data)
