@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsl.errors import DiskFull, StoreError
+from dsl.errors import DflowError, DiskFull, StoreError
 
 NO_SPACE = 74  # the exit code of a stage that could not write why it failed
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -32,6 +32,19 @@ def clear_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise clear_error(error, path) from error
+
+
+@contextmanager
+def output_errors(path: Path) -> Iterator[None]:
+    """The same for a file that the user named, where no store is to blame. Raises DflowError."""
+    if path.is_dir():
+        raise DflowError(f"{path}: a folder; name a file")
+    try:
+        yield
+    except OSError as error:
+        no_folder = f"there is no folder {path.parent}: make it, or name another file"
+        why = no_folder if error.errno == errno.ENOENT else error.strerror or str(error)
+        raise DflowError(f"{path}: cannot be written: {why}") from error
 
 
 def clear_error(error: OSError, path: Path) -> StoreError:

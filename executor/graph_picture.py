@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from dsl.graph import Graph
+from executor.disk import output_errors
 from executor.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Place, layout_of, shown_name, wrapped
 
 COLOURS = {"cached": "#b7e1cd", "runs": "#fce8b2", "may be cut off": "#c9daf8"}
@@ -25,7 +26,10 @@ DPI, MOST_PIXELS = 144, 60_000  # of a side, beyond which matplotlib draws nothi
 
 
 def save_picture(graph: Graph, states: Mapping[str, str], file: Path) -> None:
-    """Write a PNG, SVG or PDF, by the end of the name: the data flows down, a level to a row."""
+    """Write a PNG, SVG or PDF, by the end of the name: the data flows down, a level to a row.
+
+    Raises DflowError where the file cannot be written.
+    """
     names = {node.id: shown_name(node.id, node.copy) for node in graph.nodes.values()}
     texts = {node_id: [*name, *filter(None, [states.get(node_id, "")])] for node_id, name in names.items()}
     layout = layout_of({node.id: node.parents for node in graph.nodes.values()}, texts)
@@ -38,7 +42,7 @@ def save_picture(graph: Graph, states: Mapping[str, str], file: Path) -> None:
         _draw_edges(axes, up, {down: corners for (node_id, down), corners in layout.edges.items() if node_id == up})
     for node_id, box in layout.boxes.items():
         _draw_box(axes, box, COLOURS.get(states.get(node_id, ""), OTHER), len(wrapped(names[node_id][0])))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": graph.name}):
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": graph.name}), output_errors(file):
         figure.savefig(file, dpi=min(DPI, MOST_PIXELS * UNITS / max(width, height)))
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.picture is not None and options.picture.suffix not in PICTURES:
+    if options.picture is not None and options.picture.suffix.lower() not in PICTURES:
         raise DflowError(f"{options.picture}: a picture's name ends in {', '.join(PICTURES)}")
     absent: Absent = {}
     graph = read_graph(options.file, options.set, options.sweep, absent)

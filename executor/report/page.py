@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.sections import STYLE
-from executor.disk import clear_errors
+from executor.disk import output_errors
 from executor.explain_text import moment
 from executor.record import Record
 from executor.report.columns import columns_of
@@ -49,12 +49,12 @@ def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
 
     Of several, the first is the one that the others are compared with. A run that still goes on, failed, was killed or
     whose artifacts were collected is told as far as it is known. Raises StoreError that names every run which is not
-    there.
+    there, and DflowError where the file cannot be written.
     """
     opened = Store.open(store, write=False)
     text = report_text(opened, find_records(opened.records, run_ids))
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with clear_errors(path):
+    with output_errors(path):
         fresh.write_text(text, encoding="utf-8", errors="backslashreplace")
         fresh.replace(path)
 

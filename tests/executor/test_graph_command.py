@@ -48,11 +48,25 @@ def test_graphviz_gets_every_node_and_every_edge_by_its_name(toy: Toy) -> None:
     assert '  "a" -> "d" [label="extra"];' in lines
 
 
-@pytest.mark.parametrize(("name", "start"), [("g.png", b"\x89PNG"), ("g.svg", b"<?xml")])
+@pytest.mark.parametrize(("name", "start"), [("g.png", b"\x89PNG"), ("g.svg", b"<?xml"), ("G.SVG", b"<?xml")])
 def test_a_picture_is_written(toy: Toy, name: str, start: bytes) -> None:
     told = toy.dflow("graph", "pipeline.toml", "--picture", name)
     assert (0, "") == (told.returncode, told.stdout), told.stderr
     assert (toy.folder / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none/g.svg", "none/g.svg: cannot be written: there is no folder none: make it, or name another file"),
+        ("toy.py/g.png", "toy.py/g.png: cannot be written: Not a directory"),
+        ("folder.pdf", "folder.pdf: a folder; name a file"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_one_line(toy: Toy, name: str, why: str) -> None:
+    (toy.folder / "folder.pdf").mkdir()
+    told = toy.dflow("graph", "pipeline.toml", "--picture", name)
+    assert (1, f"dflow: {why}\n") == (told.returncode, told.stderr)
 
 
 def test_a_picture_shows_each_copy_by_its_values_and_who_reads_whom(toy: Toy) -> None:
