@@ -10,12 +10,13 @@ from executor.content import MANIFEST, OUTSIDE_DIGEST
 from executor.jsonlines import read_json
 from executor.own_files import own_files
 from executor.record import Record
+from executor.store import Store
 
 FILE_LIMIT = 1 << 20  # larger files of an artifact stand in references.json instead
 
 
 def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[dict[str, Path], dict[str, Any]]:
-    """By their names in MLflow, and what references.json says of the large ones; of what was cached, the manifest."""
+    """By their names in MLflow, and what references.json says of the large ones; of what was cached, its manifest."""
     state, records = record.state.nodes[node_id], record.folder.parent
     files = {f"figures/{path.name}": path for path in figures}
     references: dict[str, Any] = {}
@@ -25,8 +26,9 @@ def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[d
         files[log.name] = log
     if state.digest is not None:
         folder = records.parent / "objects" / state.digest
-        own = own_files(records, state.source_run if is_hit else record.run, state.key, folder)
-        files[MANIFEST] = own.get(MANIFEST, folder / MANIFEST)
+        maker = state.source_run if is_hit else record.run
+        own = own_files(records, maker, Store(records.parent).computed_key(maker, state.key), folder)
+        files |= {MANIFEST: own[MANIFEST]} if MANIFEST in own else {}
         if not is_hit:
             small, references = artifact_files(folder, own)
             files |= small

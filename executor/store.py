@@ -146,6 +146,15 @@ class Store:
         lines = self.index(key)
         return lines[-1] if lines else None
 
+    def computed_key(self, run: str | None, key: str | None) -> str | None:
+        """The key for which a run computed what stands for this one: another where what it made was accepted."""
+        seen: set[str] = set()
+        while run is not None and key is not None and key not in seen:
+            seen.add(key)
+            lines = [line for line in self.index(key) if line.run == run]
+            key = (lines[-1].accepted_key if lines else "") or key
+        return key
+
     def accept(self, key: str, line: IndexLine) -> None:
         """Let a key stand for an artifact that was computed for another one."""
         with artifacts_taken(self.path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from executor.content import MANIFEST
 from executor.events import final_metrics
+from executor.jsonlines import read_object
+from executor.own_files import own_files
 from executor.plan import Decision
 from executor.record import NodeState, Record, is_begun
 from executor.store import Store
@@ -30,19 +33,33 @@ class SourceRuns:
         made = self.made(decision.source_run, decision.key)
         if made is not None and (made.metrics or made.warnings):
             state.metrics, state.warnings = made.metrics, made.warnings
-            return
-        manifest = self._store.manifest(decision.digest) if decision.digest is not None else None
-        state.metrics, state.warnings = dict((manifest or {}).get("metrics", {})), []
+        else:
+            state.metrics, state.warnings = self._sealed(decision)
+
+    def _sealed(self, decision: Decision) -> tuple[dict[str, float], list[str]]:
+        """The metrics in the manifest that the source run wrote, and what has to be said where that one is gone.
+
+        The artifact may hold the manifest of a run that made the same content before, and measured something else.
+        """
+        if decision.digest is None:
+            return {}, []
+        folder, run, key = self._store.object_path(decision.digest), decision.source_run, decision.key
+        own = own_files(self._store.records, run, self._store.computed_key(run, key), folder)
+        if MANIFEST in own:
+            return dict((read_object(own[MANIFEST]) or {}).get("metrics", {})), []
+        other = read_object(folder / MANIFEST) or {}
+        gone = f"the figures of run {run}, which made this, are not kept here; run {other.get('run')} made the same"
+        return {}, [gone] if other.get("metrics") else []
 
     def made(self, run: str | None, key: str | None) -> NodeState | None:
-        """The node of a run that computed a key's artifact; None where the run's record is gone."""
+        """The node of a run that computed a key's artifact, maybe for another one; None where the record is gone."""
         if run is None or key is None:
             return None
         if run not in self._made:
             folder = self._store.records / run
             nodes = Record.load(folder).state.nodes.values() if is_begun(folder) else ()
             self._made[run] = {node.key: node for node in nodes if node.cache != "hit"}
-        return self._made[run].get(key)
+        return self._made[run].get(key) or self._made[run].get(self._store.computed_key(run, key))
 
     def _own(self, record: Record, node_id: str, state: NodeState) -> None:
         line = self._store.newest(state.key or "")

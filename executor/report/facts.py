@@ -145,7 +145,8 @@ class _Reader:
         manifest = self._store.manifest(state.digest) if state.digest is not None else None
         folder = self._store.object_path(state.digest) if manifest is not None and state.digest else None
         maker = state.source_run if state.cache == "hit" else record.run
-        own = {} if folder is None else own_files(self._store.records, maker, state.key, folder)
+        key = self._store.computed_key(maker, state.key)
+        own = {} if folder is None else own_files(self._store.records, maker, key, folder)
         source, source_id = self._made_in(record, node_id, state)
         made = self._nodes_of(source).get(source_id, state)
         events = self._events_of(source).get(source_id, NodeEvents())
@@ -160,7 +161,7 @@ class _Reader:
             parents=tuple(parent for parent in row.get("parents", ()) if parent in record.state.nodes),
             config=written.get("config", {}),
             launch=written.get("launch", {}),
-            manifest=manifest if MANIFEST not in own else read_object(own[MANIFEST]),
+            manifest=read_object(own[MANIFEST]) if MANIFEST in own else None,
             folder=folder,
             own=own,
             size=None if manifest is None else sum(entry["size"] for entry in manifest["files"].values()),
@@ -177,7 +178,8 @@ class _Reader:
         if state.cache != "hit" or source is None:
             return record.run, node_id
         nodes = self._nodes_of(source)
-        same = [other_id for other_id, other in nodes.items() if other.key == state.key and other.cache != "hit"]
+        keys = (state.key, self._store.computed_key(source, state.key))
+        same = [other_id for other_id, other in nodes.items() if other.key in keys and other.cache != "hit"]
         return source, same[0] if same else node_id
 
     def _nodes_of(self, run: str) -> Mapping[str, NodeState]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_page import Page
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 OPS = """
 import json
 from pathlib import Path
+from typing import Any
 from attrs import frozen
 from dsl.op import Artifact, field, op
 from dsl.sections import Picture, Section, Table
@@ -96,9 +98,9 @@ def ran(toy: Toy, *arguments: str) -> str:
     return name
 
 
-def node_m(toy: Toy, run: str) -> dict[str, str]:
+def node_m(toy: Toy, run: str) -> dict[str, Any]:
     lines = map(json.loads, (toy.store / "records" / run / "state.jsonl").read_text().splitlines())
-    found: dict[str, str] = [line for line in lines if line.get("node") == "m"][-1]
+    found: dict[str, Any] = [line for line in lines if line.get("node") == "m"][-1]
     return found
 
 
@@ -180,6 +182,38 @@ def test_measurements_stay_with_the_record_and_go_with_it(tmp_path: Path) -> Non
     page = report(toy, third)
     assert [] == speeds(page), "not those of the first run, which the artifact still holds"
     assert ["eval/speed", "2"] in page.table("results", "figure")
+
+
+def test_what_is_taken_after_the_measuring_run_was_removed_has_no_figures_of_another_run(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, PIPELINE)
+    first, second, _ = measured_twice(toy)
+    assert 0 == toy.dflow("rm", second, "--yes").returncode
+    run = ran(toy, "run", str(toy.file), "-s", "n.text=new", "-s", "m.speed=2.0")
+    node = node_m(toy, run)
+    assert second == node["source_run"]
+    assert {} == node.get("metrics", {})
+    assert [f"the figures of run {second}, which made this, are not kept here; run {first} made the same"] == node[
+        "warnings"
+    ]
+    page = report(toy, run)
+    assert [] == speeds(page)
+    assert "eval/speed" not in page.text("results")
+
+
+def test_what_was_accepted_for_other_code_keeps_the_figures_of_the_run_that_measured(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, PIPELINE)
+    _, second, _ = measured_twice(toy)
+    folder = 'stage.out_dir / "sub"'
+    for changed in (f"({folder}).mkdir(exist_ok=False)", f"({folder}).mkdir(parents=False)"):
+        (toy.folder / "measures.py").write_text(OPS.replace(f"({folder}).mkdir()", changed))
+        assert 0 == toy.dflow("accept", str(toy.file), "m", "--yes", "--reason", "the same").returncode
+        run = ran(toy, "run", str(toy.file), "-s", f"n.text={changed[-6:-1]}", "-s", "m.speed=2.0")
+        node = node_m(toy, run)
+        assert ("accepted", second, 2.0) == (node["acceptance"], node["source_run"], node["metrics"]["eval/speed"])
+        page = report(toy, second, run)
+        names = "; ".join(name.rpartition("-")[2] for name in (second, run))
+        assert ["eval/speed", "2"] in page.table("results", "figure", names)
+        assert ["2"] == speeds(page)
 
 
 def test_what_an_older_dflow_did_not_keep_is_missing_and_not_taken_from_another_run(tmp_path: Path) -> None:
