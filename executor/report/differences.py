@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dsl.errors import StoreError
 from executor.code_changes import told
 from executor.explain import ABSENT, ValueChange
 from executor.report.facts import RunFacts
@@ -19,10 +20,20 @@ SHORT = 12
 
 
 def differences(store: Store, runs: Sequence[RunFacts]) -> Markup:
-    """A table of values, a column for each run; then code, and what is not finished or only in some."""
+    """A table of values, a column for each run; then code, and what is not finished or only in some.
+
+    A run whose record is damaged is named, and compared with none.
+    """
     first, *others = runs
-    compared = [(run, compare_runs(store, first.record, run.record)) for run in others]
-    return joined([_values(runs, compared), *(_rest(first, run, diffs) for run, diffs in compared)])
+    compared: list[tuple[RunFacts, Sequence[NodeDiff]]] = []
+    untold: list[Markup] = []
+    for run in others:
+        try:
+            compared.append((run, compare_runs(store, first.record, run.record)))
+        except StoreError as error:
+            untold.append(paragraph(run_name(run), " cannot be compared with ", run_name(first), f": {error}"))
+    values = [_values([first, *(run for run, _ in compared)], compared)] if compared else []
+    return joined([*untold, *values, *(_rest(first, run, diffs) for run, diffs in compared)])
 
 
 def _values(runs: Sequence[RunFacts], compared: Sequence[tuple[RunFacts, Sequence[NodeDiff]]]) -> Markup:

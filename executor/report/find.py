@@ -19,7 +19,8 @@ def find_records(records: Path, runs: Sequence[str]) -> list[Record]:
             record = find_record(records, run)
             found.setdefault(record.run, record)
         except StoreError as error:
-            near = did_you_mean(run, _names(records)) if run is not None else ""
+            names = _names(records)
+            near = did_you_mean(run, names) if run is not None and run not in names else ""
             problems.append(f"{error} ({near})" if near else str(error))
     if problems:
         raise StoreError("\n".join(problems))

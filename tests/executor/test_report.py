@@ -241,6 +241,30 @@ def test_a_damaged_record_is_told_and_does_not_stop_the_report(tmp_path: Path) -
     assert ["source", "filter"] == [row[0] for row in page.table("pipeline", "node", "op", "state")]
 
 
+@pytest.mark.parametrize("file", ["graph.json", "plan.json"])
+def test_a_damaged_record_among_others_is_named_and_they_are_compared(tmp_path: Path, file: str) -> None:
+    toy = counting(tmp_path)
+    first, broken, third = run(toy), run(toy, "-s", "filter.kept=6"), run(toy, "-s", "filter.kept=5")
+    (toy.store / "records" / broken / file).write_text("{")
+    page = report(toy, first, broken, third)
+    told = page.text("differences")
+    assert 1 == told.count("cannot be compared with")
+    assert f"the record of run {broken} is damaged" in told
+    assert [["filter", "kept", "7", "5"]] == [row for row in page.tables["differences"][0] if row[0] == "filter"]
+    told = report(toy, broken, first, third).text("differences")
+    assert 2 == told.count(f"the record of run {broken} is damaged")
+
+
+def test_a_run_that_is_there_but_cannot_be_read_is_not_told_as_a_slip_of_its_name(tmp_path: Path) -> None:
+    toy = counting(tmp_path)
+    broken, whole = run(toy), run(toy, "-s", "filter.kept=6")
+    (toy.store / "records" / broken / "state.jsonl").write_text("[]\n{")
+    said = toy.dflow("report", broken, whole)
+    assert 1 == said.returncode
+    assert "did you mean" not in said.stderr
+    assert broken in said.stderr
+
+
 def test_texts_of_unknown_origin_are_never_markup(tmp_path: Path) -> None:
     toy = counting(tmp_path, PIPELINE.replace("kept = 7", f"kept = 7\ntext = '''{EVIL}'''"))
     first = run(toy)
