@@ -15,7 +15,7 @@ from executor.record import find_record
 from executor.store import Store, store_path
 
 PROMPTS = 16
-LEAST_PROMPTS = 2  # one prompt has no interval
+LEAST_PROMPTS = 4  # of fewer nothing is certain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from ops.dflash.decode import Decoded
 from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.dflash.model import DraftModel
 from ops.dflash.use import DraftUse
+from ops.diagnose.certainty import is_certainly_above, most, passes
 from ops.diagnose.misfits import misfits
-from ops.evaluate.statistics import lower_bound, tau_interval
+from ops.evaluate.statistics import tau_interval
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 
@@ -115,34 +117,51 @@ class Gain:
     counts: bool
     is_certain: bool
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes more prompts to tell it from chance."""
+        return self.counts and not self.is_certain
+
 
 def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
-    """Of the same prompts: both are resampled together."""
+    """Of the same prompts: what counts is the difference of each."""
     both = [(one, other) for one, other in zip(after, before, strict=True) if one.steps and other.steps]
-    return _gain([one for one, _ in both], [other for _, other in both], seeds=(0, 0), chance=CHANCE)
+    after, before = [one for one, _ in both], [other for _, other in both]
+    return _gain(after, before, [passes(before) - passes(after)], CHANCE)
 
 
 def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], comparisons: int = 1) -> Gain:
     """Of different prompts. comparisons: of so many pairs of groups this one was chosen for its gain (Bonferroni)."""
-    with_step = [[answer for answer in answers if answer.steps] for answers in (after, before)]
-    return _gain(*with_step, seeds=(0, 1), chance=CHANCE / comparisons)
+    after, before = stepped(after), stepped(before)
+    return _gain(after, before, [passes(after), passes(before)], CHANCE / comparisons)
 
 
-def _gain(after: Sequence[Decoded], before: Sequence[Decoded], seeds: tuple[int, int], chance: float) -> Gain:
+def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequence[np.ndarray], chance: float) -> Gain:
+    """compared: what has as its errors those of the gain."""
     value = tau_of(after) - tau_of(before)
     counts = value >= LEAST_GAIN * tau_of(before)
-    fewest = min(len(after), len(before))
-    if not counts or fewest < LEAST_PROMPTS:
+    if not counts or min(len(after), len(before)) < LEAST_PROMPTS:
         return Gain(value, counts, False)
-    resamplings = round(RESAMPLINGS * CHANCE / chance)  # as many beyond the bound, however far out it is
-    resampled = [_resampled(answers, resamplings, seed) for answers, seed in zip((after, before), seeds, strict=True)]
-    return Gain(value, counts, lower_bound(value, resampled[0] - resampled[1], fewest, chance) > 0)
+    saved = float(passes(before).mean() - passes(after).mean())
+    least_error = hypot(one_token(after), one_token(before))
+    return Gain(value, counts, is_certainly_above(compared, saved, least_error, chance))
 
 
-def _resampled(answers: Sequence[Decoded], resamplings: int, seed: int) -> np.ndarray:
-    generated, steps = _counts(answers)
-    draws = np.random.default_rng(seed).integers(0, len(answers), size=(resamplings, len(answers)))
-    return generated[draws].sum(1) / steps[draws].sum(1)
+def most_saved(after: Sequence[Decoded], before: Sequence[Decoded]) -> float:
+    """The share of the target's passes that the true gain saves at most, but for CHANCE, where a prompt has a step."""
+    before, after = stepped(before), stepped(after)
+    each = passes(before) - passes(after)
+    return most(each, one_token(after), CHANCE) / float(passes(before).mean())
+
+
+def stepped(answers: Sequence[Decoded]) -> list[Decoded]:
+    """Those with a verification step."""
+    return [answer for answer in answers if answer.steps]
+
+
+def one_token(answers: Sequence[Decoded]) -> float:
+    """The least error of passes per token: one token more or less could always have been accepted."""
+    return 1 / sum(answer.generated for answer in answers)
 
 
 def _counts(answers: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:

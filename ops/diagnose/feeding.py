@@ -12,8 +12,8 @@ from typing import Any
 from attrs import asdict, evolve, frozen
 
 from ops.dflash.config import DraftConfig
-from ops.diagnose.bench import EXPORTED, TRAINED, Bench, Setting, paired_gain, tau_of
-from ops.diagnose.finding import Finding
+from ops.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
+from ops.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 from ops.tokenize_chat.shards import TokenSample
 
 LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS = "layer ids", "mask token", "positions", "config", "weights"
@@ -173,19 +173,34 @@ def _advice(step: Step, again: str) -> str:
 
 
 def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: Sequence[TokenSample]) -> Finding:
-    """A kind in which nothing raises tau: what it is, and what was tried instead."""
-    told = f"tau {tau_of(bench.decode(current, prompts, kind)):.2f} with {_shown(kind, current, current)[0]}"
-    others = candidates(kind, current, trained)
+    """A kind in which nothing raises tau: what it is, and what was tried instead.
+
+    Where that is not what the training says, a few prompts may not tell: then it was not measured.
+    """
+    answers = bench.decode(current, prompts, kind)
+    told = f"tau {tau_of(answers):.2f} with {_shown(kind, current, current)[0]}"
+    others, is_open = candidates(kind, current, trained), False
+    few = len(stepped(answers)) < LEAST_PROMPTS
     for label, setting in others.items():
         if not bench.can_load(setting):
             told += f"; {label} ({_shown(kind, current, setting)[1]}) the draft cannot be loaded"
             continue
-        told += f"; {tau_of(bench.decode(setting, prompts, kind)):.2f} {label}"
+        instead = bench.decode(setting, prompts, kind)
+        told += f"; {tau_of(instead):.2f} {label}"
+        is_open |= label not in (AS_TRAINED, TRAINED) and (few or paired_gain(instead, answers).is_open)
         if label == TARGETS:
             told += f" ({_shown(kind, current, setting)[1]})"
         if label in (AS_TRAINED, TRAINED):
             told += f" ({_shown(kind, current, setting)[1]}; no higher, but make sure that the difference is meant)"
+    if is_open:
+        return unmeasured(kind, f"{told}; {TOO_FEW}")
     return Finding(name=kind, measured=told if others else told + _agreement(kind, trained), normal=NORMAL[kind])
+
+
+def unless_open(finding: Finding, fed: Sequence[Finding]) -> Finding:
+    """A cause that the draft's being fed wrongly would explain, held back where that could not be measured."""
+    left = [each.name for each in fed if not each.is_measured]
+    return held_back(finding, f"{' and '.join(left)}, not measured, may explain that") if left else finding
 
 
 def _agreement(kind: str, trained: Trained) -> str:

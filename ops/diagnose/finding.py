@@ -7,6 +7,8 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+TOO_FEW = "too few prompts to tell that from chance: diagnose with more (--prompts)"
+
 
 @frozen(kw_only=True)
 class Finding:
@@ -35,6 +37,11 @@ class Finding:
 def unmeasured(name: str, why: str) -> Finding:
     """Where a check could not be made; why: what is missing."""
     return Finding(name=name, measured=why, normal="", is_measured=False)
+
+
+def held_back(finding: Finding, why: str) -> Finding:
+    """A cause that cannot be named yet: told as one that was not measured."""
+    return unmeasured(finding.name, f"{finding.measured}; {why}") if finding.is_cause else finding
 
 
 def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:

@@ -24,12 +24,13 @@ MASK_NAMES = ("loss mask", "cut blocks", "mask token in texts")
 
 @frozen
 class Seen:
-    """Counts over samples: tokens, those of the loss mask, samples without an anchor, slots of all possible blocks,
-    those that the mask leaves, and how often the mask token stands in a text.
+    """Counts over samples: tokens, those that stand for images, those of the loss mask, samples without an anchor,
+    slots of all possible blocks, those that the mask leaves, and how often the mask token stands in a text.
     """
 
     samples: int
     tokens: int
+    image_tokens: int
     loss_tokens: int
     without: int
     slots: int
@@ -53,17 +54,19 @@ def mask_findings(
 
 def look(reader: TokenReader, mask_token_id: int, block_size: int) -> Seen:
     """Count over the samples; every anchor that the training may draw counts once."""
-    tokens = loss_tokens = without = slots = kept = mask_tokens = count = 0
+    tokens = image_tokens = loss_tokens = without = slots = kept = mask_tokens = count = 0
+    image_token_id = reader.info["image_token_id"]
     for input_ids_S, loss_mask_S in _labels(reader):
         anchors_A = (loss_mask_S[:-1] & loss_mask_S[1:]).nonzero().squeeze(1)
         kept += int((slot_weights(loss_mask_S, anchors_A, torch.ones(block_size))[:, 1:] > 0).sum())
         slots += len(anchors_A) * (block_size - 1)
         without += not len(anchors_A)
         tokens += len(input_ids_S)
+        image_tokens += 0 if image_token_id is None else int((input_ids_S == image_token_id).sum())
         loss_tokens += int(loss_mask_S.sum())
         mask_tokens += int((input_ids_S == mask_token_id).sum())
         count += 1
-    return Seen(count, tokens, loss_tokens, without, slots, kept, mask_tokens)
+    return Seen(count, tokens, image_tokens, loss_tokens, without, slots, kept, mask_tokens)
 
 
 def _labels(reader: TokenReader) -> Iterator[tuple[Tensor, Tensor]]:
@@ -91,11 +94,13 @@ def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[st
 
 
 def _share(seen: Seen) -> Finding:
-    share, without = seen.loss_tokens / max(seen.tokens, 1), seen.without / seen.samples
+    texts = seen.tokens - seen.image_tokens  # how large an image is says nothing of the mask
+    share, without = seen.loss_tokens / max(texts, 1), seen.without / seen.samples
     is_cause = not LEAST_SHARE <= share <= LARGEST_SHARE or without > MOST_WITHOUT
     return Finding(
         name=MASK_NAMES[0],
-        measured=f"{share:.0%} of {seen.tokens:,} tokens of the training; {seen.without} of {seen.samples} samples "
+        measured=f"{share:.{1 if share < 0.1 else 0}%} of {texts:,} text tokens of the training, without the "
+        f"{seen.image_tokens:,} that stand for images; {seen.without} of {seen.samples} samples "
         "hold no anchor",
         normal=f"{LEAST_SHARE:.0%} to {LARGEST_SHARE:.0%}, the answers and neither nothing nor the prompts as well; at "
         f"most {MOST_WITHOUT:.0%} of the samples without an anchor, which teach nothing",

@@ -25,11 +25,11 @@ from ops.dflash.decode import Decoded
 from ops.dflash.decode_batch import DecodeSettings
 from ops.dflash.load import random_draft
 from ops.diagnose.answers import own_finding
-from ops.diagnose.bench import Bench, Setting, interval, spread_samples, tau_of
+from ops.diagnose.bench import Bench, interval, spread_samples, tau_of
 from ops.diagnose.chain import Chain
 from ops.diagnose.curve import curve_finding
 from ops.diagnose.features import features_finding
-from ops.diagnose.feeding import mend
+from ops.diagnose.feeding import Mended, mend, unless_open
 from ops.diagnose.finding import Finding, sorted_findings, unmeasured
 from ops.diagnose.loadable import loadable
 from ops.diagnose.masks import anchors_by_category, mask_findings
@@ -98,14 +98,15 @@ def diagnose(
     steps.begin(FEATURES)
     wrong_at_any_tau = [export, *mended.findings, of_target, _features(chain, target)]
     steps.begin(TRAINING)
+    known = trained.config or mended.setting.config  # an export may say what no training had
     others = [
-        random_finding(answers, by_chance),
+        unless_open(random_finding(answers, by_chance), mended.findings),
         category_finding(held_out, answers),
-        *_against_training(chain, bench, mended.setting, answers, prompts),
-        *mask_findings(chain.learnt, chain.target, exported.config.mask_token_id, exported.config.block_size),
+        *_against_training(chain, bench, mended, answers, prompts),
+        *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
         curve_finding(curve, _recorded(chain)),
     ]
-    if tau_of(answers) >= CEILING * exported.config.block_size:
+    if tau_of(answers) >= CEILING * known.block_size:
         others = [evolve(finding, is_cause=False) for finding in others]
     findings = [explained(finding, of_target) for finding in (*wrong_at_any_tau, *others)]
     return {
@@ -115,7 +116,7 @@ def diagnose(
         "dtype": chain.dtype,
         "device": device,
         "max_new_tokens": chain.max_new_tokens,
-        "block_size": exported.config.block_size,
+        "block_size": known.block_size,
         "evaluation": None if chain.evaluation is None else chain.evaluation.to_json(),
         "tau": {**_as_exported(as_exported, export, exported.config.block_size), "mended": tau_of(answers)},
         "findings": [finding.to_json() for finding in sorted_findings(findings)],
@@ -143,7 +144,7 @@ def _features(chain: Chain, target: Target) -> Finding:
 
 
 def _against_training(
-    chain: Chain, bench: Bench, setting: Setting, held_out: Sequence[Decoded], prompts: int
+    chain: Chain, bench: Bench, mended: Mended, held_out: Sequence[Decoded], prompts: int
 ) -> list[Finding]:
     """What takes the samples that the draft was trained on."""
     samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
@@ -153,14 +154,12 @@ def _against_training(
     training = _recorded(chain)
     num_anchors = training.get("recipe", {}).get("num_anchors")
     learnt = anchors_by_category(TokenReader(chain.learnt, LEARNT), num_anchors)
-    seen = bench.decode(setting, samples, "of the training")
+    seen = bench.decode(mended.setting, samples, "of the training")
     bench.tell("the target's own choices along the answers of the training")
     own = own_finding(bench.target, samples, chain.regenerated_at)
-    return [
-        own,
-        gap_finding(seen, held_out, training),
-        decoding_finding(samples, seen, training, learnt, is_own=not own.is_cause),
-    ]
+    block_size = mended.setting.config.block_size
+    decoding = decoding_finding(samples, seen, training, learnt, block_size, is_own=not own.is_cause)
+    return [own, gap_finding(seen, held_out, training), unless_open(decoding, mended.findings)]
 
 
 def _recorded(chain: Chain) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import numpy as np
 from attrs import frozen
@@ -120,27 +119,6 @@ def _interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[flo
     low, high = np.percentile(resampled_R, PERCENTILES)
     wider = student_quantile(count - 1) / Z_975 * (count / (count - 1)) ** 0.5
     return max(0.0, float(estimate - wider * (estimate - low))), float(estimate + wider * (high - estimate))
-
-
-def lower_bound(estimate: float, resampled_R: np.ndarray, count: int, chance: float) -> float:
-    """What the true figure lies below with this chance at most, widened for few prompts as the intervals are.
-
-    chance: 0 to 0.5. count: of what was resampled, at least 2.
-    """
-    normal = -NormalDist().inv_cdf(chance)
-    wider = _student(normal, count - 1) / normal * (count / (count - 1)) ** 0.5
-    return float(estimate - wider * (estimate - np.percentile(resampled_R, 100 * chance)))
-
-
-def _student(z: float, degrees: int) -> float:
-    """The quantile of Student's t where the normal distribution has z, from 3 degrees on to a few percent.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
-    """
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / degrees + second / degrees**2 + third / degrees**3
 
 
 def student_quantile(degrees: int) -> float:

@@ -68,8 +68,8 @@ def test_every_draft_of_a_run_is_measured_unless_one_is_named(tmp_path, export, 
     assert ["export", "second"] == [request["node"] for request in process]
     kept = json.loads((store.records / run / "diagnosis.json").read_text())["drafts"]
     assert ["export", "second"] == [each["node"] for each in kept]
-    assert OK == dflow(store, run, "--node", "second", "--prompts", "3")
-    assert ("second", 3) == (process[-1]["node"], process[-1]["prompts"])
+    assert OK == dflow(store, run, "--node", "second", "--prompts", "4")
+    assert ("second", 4) == (process[-1]["node"], process[-1]["prompts"])
     assert made.keys() == process[-1]["artifacts"].keys()
 
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(tmp_path, 
     assert FAILED == dflow(store)
     assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        dflow(store, "--prompts", "1")
+        dflow(store, "--prompts", "3")
     assert [] == process
 
 

@@ -43,6 +43,7 @@ from ops.dflash.model import DraftModel
 from ops.diagnose import feeding, run
 from ops.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
 from ops.diagnose.chain import Chain
+from ops.diagnose.finding import TOO_FEW
 from ops.diagnose.steps import STEPS
 from ops.diagnose.trained import trained_of
 from ops.files import read_json, write_json
@@ -192,6 +193,35 @@ def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displa
     assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
     assert ["positions"] == causes(result)
     assert "one later" in finding(result, "positions")["measured"]
+
+
+@pytest.mark.parametrize("prompts", [2, 3])
+def test_of_so_few_prompts_that_positions_cannot_be_judged_nothing_else_is_named_in_their_place(displaced, prompts):
+    result = diagnosed(displaced, prompts=prompts)
+    assert [] == causes(result)
+    positions = finding(result, "positions")
+    assert not positions["is_measured"]
+    assert "one later" in positions["measured"] and TOO_FEW in positions["measured"]
+    for name in ("layer ids", "training against decoding", "anything learnt"):
+        assert not finding(result, name)["is_measured"]
+
+
+@pytest.mark.parametrize("prompts", [4, 5])
+def test_positions_are_named_of_few_prompts(displaced, prompts):
+    assert ["positions"] == causes(diagnosed(displaced, prompts=prompts))
+
+
+def test_the_tokens_of_the_training_are_judged_by_its_own_mask_token_and_blocks(chain, tmp_path):
+    reader = TokenReader(chain.learnt, "train")
+    frequent = int(torch.cat([reader.labels(place)[0] for place in range(len(reader))]).mode().values)
+    other_mask = with_config(chain, tmp_path / "mask", dflash_config={"mask_token_id": frequent})
+    result = diagnosed(other_mask)
+    assert ["mask token"] == causes(result)
+    assert finding(result, "mask token in texts")["measured"].startswith("7 stands 0 times")
+    larger = diagnosed(with_config(chain, tmp_path / "blocks", block_size=16))
+    assert not finding(larger, "cut blocks")["is_cause"]
+    assert f"blocks of {BLOCK} " in finding(larger, "cut blocks")["measured"]
+    assert larger["block_size"] == BLOCK
 
 
 def test_two_mistakes_at_once_are_both_named_the_weightier_first(chain, healthy, tmp_path):

@@ -6,18 +6,22 @@ import shutil
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from simulated_answers import simulated
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel
 from ops.dflash.anchors import draw_anchors
 from ops.dflash.decode import Decoded
+from ops.diagnose import masks
 from ops.diagnose.answers import LEAST_OWN, count_own, own_finding
 from ops.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gain
 from ops.diagnose.curve import curve_finding
 from ops.diagnose.features import features_finding
-from ops.diagnose.finding import Finding, sorted_findings, unmeasured
+from ops.diagnose.feeding import unless_open
+from ops.diagnose.finding import TOO_FEW, Finding, sorted_findings, unmeasured
 from ops.diagnose.masks import anchors_by_category, look, mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
 from ops.diagnose.trained import explained, target_finding
@@ -32,6 +36,11 @@ TEXTS: list[Any] = [SimpleNamespace(category="text")] * 8
 def answers(tau: int, count: int = 8, steps: int = 6) -> list[Decoded]:
     """So many answers with this tau, each of so many steps."""
     return [Decoded(tuple(range(tau * steps + 1)), accepted=(tau - 1,) * steps) for _ in range(count)]
+
+
+def of_taus(*taus: int) -> list[Decoded]:
+    """One answer of each."""
+    return [answer for tau in taus for answer in answers(tau, count=1)]
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +137,18 @@ def test_loss_mask_and_blocks_are_counted_as_a_loop_over_slots_counts_them(token
     assert (0, 0) == (seen.without, seen.mask_tokens)
 
 
+def test_the_loss_mask_is_judged_by_the_texts_however_large_the_images_are(tokens, target, monkeypatch):
+    reader = TokenReader(tokens, "train")
+    places = [int((reader.labels(place)[0] == reader.info["image_token_id"]).sum()) for place in range(len(reader))]
+    seen = look(reader, reader.info["mask_token_id"], 8)
+    assert seen.image_tokens == sum(places) > 0
+    large = evolve(seen, tokens=305_000, image_tokens=300_000, loss_tokens=400)
+    monkeypatch.setattr(masks, "look", lambda *_: large)
+    found = mask_findings(tokens, target, 7, 8)[0]
+    assert not found.is_cause
+    assert found.measured.startswith("8.0% of 5,000 text tokens of the training, without the 300,000 that stand for ")
+
+
 def test_tokens_of_the_training_are_judged(tokens, target):
     mask_token_id = read_json(tokens.path / "tokens.json")["mask_token_id"]
     assert [] == [found.name for found in mask_findings(tokens, target, mask_token_id, 8) if found.is_cause]
@@ -167,7 +188,7 @@ def test_a_category_far_below_the_other_is_worth_knowing_and_no_cause(text, is_n
 @pytest.mark.parametrize(("tau", "is_own", "is_cause"), [(5, True, False), (2, True, True), (2, False, False)])
 def test_decoding_that_keeps_nothing_of_what_training_promised_is_named(tau, is_own, is_cause):
     training = {"final_metrics": {"train/expected_tau": 6.0, "train/accuracy": 0.98}}
-    assert is_cause == decoding_finding(IMAGES, answers(tau), training, {"image": 9}, is_own=is_own).is_cause
+    assert is_cause == decoding_finding(IMAGES, answers(tau), training, {"image": 9}, 6, is_own=is_own).is_cause
 
 
 @pytest.mark.parametrize(("texts", "told", "is_cause"), [(1, "gives 5.50", False), (18, "gives 1.50", True)])
@@ -178,6 +199,7 @@ def test_decoding_is_weighed_by_what_the_training_drew_most_anchors_of(texts, to
         [*answers(6, count=4), *answers(1, count=4, steps=40)],
         training,
         {"image": 9 if texts == 1 else 2, "text": texts},
+        6,
         is_own=True,
     )
     assert told in found.measured
@@ -187,11 +209,46 @@ def test_decoding_is_weighed_by_what_the_training_drew_most_anchors_of(texts, to
 def test_a_draft_whose_short_answers_end_within_their_blocks_is_not_accused_of_their_ends():
     training = {"final_metrics": {"train/expected_tau": 6.0, "train/accuracy": 1.0}}
     perfect = [Decoded(tuple(range(8)), accepted=(5, 0)) for _ in range(8)]
-    found = decoding_finding(IMAGES, perfect, training, {"image": 9}, is_own=True)
+    found = decoding_finding(IMAGES, perfect, training, {"image": 9}, 6, is_own=True)
     assert not found.is_cause
     assert "gives 6.00" in found.measured
-    one_step = [Decoded(tuple(range(3)), accepted=(1,))]
-    assert not decoding_finding(IMAGES[:1], one_step, training, {"image": 9}, is_own=True).is_measured
+    shorter = [Decoded(tuple(range(6)), accepted=(4,))]
+    told = decoding_finding(IMAGES[:1], shorter, training, {"image": 9}, 6, is_own=True)
+    assert not told.is_measured
+    assert "no answer to the prompts of the training is 6 tokens long" in told.measured
+
+
+def test_answers_as_long_as_a_block_do_not_pick_the_steps_that_accepted_little():
+    """Four of five slots right: what an answer's last step accepts is not to be left out for its being the last."""
+    block, generator = 16, np.random.default_rng(0)
+    training = {"final_metrics": {"train/expected_tau": sum(0.8**slot for slot in range(block)), "train/accuracy": 0.8}}
+    for length in (block, block + 4, 2 * block):
+        seen = [simulated(generator, 0.8, block, length) for _ in range(64)]
+        found = decoding_finding(IMAGES * 8, seen, training, {"image": 9}, block, is_own=True)
+        assert found.is_measured and not found.is_cause
+
+
+def test_a_cause_that_few_prompts_may_show_by_chance_is_not_named_and_more_prompts_are_asked_for():
+    training = {"final_metrics": {"train/expected_tau": 6.0, "train/accuracy": 0.98}}
+    found = [
+        decoding_finding(IMAGES[:3], answers(2, count=3), training, {"image": 9}, 6, is_own=True),
+        decoding_finding(IMAGES[:4], of_taus(1, 1, 4, 5), training, {"image": 9}, 6, is_own=True),
+        gap_finding(answers(6, count=3), answers(1, count=3), {}),
+        random_finding(answers(1, count=3), answers(1, count=3)),
+        random_finding(of_taus(1, 1, 1, 2), answers(1, count=4)),
+    ]
+    assert [False] * 5 == [each.is_measured or each.is_cause for each in found]
+    assert [True, True, True, False, True] == [TOO_FEW in each.measured for each in found]
+    assert "it takes 4 prompts with a step, and there are 3" in found[3].measured
+
+
+def test_what_wrong_positions_may_explain_is_not_named_where_these_were_not_measured():
+    cause = Finding(name="training against decoding", measured="tau 1.31", normal="", is_cause=True)
+    fine = Finding(name="mask token", measured="", normal="")
+    assert cause == unless_open(cause, [fine])
+    told = unless_open(cause, [fine, unmeasured("positions", TOO_FEW)])
+    assert (False, False) == (told.is_cause, told.is_measured)
+    assert "tau 1.31; positions, not measured, may explain that" == told.measured
 
 
 def test_groups_without_a_verification_step_are_told_and_left_out():
@@ -233,7 +290,7 @@ def test_what_training_promised_is_that_of_the_selected_step():
     last = {"train/expected_tau": 6.0, "train/accuracy": 0.98}
     selected = {"train/expected_tau": 2.2, "train/accuracy": 0.5}
     training = {"final_metrics": last, "selected_metrics": selected}
-    found = decoding_finding(IMAGES, answers(2), training, {"image": 9}, is_own=True)
+    found = decoding_finding(IMAGES, answers(2), training, {"image": 9}, 6, is_own=True)
     assert not found.is_cause
     assert "promises tau 2.20" in found.measured
     assert "slots right: 50% in training" in gap_finding(answers(2), answers(2), training).measured
@@ -256,22 +313,15 @@ def test_fewer_than_four_prompts_make_nothing_certain():
     without_step = [Decoded((0,))] * 9
     assert not unpaired_gain([*answers(6, count=3), *without_step], answers(1)).is_certain
     assert not paired_gain([*answers(6, count=3), *without_step], [*answers(1, count=3), *without_step]).is_certain
-    assert not random_finding(answers(1, count=3), answers(1, count=3)).is_measured
-
-
-def of_taus(*taus: int) -> list[Decoded]:
-    """One answer of each."""
-    return [answer for tau in taus for answer in answers(tau, count=1)]
 
 
 def test_a_gain_picked_out_of_many_must_be_the_more_certain():
-    after, before = of_taus(4, 4, 5, 5, 6, 6, 7, 7), of_taus(3, 3, 4, 4, 4, 4, 2, 2)
+    after, before = of_taus(4, 4, 5, 5, 6, 6, 7, 7), of_taus(3, 3, 4, 4, 3, 3, 2, 2)
     assert unpaired_gain(after, before).is_certain
     assert not unpaired_gain(after, before, comparisons=10).is_certain
 
 
-def test_of_four_prompts_the_interval_is_widened():
-    """Without that these would be certain: every resampling has the rise."""
+def test_of_four_prompts_a_gain_of_each_may_be_chance():
     assert not unpaired_gain(of_taus(3, 4, 5, 6), of_taus(1, 2, 2, 2)).is_certain
 
 
