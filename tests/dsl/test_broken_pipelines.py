@@ -13,7 +13,7 @@ from test_positions import key_paths
 from dsl.positions import key_positions
 
 MOST_CHARACTERS = 2000  # of one mistake, its place and its hint
-THOROUGH = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
+THOROUGH = settings(suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
 
 
 @pytest.fixture(scope="module")

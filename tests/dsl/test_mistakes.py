@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tomli
 from corpus import CASES, CORPUS, as_written, read_case
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from test_positions import documents
 
 from dsl.errors import PipelineError
@@ -91,7 +91,6 @@ def test_what_is_no_toml_in_many_tables_is_told_at_once(tmp_path: Path, monkeypa
     assert merged(cases, folder) == told(folder, monkeypatch).splitlines()
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(documents())
 def test_a_broken_table_does_not_make_the_others_suspect(text: str) -> None:
     try:

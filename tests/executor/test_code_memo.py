@@ -141,7 +141,7 @@ def test_the_memo_is_for_one_run_function_and_its_roots(tmp_path: Path) -> None:
         CodeMemo(memo, later).of(["main:stop"], [tmp_path / "one"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 6))
 def test_after_any_edits_the_memo_says_what_fingerprinting_anew_says(
     tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int

@@ -346,7 +346,7 @@ def play(toy, actions):
     return records
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(actions=ACTIONS, keep=st.integers(0, 3))
 def test_whatever_happened_before_what_kept_runs_had_is_there_after(actions, keep):
     with TemporaryDirectory() as folder:

@@ -201,7 +201,7 @@ def test_a_folder_with_a_pipe_or_a_dead_link_is_refused_by_name(tmp_path: Path) 
         ExternalDigests(None).of(tmp_path / "links")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), steps=st.lists(st.sampled_from(["write", "remove", "swap", "touch"]), max_size=6))
 def test_whatever_is_done_to_a_folder_the_memo_says_what_hashing_anew_says(
     tmp_path_factory: pytest.TempPathFactory, seed: int, steps: list[str]

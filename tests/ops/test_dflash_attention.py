@@ -71,7 +71,7 @@ def test_split_attention_has_the_values_and_gradients_of_the_dense_mask(sorted_b
     assert error(expected, actual) < 1e-12
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), min_size=1, max_size=24),
     K=st.integers(2, 16),

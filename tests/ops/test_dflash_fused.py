@@ -35,7 +35,7 @@ def test_blocks_longer_than_a_chunk_of_keys_and_a_tile_of_rows_are_exact(D, wind
 
 
 @needs_kernel
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 90)), min_size=1, max_size=24),
     K=st.integers(2, 16),

@@ -175,7 +175,7 @@ def outcomes_of(known, name, thinking, messages) -> list:
     return outcomes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(turns=st.lists(st.tuples(SAYING, SAYING), min_size=1, max_size=4), name=st.sampled_from([*TEMPLATES]))
 def test_marks_and_offsets_agree_whatever_the_texts_or_both_refuse(known, turns, name):
     messages = [say(*turn) for ask, answer in turns for turn in (("user", ask), ("assistant", answer))]
@@ -187,7 +187,7 @@ THOUGHT = st.sampled_from(["", "<think>\nI see.\n</think>\n\n", None])
 TURN = st.tuples(st.sampled_from(["system", "user", "assistant", "assistant"]), SAYING, THOUGHT)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(turns=st.lists(TURN, max_size=5), last=SAYING, key=st.sampled_from([*TEMPLATES]), thinking=st.booleans())
 def test_roles_in_any_order_give_one_mask_by_marks_and_offsets_or_the_sample_is_dropped(
     known, turns, last, key, thinking

@@ -79,7 +79,7 @@ def same(expected, got, text) -> bool:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(text=TEXTS, kind=st.sampled_from(KINDS))
 def test_ids_and_characters_are_those_of_the_tokenizer_itself(kinds, text, kind):
     tokenizer, words = kinds[kind]
@@ -90,7 +90,7 @@ def test_ids_and_characters_are_those_of_the_tokenizer_itself(kinds, text, kind)
     assert same(EncodedTokens(tokenizer.encode(text, add_special_tokens=False)), got, text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     text=st.text(st.characters().filter(lambda character: not UNCOMMON.search(character)), max_size=30),
     kind=st.sampled_from(KINDS),
