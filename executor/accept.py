@@ -18,7 +18,7 @@ from executor.explain_text import accepted_text, value_text
 from executor.jsonlines import append_line
 from executor.keys import KeyParts, Sources, node_inputs, node_parts
 from executor.plan import Planner
-from executor.record import Record, is_begun, newest_records
+from executor.record import Record, load_begun, newest_records, plan_of
 from executor.results import shown_digest
 from executor.store import IndexLine, Store
 from executor.verify import check
@@ -102,10 +102,9 @@ def _user() -> str:
 
 
 def _note_in_record(store: Store, offer: Acceptable, line: IndexLine) -> Record | None:
-    folder = store.records / line.run
-    if not is_begun(folder):
+    record = load_begun(store.records / line.run)
+    if record is None:
         return None
-    record = Record.load(folder)
     node = maker_of(record, offer.line, offer.old_key) or offer.node
     event = {"kind": "accepted", "node": node, "attempt": 1, "key": offer.key, "digest": line.digest}
     append_line(record.events_path, {**event, "reason": line.reason, "user": line.user, "time": line.time})
@@ -140,9 +139,9 @@ def _code(store: Store, key: str, manifest: Mapping[str, Any]) -> Mapping[str, s
     """The code hashes of a key: in the manifest, or where the same content was there before, in the run's plan."""
     code: Mapping[str, str] = manifest["key_parts"]["code"]
     line = store.newest(key)
-    if manifest.get("key") == key or line is None or not is_begun(store.records / line.run):
+    if manifest.get("key") == key or line is None:
         return code
-    for row in Record.load(store.records / line.run).plan().values():
+    for row in plan_of(store.records / line.run).values():
         if row.get("key") == key and "parts" in row:
             return dict(row["parts"]["code"])
     return code

@@ -14,7 +14,7 @@ from executor.code_changes import CodeChange, code_changes
 from executor.code_texts import kept_text, texts_now
 from executor.keys import differing
 from executor.plan import Cache, Decision, Planner, Previous
-from executor.record import Record, is_begun, mlflow_ids
+from executor.record import Record, load_begun, mlflow_ids
 from executor.store import IndexLine, Store
 
 ABSENT = object()
@@ -122,9 +122,8 @@ def explain(store: Store, planner: Planner, node_id: str) -> list[Explanation]:
 def made_by(store: Store, line: IndexLine, key: str) -> Made:
     """What is known of the run that computed an artifact."""
     mlflow, cause = None, ""
-    folder = store.records / line.run
-    if is_begun(folder):
-        record = Record.load(folder)
+    record = load_begun(store.records / line.run)
+    if record is not None:
         maker = maker_of(record, line, key)
         if maker is not None:
             mlflow = mlflow_ids(store.records, record)["nodes"].get(maker)

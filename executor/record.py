@@ -330,8 +330,8 @@ def is_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (STATE, "state.json"))
 
 
-def _load_begun(folder: Path) -> Record | None:
-    """None where the run was killed before its state was written."""
+def load_begun(folder: Path) -> Record | None:
+    """None where the record is gone or damaged, or the run was killed before its state was written."""
     if not is_begun(folder):
         return None
     try:
@@ -345,7 +345,7 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
     if not records.is_dir():
         return
     for folder in sorted(records.iterdir(), reverse=True):
-        record = _load_begun(folder)
+        record = load_begun(folder)
         if record is not None and pipeline in (None, record.state.pipeline):
             yield record
 

@@ -27,7 +27,7 @@ from executor.node_facts import artifacts_read, files_read, params
 from executor.node_files import node_files
 from executor.note import run_note
 from executor.points import NodeEvents
-from executor.record import NodeState, Record
+from executor.record import NodeState, Record, load_begun
 from executor.send_combinations import CombinationSender
 from executor.send_results import FAILED, send_metrics, send_model, send_note, send_report
 from executor.track import (
@@ -355,7 +355,8 @@ class Sender:
         if run not in self._makers:
             folder = self._store / "records" / run
             children = (read_object(folder / "mlflow.json") or {}).get("nodes", {})
-            nodes = Record.load(folder).state.nodes if children else {}
+            maker = load_begun(folder) if children else None
+            nodes = maker.state.nodes if maker is not None else {}
             self._makers[run] = {nodes[name].key: sent["run_id"] for name, sent in children.items() if name in nodes}
         return self._makers[run]
 

@@ -7,7 +7,7 @@ from executor.events import final_metrics
 from executor.jsonlines import read_object
 from executor.own_files import own_files
 from executor.plan import Decision
-from executor.record import NodeState, Record, is_begun
+from executor.record import NodeState, Record, load_begun
 from executor.store import Store
 
 
@@ -52,12 +52,12 @@ class SourceRuns:
         return {}, [gone] if other.get("metrics") else []
 
     def made(self, run: str | None, key: str | None) -> NodeState | None:
-        """The node of a run that computed a key's artifact, maybe for another one; None where the record is gone."""
+        """The node of a run that computed a key's artifact, maybe for another one; None without its record."""
         if run is None or key is None:
             return None
         if run not in self._made:
-            folder = self._store.records / run
-            nodes = Record.load(folder).state.nodes.values() if is_begun(folder) else ()
+            maker = load_begun(self._store.records / run)
+            nodes = maker.state.nodes.values() if maker is not None else ()
             self._made[run] = {node.key: node for node in nodes if node.cache != "hit"}
         return self._made[run].get(key) or self._made[run].get(self._store.computed_key(run, key))
 

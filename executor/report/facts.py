@@ -15,7 +15,7 @@ from executor.events import read_events, worked_seconds
 from executor.jsonlines import read_object
 from executor.own_files import own_files
 from executor.points import NodeEvents
-from executor.record import NodeState, Record, is_begun, plan_of
+from executor.record import NodeState, Record, load_begun, plan_of
 from executor.recorded_graph import recorded_table, written_nodes
 from executor.store import Store
 from executor.sweep_table import Row, sorted_rows
@@ -185,11 +185,8 @@ class _Reader:
     def _nodes_of(self, run: str) -> Mapping[str, NodeState]:
         """The nodes of a run's record; none where it is gone or damaged."""
         if run not in self._sources:
-            folder = self._store.records / run
-            try:
-                self._sources[run] = Record.load(folder).state.nodes if is_begun(folder) else {}
-            except StoreError:
-                self._sources[run] = {}
+            record = load_begun(self._store.records / run)
+            self._sources[run] = record.state.nodes if record is not None else {}
         return self._sources[run]
 
     def _events_of(self, run: str) -> dict[str, NodeEvents]:

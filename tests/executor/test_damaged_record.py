@@ -57,6 +57,17 @@ def test_a_damaged_record_is_not_in_the_way_of_others(toy, file):
     assert dflow(toy, "status", record.run) == 0
 
 
+@pytest.mark.parametrize("text", ["garbage", '{"run": 1}\n', "[]"])
+def test_a_run_takes_what_one_made_whose_record_is_damaged(toy, text):
+    maker = run(toy)
+    edit(maker.folder / "state.jsonl", text)
+    taking = execute(begin(toy, "d.steps=3"))
+    assert ["a", "b", "c"] == [node_id for node_id, node in taking.state.nodes.items() if node.cache == "hit"]
+    assert maker.run == taking.state.nodes["a"].source_run
+    assert dflow(toy, "explain", str(toy.file), "a") == 0
+    assert dflow(toy, "report", taking.run) == 0
+
+
 def test_sync_goes_on_behind_a_run_that_cannot_be_read(toy):
     broken = execute(begin(toy, "a.text=x"))
     whole = run(toy)
