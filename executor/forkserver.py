@@ -118,10 +118,13 @@ class Server:
             return None
         start = Start(told.pop("start"), **told)
         server = os.getpid()
+        # A stop that comes before the stage has handlers of its own waits for them: the mask is inherited.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.ENDING)
         pid = os.fork()
         if pid == 0:
             self._leave(server)
             return start
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setpgid(pid, pid)  # here and in the child: whoever comes first
         stage = _Stage(start.number, pid, os.pidfd_open(pid))
         self._stages[start.number] = stage

@@ -21,12 +21,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from executor.jsonlines import write_json
-from executor.worker import AGENT
+from executor.worker import AGENT, ENDING
 
 _passed_on: list[int] = []
 
 
 def main() -> int:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which the forkserver held back; no rank is there yet
     os.environ[AGENT] = str(os.getpid())
     api._terminate_process_handler = _once
     try:

@@ -142,6 +142,7 @@ def main() -> int:
     stop = threading.Event()
     for number in ENDING:
         signal.signal(number, partial(_set_flag, stop))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which the forkserver held back
     os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_end_by_signals)
     try:
         share_ranks(Path(job.folder), job.token, job.lease_id)

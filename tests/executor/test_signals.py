@@ -10,7 +10,7 @@ import signal
 import pytest
 from side_ops import side
 from test_kill import forkserver_pids, is_alive, processes, stage_pids, two_ranks
-from toy_ops import ONE_NODE, TWO_RANKS, UNTRACKED, Toy, wait_for
+from toy_ops import ONE_NODE, PROJECT, TWO_RANKS, UNTRACKED, Toy, wait_for
 
 HOLDS = '''
 @op(version=1, run="toy:hold")
@@ -40,6 +40,24 @@ def signals(config, stage):
     found = {"blocked": int(rows["SigBlk"], 16), "ignored": ignored}
     found["child"] = os.waitstatus_to_exitcode(os.system("exit 3"))
     (stage.out_dir / "text.txt").write_text(json.dumps(found))
+'''
+# A sitecustomize: the process of a stage gets SIGTERM as the first thing in its life.
+STOPPED_AT_ONCE = """
+import os, signal, sys
+
+if "executor.forkserver" in sys.orig_argv:
+    os.register_at_fork(after_in_child=lambda: signal.raise_signal(signal.SIGTERM))
+"""
+ASKED_OP = '''
+@op(version=1, run="toy:asked")
+@frozen(kw_only=True)
+class Asked:
+    """Writes whether a stop was asked for."""
+    output = Text
+
+
+def asked(config, stage):
+    (stage.out_dir / "text.txt").write_text(str(stage.stop_requested()))
 '''
 # Commits that take for ever, from a point on that they tell by a file.
 SLOW_COMMITS = {
@@ -99,6 +117,22 @@ def test_a_stop_that_reaches_the_stage_before_the_executor_is_a_stop(tmp_path):
     process.terminate()
     process.communicate(timeout=60)
     assert (143, "pending") == (process.returncode, toy.state()["nodes"]["d"]["state"])
+
+
+def test_a_stop_that_reaches_a_stage_in_its_first_moment_is_kept_for_the_op(tmp_path):
+    toy = side(tmp_path, '[node.a]\nop = "asked"\n')
+    (tmp_path / "toy.py").write_text((tmp_path / "toy.py").read_text() + ASKED_OP)
+    (tmp_path / "sitecustomize.py").write_text(STOPPED_AT_ONCE)
+    result = toy.dflow("run", str(toy.file), PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}")
+    assert (0, "True") == (result.returncode, toy.text("a")), result.stderr
+
+
+def test_torchrun_that_is_asked_to_stop_in_its_first_moment_ends(tmp_path):
+    toy = Toy(tmp_path, TWO_RANKS)
+    (tmp_path / "sitecustomize.py").write_text(STOPPED_AT_ONCE)
+    result = toy.dflow("run", str(toy.file), PYTHONPATH=f"{tmp_path}{os.pathsep}{PROJECT}")
+    assert (1, True) == (result.returncode, "SIGTERM" in result.stderr), result.stderr
+    assert [] == list(tmp_path.glob("rank-*.pid"))
 
 
 def test_a_stop_that_is_sent_to_torchrun_and_all_its_ranks_too_lets_them_save(tmp_path):
