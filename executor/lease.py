@@ -75,7 +75,8 @@ class Lease:
         cannot be known here.
         """
         with clear_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # exist_ok would look again, when the holder may just have renamed it
+                self.folder.mkdir(parents=True)
             return self._try_acquire()
 
     def held_by(self) -> str:

@@ -70,6 +70,25 @@ def test_who_waits_is_not_fooled_by_the_folder_being_removed(tmp_path):
     second.release()
 
 
+def test_who_asks_is_not_fooled_by_the_folder_being_removed_at_that_moment(tmp_path, monkeypatch):
+    first, second = Lease(tmp_path / "k", "r1"), Lease(tmp_path / "k", "r2")
+    first.acquire(print, never)
+    mkdir = os.mkdir
+
+    def slow(path, *mode):
+        try:
+            mkdir(path, *mode)
+        except FileExistsError:
+            first.remove()
+            raise
+
+    monkeypatch.setattr(os, "mkdir", slow)
+    assert not second.try_acquire()
+    assert second.try_acquire()
+    assert second.token == 1
+    second.release()
+
+
 def test_waiting_ends_when_the_run_is_stopped(tmp_path):
     with Lease(tmp_path / "k", "r1") as first:
         first.acquire(print, never)
