@@ -36,12 +36,18 @@ Result = Mapping[str, Any]
 
 
 def diagnose(
-    store: Store, record: Record, node_id: str | None, prompts: int, tell: Callable[[str], None]
+    store: Store,
+    record: Record,
+    node_id: str | None,
+    prompts: int,
+    tell: Callable[[str], None],
+    split: str | None = None,
 ) -> Iterator[Result]:
     """What ops/diagnose/run.py says of each draft of a run, or of that of the named node, one after the other.
 
-    tell: called with what is measured next. Raises PipelineError where there is no such node, StoreError where its
-    draft is not in the store, and DataError where it cannot be measured.
+    tell: called with what is measured next. split: the only one to take prompts of, as Chain.of has it. Raises
+    PipelineError where there is no such node, StoreError where its draft is not in the store, and DataError where it
+    cannot be measured.
     """
     graph = record.graph()
     nodes = _chosen(graph, record.run, node_id)
@@ -61,6 +67,7 @@ def diagnose(
             "node": name,
             "artifacts": artifacts,
             "prompts": prompts,
+            "split": split,
             "loss": loss_curve(store, record, training_of(graph, name)),
             "again": f"dflow resume {record.run} --from {name}",
         }

@@ -14,20 +14,24 @@ BEHIND_STATE = 7  # columns of a state and the gap behind it
 def diagnosis_text(result: Mapping[str, Any]) -> str:
     """result: the JSON values that ops/diagnose/run.py lays down."""
     tau = result["tau"]
-    measured = "no tau, as the export cannot be loaded,"
+    measured = "no tau, as the export cannot be used,"
     if tau["exported"] is not None:
         measured = f"tau {tau['exported']:.2f}"
     if tau["low"] is not None:
         measured += f" [{tau['low']:.2f}, {tau['high']:.2f}]"
     head = (
         f"{result['node']}: {measured} of at most {result['block_size']}, on {result['prompts']} prompts of "
-        f"{result['split']} ({result['dtype']}, {result['device']})"
+        f"{result['split']}{_instead(result)} ({result['dtype']}, {result['device']})"
     )
     if tau["mended"] != tau["exported"]:
         head += f"; {tau['mended']:.2f} with what it is fed put right"
     if result["evaluation"] is not None:
         head += f"; {_evaluation(result['evaluation'])}"
     return "\n".join([head, *map(_folded, map(_line, result["findings"])), _verdict(result)])
+
+
+def _instead(result: Mapping[str, Any]) -> str:
+    return "" if result["instead_of"] is None else f", as {result['instead_of']} holds none"
 
 
 def _evaluation(judged: Mapping[str, Any]) -> str:

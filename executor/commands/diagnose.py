@@ -13,6 +13,7 @@ from executor.lines import print_lines
 from executor.progress import Doing
 from executor.record import find_record
 from executor.store import Store, store_path
+from ops.diagnose.chain import SPLITS
 
 PROMPTS = 16
 LEAST_PROMPTS = 4  # of fewer nothing is certain
@@ -27,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=PROMPTS,
         metavar="N",
         help=f"held-out prompts to decode, and as many of the training's; {PROMPTS} unless given",
+    )
+    parser.add_argument(
+        "--split",
+        choices=SPLITS,
+        help="whose prompts are held out; that of the run's evaluation unless given, and another where it holds none",
     )
     add_json(parser)
     add_store(parser)
@@ -45,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
     results: list[Result] = []
     try:
         with Doing() as doing:
-            for result in diagnose(store, record, options.node, options.prompts, doing.tell):
+            for result in diagnose(store, record, options.node, options.prompts, doing.tell, options.split):
                 results.append(result)
                 keep(record, result)
                 if not options.json:

@@ -17,7 +17,7 @@ from ops.files import read_json
 Kind = TypeVar("Kind", bound=Artifact)
 Made = Mapping[str, tuple[Path, str]]  # node -> folder and digest of what it made, as far as the store has it
 
-SPLIT = "test"
+SPLITS = ("test", "val")  # of prompts that no draft learnt from, the first unless an evaluation says otherwise
 MAX_NEW_TOKENS = 128
 DTYPE = "float32"
 BATCH_SIZE = 8
@@ -47,9 +47,9 @@ class Evaluation:
 class Chain:
     """The artifacts around one draft; None where there is no such node, or the store no longer has what it made.
 
-    learnt: the tokens that it was trained on; judged: those whose prompts it is measured on, of `split`. The last five
-    fields are as the node of `evaluation` has them. regenerated_at: the temperature at which the answers of the
-    training were regenerated, None where they were not.
+    learnt: the tokens that it was trained on; judged: those whose prompts it is measured on, of `split`, or of
+    `other_splits` where that holds none. What follows is as the node of `evaluation` has it. regenerated_at: the
+    temperature at which the answers of the training were regenerated, None where they were not.
     """
 
     node: str
@@ -63,14 +63,18 @@ class Chain:
     regenerated_at: float | None
     evaluation: Evaluation | None
     split: str
+    other_splits: tuple[str, ...]
     max_new_tokens: int
     dtype: str
     batch_size: int
     device: str
 
     @classmethod
-    def of(cls, graph: Graph, made: Made, node_id: str) -> Chain:
-        """Raises DataError where the draft, its target or the tokens are not there."""
+    def of(cls, graph: Graph, made: Made, node_id: str, split: str | None = None) -> Chain:
+        """split: the only one to take prompts of; None: that of the evaluation, or another where it holds none.
+
+        Raises DataError where the draft, its target or the tokens are not there.
+        """
         draft = graph.nodes[node_id]
         training = next(_above(graph, draft, DraftCheckpoint), None)
         judge = _judge(graph, draft)
@@ -85,6 +89,7 @@ class Chain:
         if own is None or target is None or judged is None:
             raise DataError(f"{node_id}: {' and '.join(absent)} cannot be had of this run; make it: dflow resume")
         config = None if judge is None else judge.config
+        judged_split = getattr(config, "split", SPLITS[0])
         return cls(
             node=node_id,
             draft=own,
@@ -96,7 +101,8 @@ class Chain:
             is_online=is_online,
             regenerated_at=_temperature(graph, tokens),
             evaluation=None if judge is None else _evaluation(made, judge),
-            split=getattr(config, "split", SPLIT),
+            split=split or judged_split,
+            other_splits=() if split else tuple(name for name in SPLITS if name != judged_split),
             max_new_tokens=getattr(config, "max_new_tokens", MAX_NEW_TOKENS),
             dtype=getattr(config, "dtype", DTYPE),
             batch_size=getattr(config, "batch_size", BATCH_SIZE),

@@ -2,9 +2,9 @@
 
     python -m ops.diagnose.run REQUEST RESULT
 
-REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "loss": [[step, train/loss], ...], "again":
-the command that writes the draft again}. RESULT gets what `diagnose` describes, or {"error"}. Before each measurement a
-line is printed that says what it is, behind NOW.
+REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "split": as Chain.of takes it, "loss":
+[[step, train/loss], ...], "again": the command that writes the draft again}. RESULT gets what `diagnose` describes, or
+{"error"}. Before each measurement a line is printed that says what it is, behind NOW.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ops.diagnose.curve import curve_finding
 from ops.diagnose.features import features_finding
 from ops.diagnose.feeding import Mended, mend, unless_open
 from ops.diagnose.finding import Finding, sorted_findings, unmeasured
-from ops.diagnose.loadable import loadable
+from ops.diagnose.loadable import loadable, put_first
 from ops.diagnose.masks import anchors_by_category, mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
 from ops.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     request = read_json(request_file)
     try:
         made = {name: (Path(place), digest) for name, (place, digest) in request["artifacts"].items()}
-        chain = Chain.of(graph_from_json(request["graph"]), made, request["node"])
+        chain = Chain.of(graph_from_json(request["graph"]), made, request["node"], request["split"])
         result = diagnose(chain, request["prompts"], request["loss"], request["again"], _tell)
     except DflowError as error:
         result = {"error": str(error)}
@@ -65,24 +65,23 @@ def _tell(what: str) -> None:
 def diagnose(
     chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """{"node", "split", "prompts", "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"},
-    "block_size", "evaluation": that of the run, as Evaluation.to_json has it, or null, "findings": [the fields of
-    Finding, ...]}: causes first. "exported", "low" and "high" are null where the export cannot be loaded, the last two
-    also for one prompt with a step. "mended": with all put right that can be without training; where that is next to
-    block_size, nothing that only explains a low tau is a cause. What is wrong at any tau stays one.
+    """{"node", "split", "instead_of": the one that was asked for and holds no prompt, or null, "prompts", "dtype",
+    "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"}, "block_size", "evaluation": that of the
+    run, as Evaluation.to_json has it, or null, "findings": [the fields of Finding, ...]}: causes first.
+    "exported", "low" and "high" are null where the export cannot be used, the last two also for one prompt with a step.
+    "mended": with all put right that can be without training; where that is next to block_size, nothing that only
+    explains a low tau is a cause. What is wrong at any tau stays one.
 
     prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where nothing of the
-    draft can be loaded, logits are not finite, or the split holds no prompt.
+    draft can be loaded or fits the target, logits are not finite, or no split holds a prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
     steps = Steps(tell)
     steps.begin(TARGET)
     target = Target.load(chain.target, device, getattr(torch, chain.dtype))
-    held_out = _samples(chain.judged, chain.split, target, prompts)
-    if not held_out:
-        raise DataError(f'{chain.node}: the split "{chain.split}" holds no prompts to decode')
+    split, held_out = _held_out(chain, target, prompts)
     trained, weights = trained_of(chain.draft, chain.training, chain.target)
-    exported, export = loadable(chain.draft, trained, weights, again)
+    exported, of_export = loadable(chain.draft, target.info, trained, weights, again)
     bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, steps.part)
     steps.begin(EXPORT)
     as_exported = bench.decode(exported, held_out, "as exported")
@@ -96,7 +95,7 @@ def diagnose(
     by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
     of_target = target_finding(chain.draft, chain.training, chain.target)
     steps.begin(FEATURES)
-    wrong_at_any_tau = [export, *mended.findings, of_target, _features(chain, target)]
+    wrong_at_any_tau = [*put_first(of_export, mended.findings), of_target, _features(chain, target)]
     steps.begin(TRAINING)
     known = trained.config or mended.setting.config  # an export may say what no training had
     others = [
@@ -111,24 +110,38 @@ def diagnose(
     findings = [explained(finding, of_target) for finding in (*wrong_at_any_tau, *others)]
     return {
         "node": chain.node,
-        "split": chain.split,
+        "split": split,
+        "instead_of": None if split == chain.split else chain.split,
         "prompts": len(held_out),
         "dtype": chain.dtype,
         "device": device,
         "max_new_tokens": chain.max_new_tokens,
         "block_size": known.block_size,
         "evaluation": None if chain.evaluation is None else chain.evaluation.to_json(),
-        "tau": {**_as_exported(as_exported, export, exported.config.block_size), "mended": tau_of(answers)},
+        "tau": {**_as_exported(as_exported, of_export, exported.config.block_size), "mended": tau_of(answers)},
         "findings": [finding.to_json() for finding in sorted_findings(findings)],
     }
 
 
-def _as_exported(answers: Sequence[Decoded], export: Finding, block_size: int) -> dict[str, float | None]:
+def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block_size: int) -> dict[str, float | None]:
     """What `diagnose` says of tau before anything is put right."""
-    if export.is_cause:
+    if any(finding.is_cause for finding in of_export):
         return {"exported": None, "low": None, "high": None}
     low, high = interval(answers, block_size)
     return {"exported": tau_of(answers), "low": low, "high": high}
+
+
+def _held_out(chain: Chain, target: Target, count: int) -> tuple[str, list[TokenSample]]:
+    """Of the first split that holds prompts. Raises DataError where none does."""
+    tried = (chain.split, *chain.other_splits)
+    for split in tried:
+        if samples := _samples(chain.judged, split, target, count):
+            return split, samples
+    other = "" if chain.other_splits else "leave --split out, or "
+    raise DataError(
+        f"no prompts to decode in the split {' or '.join(tried)}: {other}raise test_fraction or val_fraction of "
+        'ingest, or give samples "split": "test" in the JSONL file, and run the pipeline again'
+    )
 
 
 def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> list[TokenSample]:

@@ -7,35 +7,39 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from safetensors.torch import load_file
 from torch import Tensor
 
-from dsl.errors import ConfigError
+from dsl.errors import ConfigError, DataError
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
 from ops.dflash.config import DraftConfig, from_serving
+from ops.dflash.load import read_config, read_weights
 from ops.diagnose.bench import EXPORTED, TRAINED
 from ops.diagnose.feeding import Trained
 from ops.diagnose.finding import Finding, unmeasured
 from ops.files import read_json
 from ops.load_target.model import target_info
 
-WEIGHTS = "model.safetensors"
 EXPLAINED = ("features", "own answers", "training against decoding", "anything learnt")  # by a wrong target
 
 
 def trained_of(
     draft: Draft, training: DraftCheckpoint | None, target: TargetModel
 ) -> tuple[Trained, dict[str, Mapping[str, Tensor]]]:
-    """What is known of the training, and the state dicts: those of the training only where they differ."""
-    exported = load_file(draft.path / WEIGHTS)
+    """What is known of the training, and the state dicts: that of the training only where it differs, and of the export
+    an empty one where its file cannot be read.
+    """
+    try:
+        exported = read_weights(draft.path)
+    except DataError:
+        exported = {}
     weights: dict[str, Mapping[str, Tensor]] = {EXPORTED: exported}
     if training is None:
         return Trained(_recorded(draft), target_info(target)["mask_token_id"], None), weights
-    own = load_file(training.path / WEIGHTS)
+    own = read_weights(training.path)
     differing = tuple(sorted(name for name in own.keys() | exported.keys() if not _same(own, exported, name)))
     if differing:
         weights[TRAINED] = own
-    config = from_serving(read_json(training.path / "config.json"))
+    config = from_serving(read_config(training.path))
     captured = read_json(training.path / "training.json")["captured"]
     config = evolve(
         config, target_layer_ids=tuple(captured["target_layer_ids"]), mask_token_id=captured["mask_token_id"]
@@ -45,13 +49,22 @@ def trained_of(
 
 def _recorded(draft: Draft) -> DraftConfig | None:
     """What the export itself says that it was trained with; None where it says nothing, or what no config can be."""
-    trained = read_json(draft.path / "config.json").get("dflow", {}).get("trained")
+    trained = _of_dflow(draft).get("trained")
     if not isinstance(trained, Mapping):
         return None
     try:
         return DraftConfig(**trained)
     except (ConfigError, TypeError):
         return None
+
+
+def _of_dflow(draft: Draft) -> Mapping[str, Any]:
+    """What the export says under `dflow`; nothing where it cannot be read."""
+    try:
+        said = read_config(draft.path).get("dflow")
+    except DataError:
+        return {}
+    return said if isinstance(said, Mapping) else {}
 
 
 def _same(own: Mapping[str, Tensor], exported: Mapping[str, Tensor], name: str) -> bool:
@@ -71,7 +84,7 @@ def explained(finding: Finding, by: Finding) -> Finding:
 def target_finding(draft: Draft, training: DraftCheckpoint | None, target: TargetModel) -> Finding:
     """Whether the target, whose embedding and head the draft shares, is that of the training."""
     record: dict[str, Any] = read_json(training.path / "training.json") if training is not None else {}
-    known = record.get("target") or read_json(draft.path / "config.json").get("dflow", {}).get("target")
+    known = record.get("target") or _of_dflow(draft).get("target")
     if not isinstance(known, str):
         return unmeasured("target", "the training's record is gone, so its target is not known")
     return Finding(

@@ -29,7 +29,7 @@ FINE = {
 def result(*findings, tau=2.0, mended=2.0, evaluation=None):
     measured = {"exported": tau, "low": 1.5, "high": 2.5, "mended": mended}
     head = {"split": "test", "prompts": 8, "dtype": "float32", "device": "cpu", "block_size": 8, "tau": measured}
-    head["evaluation"] = evaluation
+    head |= {"evaluation": evaluation, "instead_of": None}
     return {"node": "export", "findings": list(findings), **head}
 
 
@@ -172,9 +172,23 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
     ) == diagnosis_text(result(cause, fine, gone, tau=1.02, mended=2.42))
     unloaded = result(cause) | {"tau": {"exported": None, "low": None, "high": None, "mended": 2.42}}
     assert diagnosis_text(unloaded).startswith(
-        "export: no tau, as the export cannot be loaded, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
+        "export: no tau, as the export cannot be used, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
     )
     assert diagnosis_text(result(fine, gone)).endswith("none of the usual causes of a low tau; not measured: features")
+
+
+def test_another_split_than_asked_for_is_told_with_the_reason():
+    text = diagnosis_text(result(FINE | {"name": "x", "measured": ""}) | {"split": "val", "instead_of": "test"})
+    assert "of at most 8, on 8 prompts of val, as test holds none (float32, cpu)" in text
+
+
+def test_the_split_can_be_named(tmp_path, export, process):
+    store, _ = record_run(tmp_path / "p", dict.fromkeys(("export", "target", "tokenize"), export))
+    assert OK == dflow(store)
+    assert OK == dflow(store, "--split", "val")
+    assert [None, "val"] == [request["split"] for request in process]
+    with pytest.raises(SystemExit):
+        dflow(store, "--split", "train")
 
 
 def test_a_note_is_told_with_what_may_help_and_is_no_cause():

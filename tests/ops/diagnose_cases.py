@@ -57,6 +57,7 @@ def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
         regenerated_at=None,
         evaluation=None,
         split="test",
+        other_splits=("val",),
         max_new_tokens=NEW_TOKENS,
         dtype="float32",
         batch_size=PROMPTS,

@@ -23,6 +23,14 @@ temperature = 1.0
 block_size = 3
 max_new_tokens = 7
 """
+OF_VAL = """
+[node.of_val]
+op = "evaluate"
+draft = "@export"
+target = "@target"
+tokens = "@tokenize"
+split = "val"
+"""
 REGENERATE = """
 [node.regenerate]
 op = "regenerate_answers"
@@ -170,3 +178,14 @@ def test_what_a_warm_start_s_draft_was_trained_on_is_not_what_this_one_learnt(
 
 def test_answers_that_only_the_target_was_trained_on_are_not_those_of_the_draft(read, tmp_path):
     assert chain_of(read(REGENERATE + TUNED, judged=False, tokenize="new"), tmp_path).regenerated_at is None
+
+
+def test_prompts_are_of_the_evaluation_s_split_or_of_another_unless_one_is_named(read, tmp_path):
+    graph = read(judged=False)
+    made = {name: (tmp_path / name, name) for name in graph.nodes}
+    for asked, expected in ((None, ("test", ("val",))), ("val", ("val", ())), ("test", ("test", ()))):
+        chain = Chain.of(graph, made, "export", asked)
+        assert expected == (chain.split, chain.other_splits)
+    with_report(tmp_path, "of_val", 2.5)
+    chain = chain_of(read(OF_VAL, judged=False), tmp_path)
+    assert ("val", ("test",)) == (chain.split, chain.other_splits)
