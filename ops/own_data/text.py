@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 
+from dsl.errors import DataError, on_one_line
 from dsl.sizes import shown_bytes
 from ops.ingest.image_values import OUTSIDE
 from ops.own_data.advice import LEAST_BETWEEN, Advice, Choice
@@ -20,6 +21,7 @@ def pipeline_text(name: str, source: str, schema: str, found: Survey, target: Ta
     """A pipeline that compiles as it stands, but for the checkpoint where no target is given.
 
     source, schema: as the file is to name the data and the JSON schema.
+    Raises DataError for a name that no pipeline file can hold.
     """
     sees = found.with_images > 0
     dtype = target.dtype if target is not None else "bfloat16"
@@ -49,7 +51,7 @@ def summary(found: Survey, advice: Advice, *, comment: bool = False) -> list[str
     kind = "captured while training, stored nowhere" if advice.online else "stored"
     lines.append(f"features: {kind}; {advice.capture_why}")
     lines += [f"note: {note}" for note in advice.notes]
-    folded = [textwrap.wrap(line, WIDTH - len(mark), subsequent_indent="    ") for line in lines]
+    folded = [textwrap.wrap(on_one_line(line), WIDTH - len(mark), subsequent_indent="    ") for line in lines]
     return [f"{mark}{part}" for parts in folded for part in parts]
 
 
@@ -93,7 +95,7 @@ def _about_lengths(found: Survey, advice: Advice) -> list[str]:
 
 
 def _ingest(source: str, found: Survey, advice: Advice) -> list[str]:
-    lines = ["[node.ingest]", 'op = "ingest"', f"source = {json.dumps(source, ensure_ascii=False)}"]
+    lines = ["[node.ingest]", 'op = "ingest"', f"source = {_quoted(source)}"]
     if found.form == "image-folder":
         lines.append(
             f'question = "{QUESTION}"    # what is asked about every image; {{label}} is the name of its class'
@@ -103,7 +105,7 @@ def _ingest(source: str, found: Survey, advice: Advice) -> list[str]:
     if found.duplicates:
         lines.append(f'duplicate_ids = "number"          # {found.duplicates:,} ids stand for more than one sample')
     if found.image_root is not None:
-        lines.append(f"image_root = {json.dumps(found.image_root, ensure_ascii=False)}")
+        lines.append(f"image_root = {_quoted(found.image_root)}")
     if found.allow_outside:
         lines.append("allow_outside = true")
     elif found.dropped[OUTSIDE]:
@@ -130,8 +132,8 @@ def _target(target: Target | None) -> list[str]:
     lines = ["[node.target]", 'op = "load_target"']
     if target is None:
         return [*lines, f'checkpoint = "{PLACEHOLDER}"    # then run `dflow plan` again']
-    lines.append(f"checkpoint = {json.dumps(target.checkpoint, ensure_ascii=False)}")
-    return lines if target.revision is None else [*lines, f'revision = "{target.revision}"']
+    lines.append(f"checkpoint = {_quoted(target.checkpoint)}")
+    return lines if target.revision is None else [*lines, f"revision = {_quoted(target.revision)}"]
 
 
 def _regenerate(target: Target | None, advice: Advice, dtype: str, sees: bool) -> list[str]:
@@ -240,6 +242,15 @@ def _ends(advice: Advice, dtype: str) -> list[str]:
         'tokens = "@tokenize"',
         'report = "@eval"',
     ]
+
+
+def _quoted(text: str) -> str:
+    """As a value of the file, in which ${ would begin a reference. Raises DataError for what no such file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{on_one_line(text)}: a pipeline file is UTF-8, and this name is not: rename it") from error
+    return json.dumps(text.replace("${", "$${"), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _line(field: str, choice: Choice) -> str:

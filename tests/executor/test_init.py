@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -392,3 +393,39 @@ def test_of_few_samples_train_has_most_and_test_no_fewer_than_val(
     assert told is not None, capsys.readouterr().out
     train, val, test = map(int, told.groups())
     assert train >= test >= val >= 1 and samples == train + val + test
+
+
+def test_texts_of_the_data_break_no_comment(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat(project / "chat.jsonl", 30)
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "see"}]
+    broken = {"id": "ev\x01il\x1b[31m\x7f", "messages": turns, "images": ["../\x07\n[node.x]\ud800.png"]}
+    with (project / "chat.jsonl").open("a") as file:
+        file.write(json.dumps(broken) + "\n")
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    assert "x" not in nodes(project / "pipeline.toml")
+    for text in (capsys.readouterr().out, (project / "pipeline.toml").read_text()):
+        assert "ev\\x01il\\x1b[31m\\x7f" in text
+        assert [] == [letter for letter in text if letter != "\n" and not letter.isprintable()]
+
+
+@pytest.mark.parametrize("name", ["${x}", "$${pipeline.seed}", 'a "b" \\n', "ends\n\x7f\x01"])
+def test_data_of_any_name_is_found_by_the_file_that_is_written(project: Path, name: str) -> None:
+    (project / name).mkdir()
+    chat(project / name / "chat.jsonl", 30)
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", name, "--target", target, "--image-root", name])
+    graph = read_graph(Path("pipeline.toml"), [], [])
+    assert (str(project / name), str(project / name)) == (
+        graph.nodes["ingest"].config.source,
+        graph.nodes["ingest"].config.image_root,
+    )
+    nodes(project / "pipeline.toml")
+
+
+def test_data_whose_name_is_not_utf_8_is_refused_with_what_to_do(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / os.fsdecode(b"chat\xff.jsonl"), 30)
+    assert 1 == main(["init", os.fsdecode(b"chat\xff.jsonl")])
+    assert "chat\\udcff.jsonl: a pipeline file is UTF-8, and this name is not: rename it" in capsys.readouterr().err
+    assert not (project / "pipeline.toml").exists()
