@@ -306,14 +306,11 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 def _check_format(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path} is no folder; a store is a folder, which dflow makes itself")
-    try:
-        version = read_json(path / "format")
-    except ValueError as error:
-        raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
-    if version is None and (path / "objects").exists():
-        raise StoreError(f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow")
-    if version is None and path.is_dir() and any(not file.name.startswith((".", "format")) for file in path.iterdir()):
-        raise StoreError(f"{path} holds other files and is no store of dflow; choose another --store")
+    version = _version(path)
+    if version is None and (mistake := _other_than_a_store(path)):
+        version = _version(path)  # the first file of a store that another process has made meanwhile
+        if version is None:
+            raise StoreError(mistake)
     if version is not None and (not isinstance(version, int) or version > FORMAT):
         raise StoreError(
             f"{path}: the store has layout {version}, this dflow knows up to {FORMAT}; "
@@ -321,9 +318,26 @@ def _check_format(path: Path) -> None:
         )
 
 
+def _version(path: Path) -> Any:
+    try:
+        return read_json(path / "format")
+    except ValueError as error:
+        raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
+
+
+def _other_than_a_store(path: Path) -> str:
+    """What is wrong with a folder that has no file `format`; empty where it may become a store."""
+    if (path / "objects").exists():
+        return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
+    if path.is_dir() and any(not file.name.startswith((".", "format")) for file in path.iterdir()):
+        return f"{path} holds other files and is no store of dflow; choose another --store"
+    return ""
+
+
 def _check_locks(path: Path) -> None:
     """Raises StoreError where flock is missing or does not keep a second holder out."""
-    with (path / "format").open("r+b") as first, (path / "format").open("r+b") as second:
+    # The second by the first: another process that makes the store may replace the file in between.
+    with (path / "format").open("r+b") as first, Path(f"/proc/self/fd/{first.fileno()}").open("r+b") as second:
         try:
             if keeps_others_out(first, second):
                 return

@@ -4,10 +4,12 @@ import errno
 import fcntl
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 from dsl.errors import LeaseLost, StageError, StoreError
+from executor import store as store_module
 from executor.content import FileEntry, artifact_digest, seal_artifact_files
 from executor.store import FORMAT, Store, store_path
 
@@ -195,6 +197,39 @@ def test_locks_that_keep_nobody_out_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda file, operation: None)
     with pytest.raises(StoreError, match="keep nobody out"):
         Store.open(tmp_path, write=True)
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("has_objects", [False, True])
+def test_a_store_that_another_process_makes_while_it_is_opened_is_a_store(tmp_path, monkeypatch, has_objects, write):
+    read = store_module.read_json
+
+    def early(path):
+        found = read(path)
+        monkeypatch.undo()
+        Store.open(tmp_path, write=True)
+        if not has_objects:
+            (tmp_path / "objects").rmdir()
+        return found
+
+    monkeypatch.setattr(store_module, "read_json", early)
+    Store.open(tmp_path, write=write)
+    assert json.loads((tmp_path / "format").read_text()) == FORMAT
+
+
+def test_a_file_that_another_process_replaces_while_its_lock_is_tried_keeps_others_out(tmp_path, monkeypatch):
+    open_path = Path.open
+
+    def replaced(path, *mode, **others):
+        file = open_path(path, *mode, **others)
+        if path.name == "format" and mode == ("r+b",):
+            (tmp_path / "fresh").write_text(f"{FORMAT}\n")
+            (tmp_path / "fresh").replace(path)
+        return file
+
+    Store.open(tmp_path, write=True)
+    monkeypatch.setattr(Path, "open", replaced)
+    Store.open(tmp_path, write=True)
 
 
 def test_opening_for_reading_makes_nothing(tmp_path):
