@@ -104,10 +104,14 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
 
 
 def _parts(store: Store, state: NodeState) -> Mapping[str, Any] | None:
-    """The key parts of a node that was cached: its artifact's, or where another key made that first, its run's."""
+    """The key parts with which the artifact of a cached node was computed.
+
+    They are the artifact's, or where another key made that first, its run's.
+    """
+    key = store.computed_key(state.source_run, state.key)
     manifest = store.manifest(state.digest) if state.digest is not None else None
-    if manifest is not None and manifest.get("key") == state.key:
+    if manifest is not None and manifest.get("key") == key:
         parts: Mapping[str, Any] = manifest["key_parts"]
         return parts
     rows = plan_of(store.records / (state.source_run or "-")).values()
-    return next((row["parts"] for row in rows if row["key"] == state.key and "parts" in row), None)
+    return next((row["parts"] for row in rows if row["key"] == key and "parts" in row), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -42,7 +42,11 @@ class MetricPair:
 
 @frozen
 class NodeDiff:
-    """One node. inputs: the producers whose artifacts are not the same. digests: those of the first and the second."""
+    """One node. inputs: the producers whose artifacts are not the same. digests: those of the first and the second.
+
+    values: of a node that only one run has, all of its config. unknown: the runs whose code and libraries are not
+    compared, since the records and artifacts that tell of them are gone.
+    """
 
     node: str
     where: Where
@@ -51,11 +55,12 @@ class NodeDiff:
     code: tuple[CodeChange, ...] = ()
     inputs: tuple[str, ...] = ()
     metrics: tuple[MetricPair, ...] = ()
+    unknown: tuple[Where, ...] = ()
 
     @property
     def is_same(self) -> bool:
         """Whether nothing but measured figures differs."""
-        told = self.values or self.code or self.inputs
+        told = self.values or self.code or self.inputs or self.unknown
         return self.where == "both" and None not in self.digests and len(set(self.digests)) == 1 and not told
 
     def to_json(self) -> dict[str, Any]:
@@ -69,6 +74,7 @@ class NodeDiff:
             "code": [change.to_json() for change in self.code],
             "inputs": list(self.inputs),
             "metrics": metrics,
+            "unknown": list(self.unknown),
         }
         return {name: finite(value) for name, value in told.items()}
 
@@ -92,37 +98,59 @@ class _Side:
     def previous(self, node_id: str) -> Previous | None:
         return previous_in(self._store, self._earlier, node_id)
 
-    def settings(self, node_id: str, keyed: Mapping[str, Any]) -> dict[str, Any]:
+    def inputs(self, node_id: str) -> dict[str, str]:
+        """The digests that are known of the nodes that it reads."""
+        known = ((parent, self.nodes.get(parent)) for parent in self._earlier.rows.get(node_id, {}).get("parents", ()))
+        return {parent: node.digest for parent, node in known if node is not None and node.digest is not None}
+
+    def config(self, node_id: str) -> dict[str, Any]:
+        """As it is written, with the nodes on the edges."""
+        config = self.written.get(node_id, {}).get("config", {})
+        return {name: _reference(value) for name, value in config.items()}
+
+    def settings(self, node_id: str, keyed: Container[str]) -> dict[str, Any]:
         """The values outside the key, and which nodes stand on the edges."""
-        written = self.written.get(node_id, {})
-        config = {name: value for name, value in written.get("config", {}).items() if name not in keyed}
-        launch = {f"launch.{name}": value for name, value in written.get("launch", {}).items()}
-        return {name: _reference(value) for name, value in config.items()} | launch
+        config = {name: value for name, value in self.config(node_id).items() if name not in keyed}
+        launch = self.written.get(node_id, {}).get("launch", {})
+        return config | {f"launch.{name}": value for name, value in launch.items()}
 
 
 def _node(store: Store, node_id: str, first: _Side, second: _Side) -> NodeDiff:
-    if node_id not in first.nodes:
-        return NodeDiff(node_id, "second", (None, second.nodes[node_id].digest))
-    if node_id not in second.nodes:
-        return NodeDiff(node_id, "first", (first.nodes[node_id].digest, None))
-    one, other = first.nodes[node_id], second.nodes[node_id]
-    diff = NodeDiff(node_id, "both", (one.digest, other.digest), metrics=_metrics(one, other))
-    before, after = first.previous(node_id), second.previous(node_id)
-    keyed = [*(before.parts["config"] if before else ()), *(after.parts["config"] if after else ())]
-    external = [*(before.parts["external"] if before else ()), *(after.parts["external"] if after else ())]
-    known = dict.fromkeys([*keyed, *external])
-    settings = differing(old := first.settings(node_id, known), new := second.settings(node_id, known))
-    kind = "value" if before is None or after is None else "setting"
-    values = [ValueChange(kind, name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in settings]
-    if before is None or after is None:
-        return attrs.evolve(diff, values=tuple(values))
-    code = code_changes(before.parts["code"], after.parts["code"], lambda place, hash: kept_text(store.path, hash))
-    inputs = [
-        parent for parent, digest in after.input_digests.items() if before.input_digests.get(parent, digest) != digest
-    ]
-    return attrs.evolve(
-        diff, values=(*value_changes(before.parts, after.parts), *values), code=tuple(code), inputs=tuple(inputs)
+    one, other = first.nodes.get(node_id), second.nodes.get(node_id)
+    if one is None:
+        values = tuple(ValueChange("value", name, ABSENT, value) for name, value in second.config(node_id).items())
+        return NodeDiff(node_id, "second", _digests(one, other), values, metrics=_metrics(one, other))
+    if other is None:
+        values = tuple(ValueChange("value", name, value, ABSENT) for name, value in first.config(node_id).items())
+        return NodeDiff(node_id, "first", _digests(one, other), values, metrics=_metrics(one, other))
+    old, new = first.inputs(node_id), second.inputs(node_id)
+    diff = NodeDiff(
+        node_id,
+        "both",
+        _digests(one, other),
+        inputs=tuple(parent for parent, digest in new.items() if old.get(parent, digest) != digest),
+        metrics=_metrics(one, other),
     )
+    before, after = first.previous(node_id), second.previous(node_id)
+    if before is None or after is None:
+        sides: tuple[tuple[Where, Previous | None], ...] = (("first", before), ("second", after))
+        unknown = tuple(which for which, previous in sides if previous is None)
+        return attrs.evolve(diff, values=_settings("value", node_id, first, second, ()), unknown=unknown)
+    parts = (before.parts, after.parts)
+    known = {name for each in parts for kind in ("config", "external") for name in each[kind]}
+    values = (*value_changes(*parts), *_settings("setting", node_id, first, second, known))
+    code = code_changes(before.parts["code"], after.parts["code"], lambda place, hash: kept_text(store.path, hash))
+    return attrs.evolve(diff, values=values, code=tuple(code))
+
+
+def _settings(kind: str, node_id: str, first: _Side, second: _Side, known: Container[str]) -> tuple[ValueChange, ...]:
+    """Of the values that are not known by the key parts, those that differ."""
+    old, new = first.settings(node_id, known), second.settings(node_id, known)
+    return tuple(ValueChange(kind, name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in differing(old, new))
+
+
+def _digests(one: NodeState | None, other: NodeState | None) -> tuple[str | None, str | None]:
+    return one.digest if one is not None else None, other.digest if other is not None else None
 
 
 def _reference(value: Any) -> Any:
@@ -132,6 +160,6 @@ def _reference(value: Any) -> Any:
     return [_reference(member) for member in value] if isinstance(value, list) else value
 
 
-def _metrics(one: NodeState, other: NodeState) -> tuple[MetricPair, ...]:
-    names = sorted({*one.metrics, *other.metrics})
-    return tuple(MetricPair(name, one.metrics.get(name), other.metrics.get(name)) for name in names)
+def _metrics(one: NodeState | None, other: NodeState | None) -> tuple[MetricPair, ...]:
+    first, second = (node.metrics if node is not None else {} for node in (one, other))
+    return tuple(MetricPair(name, first.get(name), second.get(name)) for name in sorted({*first, *second}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Sequence
 
 from executor.code_changes import told
@@ -10,13 +12,14 @@ from executor.record import Record
 from executor.run_diff import MetricPair, NodeDiff
 
 WHERE = {"first": "only in the first", "second": "only in the second"}
+WIDTH = 100
 
 
 def runs_text(first: Record, second: Record, nodes: Sequence[NodeDiff]) -> str:
     """The two runs, a table of the nodes, what differs in each of them, and the metrics that differ."""
     runs = [("first", first), ("second", second)]
     heads = [
-        (word, record.run, record.state.pipeline, moment(record.state.started), record.state.status)
+        (word, record.run, record.state.pipeline, moment(record.state.started), record.status())
         for word, record in runs
     ]
     blocks = [_table(heads)]
@@ -52,11 +55,24 @@ def _unfinished(node: NodeDiff) -> str:
 
 
 def _details(node: NodeDiff) -> list[str]:
+    if node.where != "both":
+        return [f"{node.node}:", *_config(node)]
     lines = [f"  {value_text(node.node, change)}" for change in node.values]
     for line in told(node.code, lambda module: module):
         lines.append(f"  {line}" if line.startswith(" ") else f"  code changed: {line}")
     lines += [f"  input changed: {parent} is another artifact" for parent in node.inputs]
+    if node.unknown:
+        gone = " and of the ".join(node.unknown)
+        lines.append(f"  code and libraries: not compared, what tells of those of the {gone} is gone")
     return [f"{node.node}:", *lines]
+
+
+def _config(node: NodeDiff) -> list[str]:
+    """The values of a node that only one run has, several in a line; what is none is left out."""
+    values = [(change.name, change.new if node.where == "second" else change.old) for change in node.values]
+    told = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
+    head = f"  {WHERE[node.where]}: "
+    return textwrap.wrap(told, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False)
 
 
 def _metric(node: str, pair: MetricPair) -> tuple[str, ...]:

@@ -1,22 +1,35 @@
-"""What differs between the runs of a report, each compared with the first, node by node."""
+"""What differs between the runs of a report, each compared with the first that has a node, node by node."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from attrs import frozen
 
 from dsl.errors import StoreError
 from executor.code_changes import told
 from executor.explain import ABSENT, ValueChange
+from executor.recorded_graph import written_nodes
 from executor.report.facts import RunFacts
 from executor.report.markup import Markup, details, element, joined, paragraph, table
 from executor.report.overview import run_name
 from executor.run_diff import NodeDiff, compare_runs
 from executor.store import Store
 
-WHERE = {"first": "the node is not in this run", "second": "the node is in this run alone"}
+WHERE = {"first": "the node is not in this run", "second": "of the two, the node is in this run alone"}
+WRITTEN = ("config", "setting", "value")
 SHORT = 12
+
+
+@frozen
+class _Pair:
+    """Two runs that are compared, and the nodes to be told of."""
+
+    first: RunFacts
+    second: RunFacts
+    nodes: Sequence[NodeDiff]
 
 
 def differences(store: Store, runs: Sequence[RunFacts]) -> Markup:
@@ -24,43 +37,73 @@ def differences(store: Store, runs: Sequence[RunFacts]) -> Markup:
 
     A run whose record is damaged is named, and compared with none.
     """
-    first, *others = runs
-    compared: list[tuple[RunFacts, Sequence[NodeDiff]]] = []
-    untold: list[Markup] = []
-    for run in others:
-        try:
-            compared.append((run, compare_runs(store, first.record, run.record)))
-        except StoreError as error:
-            untold.append(paragraph(run_name(run), " cannot be compared with ", run_name(first), f": {error}"))
-    values = [_values([first, *(run for run, _ in compared)], compared)] if compared else []
-    return joined([*untold, *values, *(_rest(first, run, diffs) for run, diffs in compared)])
+    damage = [(run, _damage(run)) for run in runs]
+    untold = [paragraph(run_name(run), f" cannot be compared with others: {error}") for run, error in damage if error]
+    whole = [run for run, error in damage if not error]
+    bases = {node_id: run.place for run in reversed(whole) for node_id in run.nodes}
+    pairs = [pair for run in whole[1:] for pair in _pairs(store, whole, run, bases)]
+    values = [_values(whole, pairs, bases)] if pairs else []
+    return joined([*untold, *values, *map(_rest, pairs)])
 
 
-def _values(runs: Sequence[RunFacts], compared: Sequence[tuple[RunFacts, Sequence[NodeDiff]]]) -> Markup:
-    """Each value that is another one in some run. Where a run was not found to differ, it has the first one's."""
+def _damage(run: RunFacts) -> str:
+    try:
+        run.record.plan()
+        written_nodes(run.record.folder)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def _pairs(store: Store, runs: Sequence[RunFacts], run: RunFacts, bases: Mapping[str, int]) -> Iterator[_Pair]:
+    """The run against the first one; and each node that the first lacks against the first run that has it, its base."""
+    yield _Pair(runs[0], run, compare_runs(store, runs[0].record, run.record))
+    others = {bases[node_id] for node_id in run.nodes} - {runs[0].place, run.place}
+    for base in [other for other in runs if other.place in others]:
+        nodes = compare_runs(store, base.record, run.record)
+        yield _Pair(base, run, [diff for diff in nodes if diff.where == "both" and bases[diff.node] == base.place])
+
+
+def _values(runs: Sequence[RunFacts], pairs: Sequence[_Pair], bases: Mapping[str, int]) -> Markup:
+    """Each value that is another one in some run; where a run was not found to differ, it has the one of the base."""
     changed: dict[tuple[str, str, str], dict[int, ValueChange]] = {}
-    for run, diffs in compared:
-        for diff in diffs:
+    unknown = set()
+    for pair in pairs:
+        for diff in [diff for diff in pair.nodes if diff.where == "both"]:
+            if diff.unknown:
+                unknown.add((diff.node, pair.second.place))
             for change in diff.values:
-                changed.setdefault((diff.node, change.kind, change.name), {})[run.place] = change
+                kind = "value" if change.kind in WRITTEN else change.kind
+                changed.setdefault((diff.node, kind, change.name), {})[pair.second.place] = change
     if not changed:
-        return paragraph("Every value of every config is the same in all runs.")
+        return paragraph("Every value that several runs have is the same in them.")
     rows = []
     for (node, kind, name), changes in changed.items():
-        old = next(iter(changes.values())).old
-        cells = [_cell(kind, changes[run.place].new if run.place in changes else old) for run in runs]
-        shown = [element("b", cell) if cell != cells[0] else cell for cell in cells]
-        rows.append([node, name if kind == "config" else f"{name} ({kind})", *shown])
+        old = _cell(kind, next(iter(changes.values())).old)
+        cells: list[Markup | str | None] = []
+        for run in runs:
+            new = _cell(kind, changes[run.place].new) if run.place in changes else old
+            if node not in run.nodes:
+                cells.append(None)
+            elif run.place not in changes and kind != "value" and (node, run.place) in unknown:
+                cells.append("not known")
+            else:
+                cells.append(element("b", new) if new not in (None, old) else new)
+        rows.append([node, _named(name, [change.kind for change in changes.values()]), *cells])
     return table(["node", "value", *map(run_name, runs)], rows)
 
 
-def _rest(first: RunFacts, run: RunFacts, diffs: Sequence[NodeDiff]) -> Markup:
-    lines = [line for diff in diffs for line in told_of(diff)]
-    same = [diff.node for diff in diffs if diff.is_same]
-    head = joined([run_name(run), " against ", run_name(first)])
+def _named(name: str, kinds: Sequence[str]) -> str:
+    return name if "config" in kinds else f"{name} ({kinds[0]})"
+
+
+def _rest(pair: _Pair) -> Markup:
+    lines = [line for diff in pair.nodes for line in told_of(diff)]
+    same = [diff.node for diff in pair.nodes if diff.is_same]
+    head = joined([run_name(pair.second), " against ", run_name(pair.first)])
     told_same = f"The same artifact, for the same reasons: {', '.join(same)}." if same else ""
     parts = [element("ul", *(element("li", line) for line in lines)) if lines else "", paragraph(told_same)]
-    return joined([element("h3", head), *parts, *_code(diffs)])
+    return joined([element("h3", head), *parts, *_code(pair.nodes)])
 
 
 def told_of(diff: NodeDiff) -> Iterable[str]:
@@ -81,7 +124,11 @@ def _because(diff: NodeDiff) -> str:
     causes = [change.name for change in diff.values if change.name not in settings]
     causes += [f"the code of {change.name}" for change in diff.code]
     causes += [f"what it reads from {parent}" for parent in diff.inputs]
-    told = f"; what differs: {', '.join(causes)}" if causes else "; nothing that the key sees differs"
+    told = f"; what differs: {', '.join(causes)}" if causes else ""
+    if diff.unknown:
+        told += "; code and libraries are not compared, since what tells of them is gone"
+    elif not causes:
+        told = "; nothing that the key sees differs"
     return f"{told}; also set otherwise, outside the key: {', '.join(settings)}" if settings else told
 
 

@@ -86,8 +86,8 @@ def test_the_other_way_round_everything_is_the_other_way_round(toy: Toy) -> None
     assert "first" == back["e"]["in"]
     for node, told in there.items():
         assert told["digests"] == back[node]["digests"][::-1]
-        assert [(row["old"], row["new"]) for row in told["changes"]] == [
-            (row["new"], row["old"]) for row in back[node]["changes"]
+        assert [(row.get("old"), row.get("new")) for row in told["changes"]] == [
+            (row.get("new"), row.get("old")) for row in back[node]["changes"]
         ]
 
 
@@ -134,6 +134,34 @@ def test_the_table_is_for_people(toy: Toy) -> None:
     assert rows["e"].endswith("only in the second")
     assert '  config changed: a.text from "hello" to "other"' in lines
     assert "c     join/weight  1      2       +1 (+100.00%)" in lines
+
+
+def test_values_and_figures_of_a_node_that_one_run_alone_has_are_told(toy: Toy) -> None:
+    first, _second, _third = runs_of(toy)
+    renamed = toy.folder / "renamed.toml"
+    renamed.write_text(toy.file.read_text().replace("[node.d]", "[node.dd]"))
+    store = shutil.copytree(toy.store, toy.folder / "renamed")
+    result = toy.dflow("run", str(renamed), "--store", str(store))
+    assert 0 == result.returncode, result.stderr
+    text = toy.dflow("diff", first, "--store", str(store)).stdout
+    values = 'text "@c", steps 5, seconds 0.0, fail_at -1, error "data"'
+    assert f"dd:\n  only in the second: {values}\n" in text
+    assert f"d:\n  only in the first: {values}\n" in text
+    assert "dd    steps/loss  -      0.2" in text
+    nodes = json.loads(toy.dflow("diff", first, "--json", "--store", str(store)).stdout)["nodes"]
+    [told] = [node for node in nodes if node["node"] == "dd"]
+    assert {"kind": "value", "name": "steps", "new": 5} in told["changes"]
+    assert [(None, 0.2)] == [(pair["first"], pair["second"]) for pair in told["metrics"]]
+
+
+def test_a_run_that_was_killed_is_not_told_as_running(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, _third = runs_of(toy)
+    store = shutil.copytree(toy.store, toy.folder / "killed")
+    record = find_record(store / "records", second)
+    record.state.status = "running"
+    record.save()
+    assert 0 == main(["diff", first, second, "--store", str(store)])
+    assert ["done", "killed"] == [line.split()[-1] for line in capsys.readouterr().out.splitlines()[:2]]
 
 
 def test_a_run_that_is_not_there_is_an_error(toy: Toy) -> None:
