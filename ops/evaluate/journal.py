@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class Journal:
             self.batches.append(batch)
             kept += len(line)
         if kept < len(written):
-            self.path.write_bytes(written[:kept])
+            os.truncate(self.path, kept)  # never written anew: a kill in between would lose all
 
     @property
     def prompts_done(self) -> int:

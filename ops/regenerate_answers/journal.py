@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Journal:
         written = self.path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if len(whole) < len(written):
-            self.path.write_bytes(whole)
+            os.truncate(self.path, len(whole))  # never written anew: a kill in between would lose all
         for line in whole.splitlines():
             self.answers |= {(sample_id, turn): Answer(**answer) for sample_id, turn, answer in json.loads(line)}
 
