@@ -118,7 +118,9 @@ class WorkerStage:
         name = redact(name, self._secrets)
         path = Path(self._job.figures) / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(path)
+        fresh = path.with_name(f".{path.name}")  # an earlier one, which an event names, stays until this one is whole
+        fig.savefig(fresh)
+        fresh.replace(path)
         self._event("figure", name=name, path=str(path))
 
     def stop_requested(self) -> bool:

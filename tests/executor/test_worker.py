@@ -74,6 +74,21 @@ def test_a_figure_is_a_picture_in_the_record(make_stage, tmp_path):
     assert events(tmp_path) == [{"kind": "figure", "name": "by/slot", "path": str(tmp_path / "figures/by/slot.png")}]
 
 
+def test_a_figure_that_is_drawn_anew_stays_whole_until_the_new_one_is(make_stage, tmp_path):
+    class Half:
+        def savefig(self, path):
+            path.write_bytes(b"half")
+            assert path.suffix == ".png"
+            raise OSError("no space")
+
+    kept = tmp_path / "figures" / "plot.png"
+    kept.parent.mkdir()
+    kept.write_bytes(b"picture")
+    with pytest.raises(OSError, match="no space"):
+        make_stage().figure("plot", Half())
+    assert kept.read_bytes() == b"picture"
+
+
 def test_threads_are_the_cores_divided_by_the_ranks_unless_given():
     cores = len(os.sched_getaffinity(0))
     assert threads_of(Launch()) == cores
