@@ -1,6 +1,7 @@
 """Samples from a folder of images: `<class>/<image>`, or all directly in it, without classes.
 
-Above either there may be the folders `train`, `val` and `test`.
+Above either there may be the folders `train`, `val` and `test`. An image that lies beside such folders has no class, or
+no split, and is dropped.
 """
 
 from __future__ import annotations
@@ -18,21 +19,26 @@ from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn, Unusable
 
 LABEL = "{label}"
 NO_CLASS = "all"  # the label of images without classes; the folder's own name would change their answers where it moves
+BESIDE = "image beside folders"
 
 
 @frozen
 class ClassImage:
-    """path: relative to the folder; split: as the folder's name says, or None."""
+    """path: relative to the folder; label: None beside the folders of others; split: as its folder says, or None."""
 
     path: Path
-    label: str
+    label: str | None
     split: str | None
 
 
 def class_images(folder: Path, split_names: dict[str, str]) -> Iterator[ClassImage]:
-    """Every file below a class folder, or of a folder without folders, by path; hidden ones are passed over."""
+    """Every file below a class folder, or of a folder without folders, by path, and images beside such folders.
+
+    Hidden ones are passed over.
+    """
     top = _folders(folder)
     if top and all(name.lower() in split_names for name in top):
+        yield from _beside(folder, Path())
         for name in top:
             yield from _of_classes(folder, Path(name), split_names[name.lower()])
         return
@@ -48,6 +54,8 @@ def image_folder_sample(
         return DroppedSample(ascii(name), "invalid text", "the name of the file")
     if image.path.suffix.lower() not in IMAGE_NAMES:
         return DroppedSample(name, "not an image", f"file names end in {', '.join(IMAGE_NAMES)}")
+    if image.label is None:
+        return DroppedSample(name, BESIDE, "move it into one of them, or all images into one folder without folders")
     turns = (
         Turn("user", (IMAGE, question.replace(LABEL, image.label))),
         Turn("assistant", (answer.replace(LABEL, image.label),)),
@@ -60,10 +68,20 @@ def image_folder_sample(
 
 def _of_classes(folder: Path, below: Path, split: str | None) -> Iterator[ClassImage]:
     labels = _folders(folder / below)
+    if labels:
+        yield from _beside(folder, below)
     for label in labels:
         yield from _files(folder, below / label, label, split)
     if not labels:
         yield from _files(folder, below, NO_CLASS, split)
+
+
+def _beside(folder: Path, below: Path) -> Iterator[ClassImage]:
+    """The images in a folder of folders; other files there, such as a list of the classes, are none of the data."""
+    names = sorted(entry.name for entry in os.scandir(folder / below) if not entry.is_dir())
+    for name in names:
+        if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_NAMES:
+            yield ClassImage(below / name, None, None)
 
 
 def _files(folder: Path, below: Path, label: str, split: str | None) -> Iterator[ClassImage]:

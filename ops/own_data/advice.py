@@ -236,13 +236,20 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
     tally = found.splits[fractions]
     for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):
         if not tally[split]:
-            notes.append(f"no sample falls into {split}, which {reads} reads: give one the key split = {split!r}")
+            notes.append(f"no sample falls into {split}, which {reads} reads: {_how_to_give(split, found.form)}")
     if found.samples < 1000:
         notes.append(
             f"{found.samples:,} samples show whether the chain runs; a draft worth serving takes many thousands "
             "(the paper: 800,000)"
         )
     return notes
+
+
+def _how_to_give(split: str, form: str) -> str:
+    """The rows of all formats but one have keys."""
+    if form != "image-folder":
+        return f'give one the key split = "{split}"'
+    return f"move some images to {split}/<class>/ and all others to train/<class>/ (without classes: {split}/ and train/)"
 
 
 def _rounded_up(value: int, step: int) -> int:

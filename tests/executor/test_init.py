@@ -380,6 +380,33 @@ def test_held_out_prompts_are_there_however_small_the_data(project: Path, capsys
     assert "splits: 7 train, 1 val, 2 test" in said and "note: 10 samples show whether the chain runs" in said
 
 
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [([""], False), (["cat"], False), (["train", "val", "test"], True), (["train/cat", "val/cat", "test/cat"], True)],
+)
+def test_of_images_that_give_no_sample_to_a_split_the_way_to_give_one_is_told_and_is_one(
+    project: Path, capsys: pytest.CaptureFixture[str], folders: list[str], expected: bool
+) -> None:
+    for folder in folders:
+        (project / "photos" / folder).mkdir(parents=True)
+        Image.new("RGB", (64, 48)).save(project / "photos" / folder / "1.png")
+    assert 0 == main(["init", "photos"])
+    said = " ".join(capsys.readouterr().out.split())
+    way = "reads: move some images to test/<class>/ and all others to train/<class>/ (without classes: test/ and train/)"
+    assert (not expected) == (way in said)
+    assert expected == ("splits: 1 train, 1 val, 1 test" in said)
+
+
+def test_images_beside_folders_of_classes_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = write_photos(project)
+    for place in range(3):
+        Image.new("RGB", (64, 48 + place)).save(photos / f"{place}.png")
+    assert 0 == main(["init", "photos"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "data: 10 samples (image-folder), 10 with images" in said
+    assert "dropped: 3 image beside folders, such as 0.png: move it into one of them, or all images into one" in said
+
+
 @pytest.mark.parametrize("name", ["dog/{}.png", "IMG_{}.jpg", "{}"])
 @pytest.mark.parametrize("samples", [5, 8, 10, 40])
 def test_of_few_samples_train_has_most_and_test_no_fewer_than_val(

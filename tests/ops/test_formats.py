@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -132,6 +133,23 @@ def test_images_directly_in_a_folder_have_no_class_and_its_name_is_in_none_of_th
     assert [f"{split}{name}" for name in ("a.jpg", "b.png", "c.png")] == [row["id"] for row in rows]
     assert {"all"} == {row["conversations"][1]["content"][0]["text"] for row in rows}
     assert (3, {}) == (summary["in"], summary["dropped"])
+
+
+@pytest.mark.parametrize("above", ["", "train/"])
+def test_images_beside_folders_are_dropped_with_what_to_do_and_other_files_there_are_no_data(tmp_path, above):
+    for name in (f"{above}cat/1.png", f"{above}loose.png", "top.JPG"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_bytes(cases.png())
+    for name in ("classes.txt", ".hidden.png"):
+        (tmp_path / "data" / above / name).write_text("passed over")
+    stage, rows, summary = read(tmp_path / "data", tmp_path)
+    assert [f"{above}cat/1.png"] == [row["id"] for row in rows]
+    assert (3, {"image beside folders": 2}) == (summary["in"], summary["dropped"])
+    way = "move it into one of them, or all images into one folder without folders"
+    with (stage.out_dir / "dropped.csv").open() as file:
+        dropped = list(csv.reader(file))[1:]
+    expected = [[name, "image beside folders", way] for name in (f"{above}loose.png", "top.JPG")]
+    assert sorted(expected) == sorted(dropped)
 
 
 def test_folders_of_splits_above_the_classes_give_the_splits_and_what_they_lack_is_drawn_from_train(tmp_path):
