@@ -117,8 +117,8 @@ class WorkerStage:
             return
         name = redact(name, self._secrets)
         path = Path(self._job.figures) / f"{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}")  # an earlier one, which an event names, stays until this one is whole
+        fresh = path.parent / ".fresh" / path.name  # an earlier one, which an event names, stays until this is whole
+        fresh.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(fresh)
         fresh.replace(path)
         self._event("figure", name=name, path=str(path))
