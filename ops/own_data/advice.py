@@ -249,7 +249,9 @@ def _how_to_give(split: str, form: str) -> str:
     """The rows of all formats but one have keys."""
     if form != "image-folder":
         return f'give one the key split = "{split}"'
-    return f"move some images to {split}/<class>/ and all others to train/<class>/ (without classes: {split}/ and train/)"
+    return (
+        f"move some images to {split}/<class>/ and all others to train/<class>/ (without classes: {split}/ and train/)"
+    )
 
 
 def _rounded_up(value: int, step: int) -> int:

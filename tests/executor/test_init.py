@@ -392,7 +392,9 @@ def test_of_images_that_give_no_sample_to_a_split_the_way_to_give_one_is_told_an
         Image.new("RGB", (64, 48)).save(project / "photos" / folder / "1.png")
     assert 0 == main(["init", "photos"])
     said = " ".join(capsys.readouterr().out.split())
-    way = "reads: move some images to test/<class>/ and all others to train/<class>/ (without classes: test/ and train/)"
+    way = (
+        "reads: move some images to test/<class>/ and all others to train/<class>/ (without classes: test/ and train/)"
+    )
     assert (not expected) == (way in said)
     assert expected == ("splits: 1 train, 1 val, 1 test" in said)
 
