@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -90,13 +90,12 @@ def sampled(node: NodeFacts) -> Points:
 
 def _drawings(points: Sequence[tuple[RunFacts, Points]], x_label: str) -> Iterable[_Drawing]:
     """Figures of the same last part, `train/loss` and `val/loss`, share a chart, and so do those of all GPUs."""
-    names = dict.fromkeys(name for _, of in points for name in of)
-    kinds = dict.fromkeys(_kind(name) for name in names if not _is_told_elsewhere(name, names))
+    kinds = dict.fromkeys(_kind(name) for _, of in points for name in of if not _is_told_elsewhere(name, of))
     for kind in sorted(kinds, key=lambda kind: FIRST.index(kind) if kind in FIRST else len(FIRST)):
         charts = []
         selected: list[float | None] = []
         for run, of in points:
-            series = [_series(name, of) for name in of if _kind(name) == kind and not _is_told_elsewhere(name, names)]
+            series = [_series(name, of) for name in of if _kind(name) == kind and not _is_told_elsewhere(name, of)]
             selected += [_selected(one.name, of) for one in series]
             if series:
                 charts.append((run.label, run.place, Chart(series, x_label, "", "lines", log_y=kind != NEVER_LOG)))
@@ -145,7 +144,8 @@ def _kind(name: str) -> str:
     return GPU.sub("gpu_", name.rpartition("/")[2])
 
 
-def _is_told_elsewhere(name: str, names: Iterable[str]) -> bool:
-    """Numbered series have bars of their own, and bounds are drawn around what they bound."""
+def _is_told_elsewhere(name: str, names: Container[str]) -> bool:
+    """Numbered series have bars of their own, and bounds are drawn around what they bound, where both are there."""
     whole, _, end = name.rpartition("_")
-    return NUMBERED.fullmatch(name) is not None or (end in ("low", "high") and whole in names)
+    is_bound = end in ("low", "high") and all(other in names for other in (whole, f"{whole}_low", f"{whole}_high"))
+    return is_bound or NUMBERED.fullmatch(name) is not None

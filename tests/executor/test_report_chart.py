@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from test_report import counting, run
 
 from dsl.sections import Chart, Series
+from executor.points import Point
 from executor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Look, drawn, together
+from executor.report.curves import curves
+from executor.report.facts import read_runs
+from executor.report.find import find_records
 from executor.report.scale import LOG_FROM, Scale, is_wide, thinned
+from executor.store import Store
 
 FINITE = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
 EVERY_FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -189,3 +196,24 @@ def test_the_charts_of_runs_become_one_with_a_colour_for_each_run_and_dashes_for
 def test_an_axis_is_logarithmic_only_where_all_is_above_zero_and_far_apart(values: list[float]) -> None:
     expected = bool(values) and all(value > 0 for value in values) and max(values) >= LOG_FROM * min(values)
     assert expected == is_wide(values)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["x", "x_low"], ["a/x", "a/x_low"]),
+        (["x", "x_low", "x_high"], ["a/x"]),
+        (["x_low", "x_high"], ["a/x_low", "a/x_high"]),
+    ],
+)
+def test_a_bound_has_a_chart_of_its_own_unless_both_are_drawn_around_a_figure(
+    tmp_path: Path, names: list[str], expected: list[str]
+) -> None:
+    toy = counting(tmp_path)
+    run(toy)
+    store = Store.open(toy.store, write=False)
+    facts = read_runs(store, find_records(store.records, []))[0]
+    metrics = {f"a/{name}": 1.0 for name in names}
+    facts.nodes["filter"].events.points[:] = [Point(1.0, step, metrics) for step in (1, 2, 3)]
+    facts.nodes["source"].events.points.clear()
+    assert expected == re.findall("<h4>(.*?)</h4>", curves([facts]))
