@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import IO
+
+ASKS_WITHIN_S = 1.0
+POLL_S = 0.02
+
+
+def take(descriptor: int, kind: int) -> bool:
+    """Whether the lock could be had. Who asks `is_held` has it for a moment: that is waited for."""
+    deadline = time.monotonic() + ASKS_WITHIN_S
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        else:
+            return True
 
 
 def is_held(lock: Path, *, alone: bool = True) -> bool:

@@ -39,7 +39,7 @@ from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
-from executor.flocks import is_held
+from executor.flocks import is_held, take
 from executor.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
 from executor.recorded_graph import damaged, load_graph, recorded_table, save_graph, written_nodes
 from executor.tags import tagged_folder, tags_of
@@ -235,13 +235,11 @@ class Record:
         if self._lock is not None:
             return
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if to_send else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not take(descriptor, fcntl.LOCK_SH if to_send else fcntl.LOCK_EX):
             os.close(descriptor)
             is_alive = "still running; wait for it, or stop it first"
             is_sent = "being sent to MLflow by `dflow sync`; wait for that"
-            raise StoreError(f"run {self.run} is {is_alive if self.is_alive() else is_sent}") from error
+            raise StoreError(f"run {self.run} is {is_alive if self.is_alive() else is_sent}")
         self._lock = descriptor
 
     def unlock(self) -> None:

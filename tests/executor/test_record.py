@@ -1,5 +1,7 @@
 """Records, events and the files of lines that they are made of."""
 
+import fcntl
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from toy_ops import Toy
 from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
+from executor import flocks
 from executor.begin import new_run, resumed_run
 from executor.events import final_metrics, valid_points
 from executor.jsonlines import LineReader, append_line, read_lines, write_json
@@ -193,6 +196,16 @@ def test_two_processes_never_work_on_one_run(tmp_path):
         Record.load(record.folder).lock()
     record.unlock()
     Record.load(record.folder).lock()
+
+
+def test_who_only_asks_whether_a_run_is_alive_keeps_nobody_out(tmp_path, monkeypatch):
+    record = Record.create(tmp_path, a_graph())
+    asking = os.open(record.folder / "lock", os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    monkeypatch.setattr(flocks.time, "sleep", lambda seconds: os.close(asking))
+    record.lock()
+    assert record.is_alive()
+    record.unlock()
 
 
 def test_a_half_written_record_is_passed_over(tmp_path):
