@@ -16,6 +16,7 @@ from dsl.typed_text import typed_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 VALUE_LENGTH = 32
+NEGATIVE = re.compile(r"-(?:[0-9]|inf)")
 SORT = "sort"  # the key of [sweep] that sweeps nothing: the metric by which its table is sorted
 
 
@@ -151,10 +152,11 @@ def _swept_group(
 
 
 def _value_names(field: str, values: Iterable[Any]) -> list[str]:
-    """`lr_0_001`: the field and the value, in the characters of ids, each name once."""
+    """`lr_0_001`, `x_m1_0` for -1.0: the field and the value, in the characters of ids, each name once."""
     names: list[str] = []
     for number, value in enumerate(values, start=1):
-        shown = re.sub(r"[^A-Za-z0-9-]+", "_", toml_text(value)).strip("_-")[:VALUE_LENGTH]
+        shown = re.sub(r"[^A-Za-z0-9-]+", "_", toml_text(value)).strip("_")
+        shown = f"{'m' if NEGATIVE.match(shown) else ''}{shown.strip('_-')}"[:VALUE_LENGTH]
         name = f"{field.rpartition('.')[2]}_{shown or number}"
         while name in names:
             name = f"{name}_{number}"

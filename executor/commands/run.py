@@ -7,6 +7,8 @@ import importlib
 
 import attrs
 
+from dsl.errors import Mistake, PipelineError
+from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.begin import new_run
 from executor.commands.arguments import (
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
     if options.sort is not None:
-        graph = attrs.evolve(graph, sort_by=options.sort)
+        graph = _sorted_by(graph, options.sort)
     if doubtful := doubt(graph):
         print_lines(f"warning: {doubtful}", error=True)
     path = store_path(options.store, options.file)
@@ -54,3 +56,11 @@ def main(options: argparse.Namespace) -> int:
         return code
     store = Store.open(path, write=True)
     return start(new_run(store, graph, options.only), keep_going=options.keep_going)
+
+
+def _sorted_by(graph: Graph, metric: str) -> Graph:
+    """Raises PipelineError where there is no table to sort."""
+    if all(node.copy is None for node in graph.nodes.values()):
+        message = f"--sort {metric}: there is no table to sort, since no node that is to run is copied"
+        raise PipelineError([Mistake(message, hint="--sweep node.field=[value, value] copies nodes")])
+    return attrs.evolve(graph, sort_by=metric)

@@ -142,6 +142,23 @@ def test_a_sweep_is_all_combinations_of_its_values(tmp_path: Path) -> None:
     assert graph.nodes["capture-layers_1_2"].config.layers == (1, 2)
 
 
+def test_values_of_other_signs_have_other_names(tmp_path: Path) -> None:
+    graph = read(tmp_path, CHAIN, sweeps=("train.rate=[1.0, -1.0, -1e-5, 1e-5, -inf, inf]",))
+    named = {node.id: node.config.rate for node in graph.nodes.values() if node.id.startswith("train")}
+    assert named == {
+        "train-rate_1_0": 1.0,
+        "train-rate_m1_0": -1.0,
+        "train-rate_m1e-05": -1e-5,
+        "train-rate_1e-05": 1e-5,
+        "train-rate_minf": float("-inf"),
+        "train-rate_inf": float("inf"),
+    }
+    graph = read(tmp_path, CHAIN, sweeps=("train.title=['m1', '-1', '-x']",))
+    assert [node for node in graph.nodes if node.startswith("train")] == [
+        "train-title_m1", "train-title_m1_2", "train-title_x"
+    ]  # fmt: skip
+
+
 def test_a_sweep_of_the_command_line_takes_the_place_of_the_files(tmp_path: Path) -> None:
     text = CHAIN + "[sweep]\ntrain.rate = [1e-3, 3e-4]\n"
     graph = read(tmp_path, text, sweeps=("train.rate=[1, 2, 3]", "train.title=['a/b', 'a.b']"))

@@ -49,6 +49,13 @@ def test_a_command_that_computes_nothing_loads_neither_torch_nor_mlflow(toy, com
     assert modules & {"torch", "mlflow", "transformers", "executor.track"} == set()
 
 
+@pytest.mark.parametrize("part", [[], ["--sweep", "c.weight=[1.0,2.0]", "--to", "b"]])
+def test_a_metric_to_sort_by_without_copies_is_refused(toy, part):
+    said = toy.dflow("run", str(toy.file), "--sort", "steps/loss", *part)
+    assert (2, "") == (said.returncode, said.stdout)
+    assert said.stderr.startswith("dflow: --sort steps/loss: there is no table to sort, since no node that is to run")
+
+
 def rows(toy, *arguments):
     result = toy.dflow(*arguments, "--json")
     assert result.returncode == 0, result.stderr
