@@ -99,7 +99,7 @@ def _joined(labels: Mapping[str, str], chosen: Mapping[str, str]) -> str:
 def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
     """For each combination the parameters of its copies, as node.field, that are not the same in all combinations."""
     flat = [
-        {f"{_name_of(node)}.{name}": value for node in each.nodes for name, value in params(node, edges=False).items()}
+        {f"{shown_id(node)}.{name}": value for node in each.nodes for name, value in params(node, edges=False).items()}
         for each in found
     ]
     names = dict.fromkeys(name for each in flat for name in each)
@@ -110,20 +110,23 @@ def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
 def final_metrics(nodes: Iterable[GraphNode], states: Mapping[str, NodeState]) -> dict[str, tuple[str, float]]:
     """By the name under which it is shown, the node that has a final metric, and its value.
 
-    Where several of the nodes have a metric of one name, each stands behind its node: `eval_long/eval/tau`.
+    Where several of the nodes have a metric of one name, or have one op, each stands behind its node:
+    `eval_long/eval/tau`. So it has that name also where the other node is not done.
     """
-    done = [node for node in nodes if states[node.id].state == "done"]
+    listed = list(nodes)
+    ops = Counter(node.op.name for node in listed)
     owners: dict[str, list[GraphNode]] = {}
-    for node in done:
-        for name in states[node.id].metrics:
+    for node in listed:
+        for name in states[node.id].metrics if states[node.id].state == "done" else ():
             owners.setdefault(name, []).append(node)
-    return {
-        name if len(owning) == 1 else f"{_name_of(node)}/{name}": (node.id, states[node.id].metrics[name])
-        for name, owning in owners.items()
-        for node in owning
-    }
+    found = {}
+    for name, owning in owners.items():
+        for node in owning:
+            is_alone = len(owning) == 1 and ops[node.op.name] == 1
+            found[name if is_alone else f"{shown_id(node)}/{name}"] = (node.id, states[node.id].metrics[name])
+    return found
 
 
-def _name_of(node: GraphNode) -> str:
+def shown_id(node: GraphNode) -> str:
     """The same for all copies of a node."""
     return node.id if node.copy is None else node.copy.template

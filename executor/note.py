@@ -79,7 +79,8 @@ def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
         return ""
     rows, sort_by = sorted_rows(graph, states, found)
     shown = [
-        {name: f"{value} {interval}".rstrip() for name, value, interval in result_rows(row.metrics)} for row in rows
+        {name: f"{value} {interval}".rstrip() for name, value, interval in result_rows(row.metrics, graph.judged_by)}
+        for row in rows
     ]
     metrics = shown_metrics(rows, (name for cells in shown for name in cells), sort_by)[:MOST_METRICS]
     groups = list(dict.fromkeys(group for each in found for group in each.values))

@@ -17,6 +17,7 @@ from typing import Any
 from dsl.graph import Graph, GraphNode
 from executor.ask_model import described
 from executor.combinations import final_metrics
+from executor.figure_order import is_judged
 from executor.keys import PROJECT
 from executor.model_files import ModelFiles
 from executor.node_files import artifact_files
@@ -55,7 +56,7 @@ def send_metrics(
     states = record.state.nodes
     by_node: dict[str, dict[str, float]] = {}
     found, telling = final_metrics(nodes, states), graph.judged_by
-    for name, (node_id, value) in sorted(found.items(), key=lambda each: each[0] not in telling):
+    for name, (node_id, value) in sorted(found.items(), key=lambda each: not is_judged(each[0], telling)):
         by_node.setdefault(node_id, {})[name] = value
     results = {node_id: (states[node_id].ended or record.state.started, values) for node_id, values in by_node.items()}
     models = {node_id: child.get("model") for node_id, child in sent["nodes"].items()}
@@ -70,9 +71,15 @@ def send_metrics(
 
 
 def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, str]:
-    """The figures by which ops say that a result is judged: tau, say."""
+    """The figures by which ops say that a result is judged: tau, say.
+
+    Where several nodes have it, the first one's stands under its own name too, so that models can be told by it.
+    """
     telling = graph.judged_by
-    return {name: f"{value:.4g}" for _, values in judged for name, value in values.items() if name in telling}
+    found = {name: value for _, values in judged for name, value in values.items() if is_judged(name, telling)}
+    own = {each: next((found[name] for name in found if is_judged(name, (each,))), None) for each in sorted(telling)}
+    known = {**{name: value for name, value in own.items() if value is not None}, **found}
+    return {name: f"{value:.4g}" for name, value in known.items()}
 
 
 def send_note(tracker: Tracker, run_id: str, sent: dict[str, Any], note: str, save: Callable[[], None]) -> None:

@@ -38,7 +38,9 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
         return ""
     rows, sort_by = sorted_rows(graph, states, found)
     groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
-    shown = [{name: (value, interval) for name, value, interval in result_rows(row.metrics)} for row in rows]
+    shown = [
+        {name: (value, interval) for name, value, interval in result_rows(row.metrics, graph.judged_by)} for row in rows
+    ]
     metrics = shown_metrics(rows, (name for cells in shown for name in cells), sort_by)
     is_any_open = any(row.state for row in rows)
     header = (*groups, *(["state"] if is_any_open else []), *metrics[:MOST_METRICS])

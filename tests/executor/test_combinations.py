@@ -151,6 +151,75 @@ def test_a_metric_that_looks_misspelt_is_told_before_anything_runs(
     assert ("" if told is None else f"the table of the sweep is to be sorted by {name}: {told}") == doubt(graph)
 
 
+TWICE = """
+[pipeline]
+name = "toy"
+ops = ["toy.py"]
+
+[node.long]
+op = "first"
+
+[node.eval]
+op = "first"
+size = "${long.size}"
+"""
+
+
+def judged_twice(folder: Path, done: dict[str, dict[str, float]], sort_by: str = "") -> list[str]:
+    """The table of a sweep in which two nodes of each combination are judged by eval/tau. done: metrics by node."""
+    (folder / "toy.py").write_text(OPS)
+    (folder / "toy.toml").write_text(TWICE)
+    graph = evolve(read_graph(folder / "toy.toml", sweeps=["long.size=[1,2]"]), sort_by=sort_by)
+    assert done.keys() <= graph.nodes.keys()
+    states = {
+        node_id: NodeState(state="done" if node_id in done else "failed", metrics=done.get(node_id, {}))
+        for node_id in graph.nodes
+    }
+    return sweep_table(graph, states).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("sort_by", "by", "sizes"),
+    [
+        ("", "long/eval/tau", ["2", "1"]),
+        ("eval/tau", "long/eval/tau", ["2", "1"]),
+        ("-eval/tau", "long/eval/tau", ["1", "2"]),
+        ("eval/eval/tau", "eval/eval/tau", ["1", "2"]),
+        ("eval/loss", "long/eval/loss", ["1", "2"]),
+    ],
+)
+def test_where_two_nodes_have_the_metric_the_first_one_sorts_and_is_named(
+    tmp_path: Path, sort_by: str, by: str, sizes: list[str]
+) -> None:
+    done = {
+        "long-size_1": {"eval/tau": 2.0, "eval/loss": 3.0},
+        "long-size_2": {"eval/tau": 3.0, "eval/loss": 2.0},
+        "eval-size_1": {"eval/tau": 5.0, "eval/loss": 1.0},
+        "eval-size_2": {"eval/tau": 4.0, "eval/loss": 1.0},
+    }
+    lines = judged_twice(tmp_path, done, sort_by)
+    assert f"results of 2 combinations, by {by}" == lines[0]
+    assert by == lines[1].split()[1]
+    assert sizes == [line.split()[0] for line in lines[2:4]]
+    assert 4 == len(lines), lines
+
+
+def test_a_metric_stands_behind_its_node_also_where_the_other_node_that_has_it_failed(tmp_path: Path) -> None:
+    done = {
+        "long-size_1": {"eval/tau": 2.0},
+        "long-size_2": {"eval/tau": 3.0},
+        "eval-size_1": {"eval/tau": 5.0},
+    }
+    lines = judged_twice(tmp_path, done)
+    assert "results of 2 combinations, by long/eval/tau" == lines[0]
+    assert ["long.size", "state", "long/eval/tau", "eval/eval/tau"] == lines[1].split()
+    assert [["2", "3", "-"], ["1", "2", "5"]] == [[cells[0], *cells[-2:]] for cells in map(str.split, lines[2:])]
+
+
+def test_a_metric_behind_a_node_is_not_misspelt(tmp_path: Path) -> None:
+    assert "" == doubt(evolve(swept(tmp_path, "b.size=[1,2]"), sort_by="b/eval/tau"))
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=2),

@@ -10,6 +10,7 @@ from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_
 
 from executor.commands.ui import links
 from executor.jsonlines import read_json
+from executor.track import Tracker
 
 NOTE = "mlflow.note.content"
 
@@ -314,3 +315,26 @@ def test_a_model_that_failed_once_is_sent_later_with_the_metrics_that_judge_it(t
     }
     assert {"FINISHED"} == {parent.info.status, *(run.info.status for run in found.values())}
     assert "nothing of " in toy.dflow("sync").stdout
+
+
+def test_of_two_nodes_that_judge_a_model_both_figures_are_its_tags_and_those_stand_first(tmp_path, monkeypatch):
+    toy = swept_toy(tmp_path)
+    toy.file.write_text(SWEPT + '\n[node.long]\nop = "join"\ntexts = ["@b", "@b"]\nweight = 7.0\n')
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    order = []
+    log_results = Tracker.log_results
+
+    def logged(self, run_id, results):
+        order.extend(name for _, values in results for name in values)
+        log_results(self, run_id, results)
+
+    monkeypatch.setattr(Tracker, "log_results", logged)
+    record = newest_record(toy)
+    send(toy, record)
+    client = client_of(toy)
+    experiment = client.get_experiment_by_name("swept").experiment_id
+    [model] = client.search_logged_models([experiment])
+    tags = {name: value for name, value in model.tags.items() if name.endswith("join/weight")}
+    assert {"join/weight": "1", "judge/join/weight": "1", "long/join/weight": "7"} == tags
+    judge, long = ([f"{node}/join/weight", f"{node}/join/length"] for node in ("judge", "long"))
+    assert [*judge, *long] == order
