@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def wait_for_file(name, stage):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not (HERE / name).exists():
         if stage.stop_requested():
             raise StopRequested("saved")

@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from toy_ops import ONE_NODE, Toy, wait_for
+from side_ops import side
+from toy_ops import ONE_NODE, PIPELINE, Toy, wait_for
 
 ALL = ["make", "upper", "join", "steps"]
 
@@ -207,39 +208,47 @@ def test_another_digest_for_the_same_key_is_reported(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_saves_its_progress(tmp_path, number, code):
     toy = Toy(tmp_path)
-    process = toy.start("run", str(toy.file), "-s", "d.steps=15", "-s", "d.seconds=0.1")
+    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
     wait_for(lambda: len(toy.steps()) >= 3)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == code
     assert f"run {toy.state()['run']} was stopped; go on with: dflow resume {toy.state()['run']}" in errors
     assert toy.caches()["d"][0] == "pending"
     saved = len(toy.steps())
-    assert 3 <= saved < 15
-    assert toy.dflow("resume").returncode == 0
+    assert 3 <= saved < 600
+    assert toy.dflow("resume", "-s", "d.seconds=0.0").returncode == 0
     steps = [int(step) for step in (tmp_path / "done.txt").read_text().split()]
     assert steps[:saved] == list(range(saved))
-    assert sorted(set(steps)) == list(range(15))
-    assert len(steps) <= 16
+    assert sorted(set(steps)) == list(range(600))
+    assert len(steps) <= 601
 
 
 def test_two_runs_at_once_on_one_store_do_every_node_once(tmp_path):
-    toy = Toy(tmp_path)
-    both = [toy.start("run", str(toy.file), "-s", "a.seconds=1.0") for _ in range(2)]
-    outputs = [process.communicate(timeout=60) for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
-    assert sorted(toy.calls()) == sorted(ALL)
-    assert sum("a: waiting, process" in out for out, _ in outputs) == 1
+    held = PIPELINE.replace('op = "make"\ntext = "hello"', 'op = "meet"\nname = "a"\nothers = ["go"]')
+    toy = side(tmp_path, held.partition("\n\n")[2])
+    first = toy.start("run", str(toy.file))
+    wait_for((tmp_path / "a.here").exists)
+    second = toy.start("run", str(toy.file))
+    assert any(line.startswith("a: waiting, process") for line in second.stdout)
+    (tmp_path / "go.here").touch()
+    outputs = [process.communicate(timeout=300) for process in (first, second)]
+    assert [process.returncode for process in (first, second)] == [0, 0], outputs
+    assert sorted(toy.calls()) == sorted(["a", *ALL[1:]])
+    assert "a: waiting, process" not in outputs[0][0]
     assert list((toy.store / "work").iterdir()) == []
 
 
 def test_code_that_changes_while_the_run_goes_on_gets_the_key_of_what_really_ran(tmp_path):
-    toy = Toy(tmp_path)
-    process = toy.start("run", str(toy.file), "-s", "a.seconds=1.0")
-    wait_for(lambda: (tmp_path / "calls.txt").exists())
+    held = PIPELINE.replace('op = "make"\ntext = "hello"', 'op = "meet"\nname = "hello"\nothers = ["go"]')
+    toy = side(tmp_path, held.partition("\n\n")[2])
+    process = toy.start("run", str(toy.file))
+    wait_for((tmp_path / "hello.here").exists)
     source = (tmp_path / "toy.py").read_text()
-    (tmp_path / "toy.py").write_text(source.replace("between.join(texts)", "between.join(reversed(texts))"))
-    out, _ = process.communicate(timeout=60)
+    (tmp_path / "new").write_text(source.replace("between.join(texts)", "between.join(reversed(texts))"))
+    (tmp_path / "new").replace(tmp_path / "toy.py")  # at once, for who reads it meanwhile
+    (tmp_path / "go.here").touch()
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert "c: its code or data changed since the run began; the newest is taken" in out
     assert toy.text("c") == "HELLO-hello"
