@@ -1,6 +1,5 @@
 """Ops whose ranks run on several hosts, for tests with several agents on one machine."""
 
-import os
 from pathlib import Path
 
 from toy_ops import UNTRACKED, Toy
@@ -95,11 +94,3 @@ def ranks(toy: Toy, count: int = 2) -> list[int]:
     for path in paths:
         path.unlink()
     return pids
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return b"Z" not in Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]

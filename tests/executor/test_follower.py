@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from toy_ops import ONE_NODE, Toy, wait_for
+from toy_ops import ONE_NODE, TRACKED, Toy, is_alive, wait_for
 from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
 from executor import follow, follow_process, follower
@@ -108,13 +108,6 @@ def started(monkeypatch, tmp_path):
 def pids_in(folder):
     path = folder / "pids"
     return [int(pid) for pid in path.read_text().split("\n")[:-1]] if path.exists() else []
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_user_is_warned_once_and_told_when_the_server_is_there_again(started):
@@ -224,15 +217,15 @@ def following(executor):
     return found
 
 
-def begun(toy, *arguments):
+def begun(toy, program=""):
     """A run at work, of whose last node MLflow has a part."""
-    process = toy.start("run", str(toy.file), "-s", "d.steps=100000", "-s", "d.seconds=0.02", *arguments)
-    wait_for(lambda: points_sent(toy) > 0, seconds=120)
+    process = toy.start("run", str(toy.file), "-s", "d.steps=100000", "-s", "d.seconds=0.02", program=program)
+    wait_for(lambda: points_sent(toy) > 0)
     return process
 
 
 def points_sent(toy):
-    if not list(toy.store.glob("records/*/state.jsonl")):
+    if not toy.has_begun():
         return 0
     sent = read_json(newest_record(toy) / "mlflow.json") or {"nodes": {}}
     return sent["nodes"].get("d", {}).get("points", 0)
@@ -257,9 +250,9 @@ def test_a_run_goes_on_when_the_process_is_killed_and_the_next_one_sends_all_onc
     (first,) = following(process)
     os.kill(first, signal.SIGKILL)
     before = points_sent(toy)
-    wait_for(lambda: points_sent(toy) > before, seconds=120)
+    wait_for(lambda: points_sent(toy) > before)
     (toy.folder / "end").touch()
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=300)
     run = newest_record(toy).name
     assert (process.returncode, errors) == (0, f"warning: {KILLED}\n".replace(RUN, run))
     assert "MLflow is there again and has all of the run until now" in out
@@ -271,10 +264,10 @@ def test_when_the_next_one_is_killed_too_sync_sends_the_rest_once(tmp_path):
     process = begun(toy)
     first = following(process)
     os.kill(first[0], signal.SIGKILL)
-    wait_for(lambda: following(process) not in ([], first), seconds=60)
+    wait_for(lambda: following(process) not in ([], first))
     os.kill(following(process)[0], signal.SIGKILL)
     (toy.folder / "end").touch()
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=300)
     assert (process.returncode, lacks(Record.load(newest_record(toy)))) == (0, True)
     what, run = "the process that sends to MLflow was killed (signal 9)", newest_record(toy).name
     assert errors == f"warning: {KILLED}\n".replace(RUN, run)
@@ -318,13 +311,13 @@ def test_whoever_sends_a_run_is_the_only_one(tmp_path, monkeypatch):
 
 def test_signals_to_all_processes_leave_it_to_send_how_the_run_ended(tmp_path):
     toy = tracked_toy(tmp_path)
-    process = begun(toy)
+    process = begun(toy, program=f"import executor.follower; executor.follower.STOPPED_WITHIN_S = 120.0\n{TRACKED}")
     (first,) = following(process)
     assert os.getpgid(first) == first
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         os.kill(first, number)
     process.terminate()
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGTERM
     assert "warning" not in errors
     assert not lacks(Record.load(newest_record(toy)))

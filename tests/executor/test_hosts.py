@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from host_ops import SOON, hosts_toy, is_alive, ranks
-from toy_ops import wait_for
+from host_ops import SOON, hosts_toy, ranks
+from toy_ops import is_alive, wait_for
 
 from dsl.errors import StageError
 from dsl.launch import Launch

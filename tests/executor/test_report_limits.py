@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from host_ops import is_alive
 from report_page import Page
 from test_report import PIPELINE, counting, run
-from toy_ops import wait_for
+from toy_ops import is_alive, wait_for
 
 from executor import send_results
 from executor.points import Point

@@ -9,8 +9,8 @@ import signal
 
 import pytest
 from side_ops import side
-from test_kill import forkserver_pids, is_alive, processes, stage_pids, two_ranks
-from toy_ops import ONE_NODE, PROJECT, TWO_RANKS, UNTRACKED, Toy, wait_for
+from test_kill import forkserver_pids, processes, stage_pids, two_ranks
+from toy_ops import ONE_NODE, PROJECT, TWO_RANKS, UNTRACKED, Toy, is_alive, wait_for
 
 HOLDS = '''
 @op(version=1, run="toy:hold")

@@ -232,11 +232,19 @@ sys.exit(executor.cli.main())
 """
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
+
+
+def is_alive(pid: int | str) -> bool:
+    """A process that has ended may end between the opening of its file and the reading too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class Toy:
@@ -265,8 +273,12 @@ class Toy:
 
     def dflow(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, **environment)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=300)
         return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
+
+    def has_begun(self) -> bool:
+        """Whether the state of a run can be read: the first line of its record is written to its end."""
+        return any(b"\n" in path.read_bytes() for path in self.store.glob("records/*/state.jsonl"))
 
     def state(self) -> dict[str, Any]:
         """The state of the latest run, as it stands in its record."""
