@@ -22,7 +22,7 @@ from dsl.search_path import put_on_path
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
 from dsl.told_once import told_once
-from dsl.values import interpolate
+from dsl.values import TRACKING_URI, interpolate
 from dsl.variants import Sweep, sort_of
 from dsl.wiring import Absent, absolute_path, wiring_mistakes
 from dsl.written import WrittenNode, add_checked_node, written_nodes
@@ -60,6 +60,21 @@ def op_files_of(file: Path) -> tuple[Path, ...]:
     document = read_document(file)
     head = written_table("pipeline", document.table("pipeline"), Places(document, ("pipeline",)))
     return _op_files(document, {"pipeline": head}, absolute_path(file.parent, Path.cwd()), [])
+
+
+def tracking_uri_of(file: Path) -> str | None:
+    """Where a TOML pipeline sends its runs, whatever else is wrong with it; None where it does not say.
+
+    Raises PipelineError where that itself is wrong, and for what is no TOML.
+    """
+    document = read_document(file)
+    tables = {name: written_table(name, document.table(name), Places(document, (name,))) for name in TABLE_NAMES}
+    mistakes = interpolate({}, tables)
+    pipeline, wrong = pipeline_of(tables, absolute_path(file.parent, Path.cwd()), ())
+    own = [mistake for mistake in (*mistakes, *wrong) if mistake.path == ".".join(TRACKING_URI)]
+    if own:
+        raise PipelineError(own)
+    return pipeline.tracking_uri
 
 
 def _require_file(file: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import attrs
 
-from dsl.read_toml import read_graph
+from dsl.errors import ConfigError, PipelineError
+from dsl.read_toml import read_graph, tracking_uri_of
 from dsl.secrets import resolved_text
 from executor.commands.arguments import add_json, add_store
 from executor.doctor.finding import Finding
@@ -16,22 +17,28 @@ from executor.doctor.host import host_findings
 from executor.doctor.libraries import loaded_findings, start_probes, version_findings
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
-from executor.exits import FAILED, OK
+from executor.exits import FAILED, OK, USAGE
 from executor.lines import print_json, print_lines
 from executor.progress import Doing
 from executor.store import store_path
 
+PIPELINE = "pipeline"  # the name of a finding of the file
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help="a pipeline, whose store and MLflow server are looked at"
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="a pipeline, whose mistakes, store and MLflow server are looked at",
     )
     add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where dflow cannot run at all; what some ops lack only is told."""
+    """Exit code 1 where dflow cannot run at all, 2 where the file has mistakes; what some ops lack only is told."""
     findings = []
     with Doing() as doing:
         for finding in _findings(options, lambda what: doing.tell(f"looking at {what}")):
@@ -43,12 +50,15 @@ def main(options: argparse.Namespace) -> int:
         print_json({"runs": not fatal, "findings": [attrs.asdict(each) for each in findings]})
     elif fatal:
         print_lines("dflow cannot run here before that is mended", error=True)
-    return FAILED if fatal else OK
+    if fatal:
+        return FAILED
+    return USAGE if any(finding.name == PIPELINE for finding in findings) else OK
 
 
 def _findings(options: argparse.Namespace, look_at: Callable[[str], None]) -> Iterator[Finding]:
     """What takes seconds goes on beside the rest, and is told last."""
-    uri = None if options.file is None else read_graph(options.file, [], []).tracking_uri
+    if options.file is not None:
+        yield from _file_findings(options.file)
     probes = start_probes()
     look_at("this machine, and which libraries are installed")
     yield from version_findings()
@@ -56,6 +66,33 @@ def _findings(options: argparse.Namespace, look_at: Callable[[str], None]) -> It
     look_at("the store and MLflow")
     store = store_path(options.store, options.file)
     yield from storage_findings(store)
-    yield from tracking_findings(store, None if uri is None else resolved_text(uri))
+    yield from _mlflow_findings(store, options.file)
     look_at(f"{', '.join(probes) or 'the libraries'}: loaded to see whether they work, which takes a while")
     yield from loaded_findings(probes)
+
+
+def _file_findings(file: Path) -> Iterator[Finding]:
+    """The mistakes of a pipeline file. Raises PipelineError where there is no such file."""
+    try:
+        read_graph(file, [], [])
+    except PipelineError as error:
+        if not file.is_file():
+            raise
+        yield from (Finding(PIPELINE, "missing", str(mistake)) for mistake in error.mistakes)
+
+
+def _mlflow_findings(store: Path, file: Path | None) -> Iterator[Finding]:
+    """Of a file with mistakes too, as far as it says where its runs go."""
+    try:
+        uri = _tracking_uri(file) if file is not None else None
+        resolved = None if uri is None else resolved_text(uri)
+    except PipelineError:
+        yield Finding("MLflow", "warning", f"not looked at: what {file} says of it has mistakes")
+    except ConfigError as error:
+        yield Finding("MLflow", "missing", f"not looked at: {error}")
+    else:
+        yield from tracking_findings(store, resolved)
+
+
+def _tracking_uri(file: Path) -> str | None:
+    return tracking_uri_of(file) if file.suffix == ".toml" else read_graph(file, [], []).tracking_uri

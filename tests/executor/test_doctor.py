@@ -17,6 +17,8 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
+from executor.cli import main
+from executor.commands import doctor
 from executor.doctor import host, libraries, tracking
 from executor.doctor.finding import Finding
 from executor.doctor.host import host_findings
@@ -199,6 +201,42 @@ def test_limits_of_the_operating_system_are_told(monkeypatch: pytest.MonkeyPatch
     assert ("warning", "ulimit -n 1024") == (found["open files"].level, found["open files"].remedy)
     assert "warning" == found["shared memory"].level
     assert "missing" == found["C compiler"].level
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("tracking_uri = 'http://127.0.0.1:9'", "http://127.0.0.1:9 cannot be reached"),
+        ("tags = 3", "mlflow.db: not there yet"),
+        ("tracking_uri = 'http://${secret:DFLOW_NOT_SET}'", "not looked at: what "),
+        ("tracking_uri = 3", "not looked at: what "),
+        ("tracking_uri = [", "not looked at: what "),
+    ],
+)
+def test_a_file_with_mistakes_is_told_beside_all_that_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str, told: str
+) -> None:
+    monkeypatch.setattr(doctor, "start_probes", dict)
+    file = tmp_path / "p.toml"
+    node = "[node.t]\nop = 'load_target'\ncheckpoint = 'FILL IN: the directory'\n"
+    file.write_text(f"pipeline = {{ name = 'p' }}\n{node}[mlflow]\n{written}\n")
+    assert 2 == main(["doctor", str(file), "--json", "--store", str(tmp_path / "runs")])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    mistakes = [each["told"] for each in found if each["name"] == "pipeline"]
+    assert ("= [" in written) == any("not TOML" in mistake for mistake in mistakes)
+    assert ("= [" not in written) == any("node.t.checkpoint: there is no file" in mistake for mistake in mistakes)
+    assert [True] == [told in each["told"] for each in found if each["name"] == "MLflow"]
+    assert {"Python", "store", "disk", "machine"} <= {each["name"] for each in found}
+
+
+def test_a_file_without_mistakes_has_no_finding_and_one_that_is_not_there_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "start_probes", dict)
+    assert 0 == main(["doctor", str(ROOT / "pipelines" / "tiny.toml"), "--store", str(tmp_path / "runs")])
+    assert "pipeline:" not in capsys.readouterr().out
+    assert 2 == main(["doctor", str(tmp_path / "none.toml")])
+    assert "there is no pipeline file" in capsys.readouterr().err
 
 
 def test_on_a_terminal_what_is_looked_at_stands_below_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
