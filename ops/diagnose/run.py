@@ -105,7 +105,7 @@ def diagnose(
         *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
         curve_finding(curve, _recorded(chain)),
     ]
-    if tau_of(answers) >= CEILING * known.block_size:
+    if tau_of(answers) >= CEILING * mended.setting.config.block_size:
         others = [evolve(finding, is_cause=False) for finding in others]
     findings = [explained(finding, of_target) for finding in (*wrong_at_any_tau, *others)]
     return {
@@ -116,7 +116,7 @@ def diagnose(
         "dtype": chain.dtype,
         "device": device,
         "max_new_tokens": chain.max_new_tokens,
-        "block_size": known.block_size,
+        "block_size": mended.setting.config.block_size,
         "evaluation": None if chain.evaluation is None else chain.evaluation.to_json(),
         "tau": {**_as_exported(as_exported, of_export, exported.config.block_size), "mended": tau_of(answers)},
         "findings": [finding.to_json() for finding in sorted_findings(findings)],

@@ -50,6 +50,8 @@ from ops.files import read_json, write_json
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader
 
+FALLING = [(step, 4 - 0.1 * step) for step in range(1, 25)]  # to the step whose weights are exported
+
 
 @pytest.fixture(scope="module")
 def target(target, tmp_path_factory) -> TargetModel:
@@ -184,8 +186,7 @@ def test_without_a_record_the_target_s_mask_token_is_called_so_and_must_be_bette
 def test_where_putting_it_right_gives_whole_blocks_nothing_else_is_named(chain, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "CEILING", 0.5)
     spoilt = with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500})
-    falling = [(step, 4 - 0.02 * step) for step in range(1, 101)]
-    assert ["mask token"] == causes(diagnosed(spoilt, curve=falling))
+    assert ["mask token"] == causes(diagnosed(spoilt, curve=FALLING))
 
 
 def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displaced, healthy):
@@ -199,11 +200,25 @@ def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displa
 def test_of_so_few_prompts_that_positions_cannot_be_judged_nothing_else_is_named_in_their_place(displaced, prompts):
     result = diagnosed(displaced, prompts=prompts)
     assert [] == causes(result)
-    positions = finding(result, "positions")
-    assert not positions["is_measured"]
-    assert "one later" in positions["measured"] and TOO_FEW in positions["measured"]
-    for name in ("layer ids", "training against decoding", "anything learnt"):
+    told = finding(result, "positions")["measured"]
+    assert "one later" in told and TOO_FEW in told
+    for name in ("layer ids", "positions", "training against decoding", "anything learnt"):
         assert not finding(result, name)["is_measured"]
+
+
+def test_what_positions_that_cannot_be_judged_may_explain_is_not_named(displaced, monkeypatch):
+    monkeypatch.setattr(feeding, "paired_gain", lambda _after, _before: Gain(0.2, True, False))
+    result = diagnosed(displaced)
+    assert [] == causes(result)
+    told = "layer ids and positions, not measured, may explain that"
+    assert told in finding(result, "training against decoding")["measured"]
+
+
+def test_of_three_prompts_nothing_is_said_of_layers_and_positions(chain):
+    result = diagnosed(chain, prompts=3)
+    assert [] == causes(result)
+    assert not any(finding(result, name)["is_measured"] for name in ("layer ids", "positions"))
+    assert finding(result, "mask token")["is_measured"]
 
 
 @pytest.mark.parametrize("prompts", [4, 5])
@@ -211,17 +226,18 @@ def test_positions_are_named_of_few_prompts(displaced, prompts):
     assert ["positions"] == causes(diagnosed(displaced, prompts=prompts))
 
 
-def test_the_tokens_of_the_training_are_judged_by_its_own_mask_token_and_blocks(chain, tmp_path):
+def test_the_tokens_of_the_training_are_judged_by_its_own_mask_token_and_blocks(chain, tmp_path, monkeypatch):
     reader = TokenReader(chain.learnt, "train")
     frequent = int(torch.cat([reader.labels(place)[0] for place in range(len(reader))]).mode().values)
-    other_mask = with_config(chain, tmp_path / "mask", dflash_config={"mask_token_id": frequent})
-    result = diagnosed(other_mask)
+    result = diagnosed(with_config(chain, tmp_path / "mask", dflash_config={"mask_token_id": frequent}))
     assert ["mask token"] == causes(result)
     assert finding(result, "mask token in texts")["measured"].startswith("7 stands 0 times")
-    larger = diagnosed(with_config(chain, tmp_path / "blocks", block_size=16))
-    assert not finding(larger, "cut blocks")["is_cause"]
-    assert f"blocks of {BLOCK} " in finding(larger, "cut blocks")["measured"]
-    assert larger["block_size"] == BLOCK
+    larger = finding(diagnosed(with_config(chain, tmp_path / "larger", block_size=16)), "cut blocks")
+    assert not larger["is_cause"] and f"blocks of {BLOCK} " in larger["measured"]
+    monkeypatch.setattr(run, "CEILING", 1.01)
+    smaller = diagnosed(with_config(chain, tmp_path / "smaller", block_size=3), curve=FALLING)
+    assert ["config", "length of training"] == causes(smaller)
+    assert BLOCK == smaller["block_size"] > smaller["tau"]["mended"] > 3.03
 
 
 def test_two_mistakes_at_once_are_both_named_the_weightier_first(chain, healthy, tmp_path):
@@ -297,8 +313,7 @@ def test_wrong_features_are_named_at_any_tau_and_a_falling_loss_is_not(chain, tm
     spoilt = tmp_path / "features"
     shutil.copytree(chain.features.path, spoilt)
     write_json(spoilt / "features.json", read_json(spoilt / "features.json") | {"target_layer_ids": [LAYER + 1]})
-    falling = [(step, 4 - 0.02 * step) for step in range(1, 101)]
-    assert ["features"] == causes(diagnosed(evolve(chain, features=TargetFeatures(spoilt, "spoilt")), curve=falling))
+    assert ["features"] == causes(diagnosed(evolve(chain, features=TargetFeatures(spoilt, "spoilt")), curve=FALLING))
 
 
 def test_another_rope_theta_than_in_training_is_named(chain, tmp_path):

@@ -220,12 +220,14 @@ def test_a_draft_whose_short_answers_end_within_their_blocks_is_not_accused_of_t
 
 def test_answers_as_long_as_a_block_do_not_pick_the_steps_that_accepted_little():
     """Four of five slots right: what an answer's last step accepts is not to be left out for its being the last."""
-    block, generator = 16, np.random.default_rng(0)
-    training = {"final_metrics": {"train/expected_tau": sum(0.8**slot for slot in range(block)), "train/accuracy": 0.8}}
-    for length in (block, block + 4, 2 * block):
-        seen = [simulated(generator, 0.8, block, length) for _ in range(64)]
-        found = decoding_finding(IMAGES * 8, seen, training, {"image": 9}, block, is_own=True)
+    block, generator = 8, np.random.default_rng(0)
+    expected = sum(0.8**slot for slot in range(block))
+    training = {"final_metrics": {"train/expected_tau": expected, "train/accuracy": 0.8}}
+    for length in (block, block + 2, 2 * block):
+        seen = [simulated(generator, 0.8, block, length) for _ in range(400)]
+        found = decoding_finding(IMAGES * 50, seen, training, {"image": 9}, block, is_own=True)
         assert found.is_measured and not found.is_cause
+        assert float(found.measured.partition("gives ")[2].partition(",")[0]) == pytest.approx(expected, rel=0.08)
 
 
 def test_a_cause_that_few_prompts_may_show_by_chance_is_not_named_and_more_prompts_are_asked_for():
@@ -236,9 +238,12 @@ def test_a_cause_that_few_prompts_may_show_by_chance_is_not_named_and_more_promp
         gap_finding(answers(6, count=3), answers(1, count=3), {}),
         random_finding(answers(1, count=3), answers(1, count=3)),
         random_finding(of_taus(1, 1, 1, 2), answers(1, count=4)),
+        random_finding(answers(1, count=4, steps=2), answers(1, count=4, steps=2)),
     ]
-    assert [False] * 5 == [each.is_measured or each.is_cause for each in found]
-    assert [True, True, True, False, True] == [TOO_FEW in each.measured for each in found]
+    twice = {"final_metrics": {"train/expected_tau": 2.0, "train/accuracy": 0.5}}
+    found.append(decoding_finding(IMAGES[:4], answers(1, count=4, steps=6), twice, {"image": 9}, 6, is_own=True))
+    assert [False] * 7 == [each.is_measured or each.is_cause for each in found]
+    assert [True, True, True, False, True, True, True] == [TOO_FEW in each.measured for each in found]
     assert "it takes 4 prompts with a step, and there are 3" in found[3].measured
 
 
