@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ class HostFolder:
 
     def order_end(self, how: str) -> None:
         """how: "term" or "kill"."""
-        fresh = self.path / ".end"
+        fresh = self.path / f".end.{threading.get_ident()}"  # two threads of the executor may order it at once
         fresh.write_text(how)
         fresh.replace(self.path / "end")
 

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ class SeveralHosts:
     def signal(self, number: int, *, whole_group: bool = False) -> None:
         """SIGTERM reaches the other hosts by results-<attempt>/stop, which is there already."""
         if number == signal.SIGKILL:
-            self._folder.order_end("kill")
+            with suppress(OSError):  # a full disk, or the folder is gone: the ranks here are killed all the same
+                self._folder.order_end("kill")
         with self._lock:
             self._is_stopping.set()
             if self._here is not None:

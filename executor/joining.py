@@ -11,12 +11,13 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
-from dsl.errors import DflowError, StageError
+from dsl.errors import DflowError, StageError, StoreError
 from dsl.graph_json import node_from_json
 from dsl.secrets import secret_values
 from executor.children import Child, Children
@@ -49,8 +50,8 @@ class Offers:
 
     def find(self, refused: Container[Path]) -> HostFolder | None:
         """One that has a place left, and whose executor is seen to live."""
-        paths = {path.parent for path in self._work.glob("*/hosts-*/offer.json")}
-        self._pulses = {path: self._pulses.get(path) or Pulse(HostFolder(path).beat_path(0)) for path in sorted(paths)}
+        paths = sorted(self._offered())
+        self._pulses = {path: self._pulses.get(path) or Pulse(HostFolder(path).beat_path(0)) for path in paths}
         for path, pulse in self._pulses.items():
             if path in refused:
                 continue
@@ -61,6 +62,11 @@ class Offers:
             if offer is not None and any(folder.member(number) is None for number in range(1, offer.hosts)):
                 return folder
         return None
+
+    def _offered(self) -> Iterator[Path]:
+        for work_folder in self._work.glob("*"):
+            with suppress(FileNotFoundError):  # a commit has removed it just now
+                yield from (path.parent for path in work_folder.glob("hosts-*/offer.json"))
 
 
 class Member:
@@ -96,10 +102,13 @@ class Member:
             if not why:
                 code, why = self._run_ranks(endpoint, started)
         except (DflowError, OSError) as error:
-            why = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}" if self._folder.path.exists() else "the stage is over"
         finally:
-            if self._folder.path.exists():
+            try:
                 self._folder.report_end(self._number, code, why)
+            except StoreError:
+                if self._folder.path.exists():  # else nobody is there to read it
+                    raise
         return code, why
 
     def _wait_for_the_others(self) -> tuple[str, str]:
@@ -196,8 +205,11 @@ def joined(folder: HostFolder, leaving: Callable[[], int]) -> tuple[Member, int]
     for number in range(1, offer.hosts):
         if folder.member(number) is None:
             member = Member(folder, offer, number, own_id, leaving)
-            if folder.join(number, own_id):
-                return member, number
+            try:
+                if folder.join(number, own_id):
+                    return member, number
+            except FileNotFoundError as error:
+                raise StageError("the stage is gone") from error
     return None
 
 

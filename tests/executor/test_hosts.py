@@ -1,6 +1,7 @@
 """A stage over several hosts: agents on one machine stand for them, and a false srun for Slurm."""
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from executor.children import Child
 from executor.failure import cause_of
 from executor.host_folder import Beat, HostFolder, Offer, Pulse
 from executor.hosts import SeveralHosts, endpoint_of, wait_for_hosts
-from executor.joining import Offers, joined
+from executor.joining import Member, Offers, joined
 from executor.jsonlines import write_json
 from executor.lease import Lease
 
@@ -244,6 +245,66 @@ def test_a_stage_is_offered_while_its_executor_lives_and_places_are_left(folder,
     assert offers.find({folder.path}) is None
     folder.join(1, "b")
     assert offers.find(()) is None
+
+
+def test_an_agent_goes_on_when_a_work_folder_is_removed_while_it_looks(folder, offer, monkeypatch):
+    folder.write_offer(offer)
+    beat, offers = Beat(folder.beat_path(0)), Offers(folder.work_folder.parent)
+    (folder.work_folder.parent / "other").mkdir()
+    offers.find(())
+    beat.tick()
+    scandir = os.scandir
+
+    def late(path="."):
+        if Path(path).name == "other":
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert offers.find(()).path == folder.path
+
+
+def test_a_stage_that_goes_before_its_place_is_taken_is_refused_in_words(folder, offer, monkeypatch):
+    folder.write_offer(offer)
+    join = HostFolder.join
+
+    def late(self, number, own_id):
+        shutil.rmtree(self.path)
+        return join(self, number, own_id)
+
+    monkeypatch.setattr(HostFolder, "join", late)
+    with pytest.raises(StageError, match="the stage is gone"):
+        joined(folder, lambda: 0)
+
+
+@pytest.mark.parametrize("moment", ["_wait_for_the_others", "report_end"])
+def test_a_stage_that_goes_at_any_moment_is_over(folder, offer, monkeypatch, moment):
+    folder.write_offer(offer)
+    member, _ = joined(folder, lambda: 0)
+    there = Member if moment.startswith("_") else HostFolder
+    step = getattr(there, moment)
+
+    def late(*arguments):
+        shutil.rmtree(folder.path)
+        return step(*arguments)
+
+    monkeypatch.setattr(there, moment, late)
+    assert (None, "the stage is over") == member.run(lambda log: None)
+
+
+def test_two_orders_to_end_at_once_are_one(folder, monkeypatch):
+    replace = Path.replace
+
+    def late(path, target):
+        monkeypatch.undo()
+        other = threading.Thread(target=folder.order_end, args=("kill",))
+        other.start()
+        other.join()
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    folder.order_end("kill")
+    assert "kill" == folder.ordered_end()
 
 
 def test_a_store_that_lies_elsewhere_on_this_host_is_refused(folder, offer, tmp_path):
