@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-from toy_ops import PROJECT
+from toy_ops import PROJECT, wait_for
 
 from dsl.errors import LeaseLost
 from executor import lease as lease_module
@@ -46,24 +45,25 @@ def test_a_second_one_waits_and_says_for_whom(tmp_path):
     assert first.acquire(print, never)
     waiting = threading.Thread(target=second.acquire, args=(said.append, never))
     waiting.start()
-    time.sleep(0.2)
-    assert waiting.is_alive()
+    wait_for(lambda: said)
+    assert second.token == 0
     first.release()
-    waiting.join(5)
+    waiting.join(60)
     assert (second.token, said) == (2, [f"process {os.getpid()} on {os.uname().nodename} (run r1) works on it"])
     second.release()
 
 
 def test_who_waits_is_not_fooled_by_the_folder_being_removed(tmp_path):
+    said = []
     first, second = Lease(tmp_path / "k", "r1"), Lease(tmp_path / "k", "r2")
     first.acquire(print, never)
     first.empty(keep_state=False)
     (first.work_dir / "shard").write_text("")
-    waiting = threading.Thread(target=second.acquire, args=(print, never))
+    waiting = threading.Thread(target=second.acquire, args=(said.append, never))
     waiting.start()
-    time.sleep(0.2)
+    wait_for(lambda: said)
     first.remove()
-    waiting.join(5)
+    waiting.join(60)
     assert sorted(path.name for path in (tmp_path / "k").iterdir()) == ["lease"]
     assert [path.name for path in tmp_path.iterdir()] == ["k"]
     second.check()
