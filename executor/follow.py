@@ -66,9 +66,8 @@ def status_of(state: str) -> str:
 def lacks(record: Record) -> bool:
     """Whether MLflow lacks something of a run in which nothing runs any more."""
     sent = read_object(record.folder / "mlflow.json") or {}
-    ran = any(node.cache in ("miss", "resumed") for node in record.state.nodes.values())
     size = record.events_path.stat().st_size if record.events_path.exists() else 0
-    return (ran or bool(sent)) and not is_sent(sent, record, size)
+    return (record.state.is_for_mlflow or bool(sent)) and not is_sent(sent, record, size)
 
 
 def is_sent(sent: Mapping[str, Any], record: Record, size: int) -> bool:

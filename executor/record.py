@@ -106,6 +106,16 @@ class RunState:
     results_run: str | None = None
     nodes: dict[str, NodeState] = attrs.Factory(dict)
 
+    @property
+    def has_run(self) -> bool:
+        """Whether any stage ran."""
+        return any(node.cache in ("miss", "resumed") for node in self.nodes.values())
+
+    @property
+    def is_for_mlflow(self) -> bool:
+        """Whether MLflow is to have the run: not where all of it is another run's."""
+        return self.has_run or self.results_run == self.run
+
 
 class Record:
     """One run's folder under records/."""
@@ -313,14 +323,6 @@ def _next_id(run: str) -> str:
 def plan_of(folder: Path) -> dict[str, Any]:
     """The rows of plan.json in a record's folder; none where it is gone or damaged."""
     return read_object(folder / PLAN) or {}
-
-
-def results_run(state: RunState) -> str | None:
-    """The run that made the last node's artifact: it holds the results of a run in which nothing ran."""
-    nodes = list(state.nodes.values())
-    if any(node.cache in ("miss", "resumed") for node in nodes):
-        return state.run
-    return next((node.source_run for node in reversed(nodes) if node.source_run), None)
 
 
 def is_begun(folder: Path) -> bool:

@@ -28,7 +28,8 @@ from executor.follow import lacks
 from executor.follower import Follower
 from executor.lease import Lease
 from executor.plan import Decision
-from executor.record import NOT_RUN, NodeState, State, Status, results_run
+from executor.record import NOT_RUN, NodeState, State, Status
+from executor.results_run import results_run
 from executor.schedule import Schedule
 from executor.stop import StopSignal
 from executor.store_lock import artifacts_taken
@@ -144,7 +145,7 @@ class Runner:
     def _finish(self, status: Status) -> None:
         self._record.state.status = status
         self._record.state.ended = time.time()
-        self._record.state.results_run = results_run(self._record.state)
+        self._record.state.results_run = results_run(self._record, self._graph)
         self._record.event("", "run", state=status)
         self._record.save()
         if self._follower is None and lacks(self._record):  # the executor died before it had sent all

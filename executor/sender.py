@@ -83,7 +83,7 @@ class Sender:
         self._warning = None
         try:
             record = Record.load(self._folder)
-            if self._sent["parent"] is None and all(n.cache in (None, "hit") for n in record.state.nodes.values()):
+            if self._sent["parent"] is None and not record.state.is_for_mlflow:
                 return None
             self._try(record)
         except StoreError as error:

@@ -12,13 +12,14 @@ from executor.begin import Session
 from executor.exits import OK
 from executor.follow import lacks
 from executor.lines import print_lines
-from executor.record import Record, mlflow_ids, results_run
+from executor.record import mlflow_ids
 from executor.results import print_figures
+from executor.results_run import results_run
 
 
 def start(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:
     """The exit code, see `executor.run.run_session`."""
-    if session.is_complete and _is_closed(session.record):
+    if session.is_complete and _is_closed(session):
         _tell(session)
         return OK
     outcome = importlib.import_module("executor.outcome")
@@ -26,11 +27,12 @@ def start(session: Session, *, adopt: bool = False, keep_going: bool = False) ->
     return code
 
 
-def _is_closed(record: Record) -> bool:
+def _is_closed(session: Session) -> bool:
     """Put down that the run is done, unless MLflow lacks something of it: it has to be sent then."""
+    record = session.record
     state = record.state
     before = state.status
-    state.status, state.ended, state.results_run = "done", time.time(), results_run(state)
+    state.status, state.ended, state.results_run = "done", time.time(), results_run(record, session.graph)
     if lacks(record):
         state.status, state.ended = before, None
         return False

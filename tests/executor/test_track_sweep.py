@@ -338,3 +338,32 @@ def test_of_two_nodes_that_judge_a_model_both_figures_are_its_tags_and_those_sta
     assert {"join/weight": "1", "judge/join/weight": "1", "long/join/weight": "7"} == tags
     judge, long = ([f"{node}/join/weight", f"{node}/join/length"] for node in ("judge", "long"))
     assert [*judge, *long] == order
+
+
+def test_a_sweep_of_what_several_runs_made_before_is_a_sweep_in_mlflow_of_its_own(tmp_path):
+    toy = swept_toy(tmp_path)
+    makers = []
+    for weight in ("1.0", "3.0"):
+        assert 0 == toy.dflow("run", str(toy.file), "-s", f"judge.weight={weight}").returncode
+        makers.append(newest_record(toy).name)
+    result = toy.dflow("run", str(toy.file), "--sweep", "judge.weight=[1.0,3.0]")
+    record = newest_record(toy)
+    assert (0, "") == (result.returncode, result.stderr)
+    assert "its results are those of" not in result.stdout
+    assert f"run {record.name} is done" in result.stdout
+    assert set(makers) == {node["source_run"] for name, node in toy.state()["nodes"].items() if "judge" in name}
+    send(toy, record)
+    parent, found = combinations_of(toy, record)
+    assert "sweep" == parent.data.tags["dflow.kind"]
+    assert {"weight=1.0": 1.0, "weight=3.0": 3.0} == {
+        name: run.data.metrics["join/weight"] for name, run in found.items()
+    }
+
+
+def test_a_sweep_that_one_sweep_made_before_has_the_results_of_that_one(swept):
+    toy, record, _out, _calls = swept
+    result = toy.dflow("run", str(toy.file), *SWEEPS)
+    assert f"is done, its results are those of run {record.name}" in result.stdout
+    assert not (newest_record(toy) / "mlflow.json").exists()
+    result = toy.dflow("run", str(toy.file), *SWEEPS[:2], "-s", "judge.weight=3.0")
+    assert "its results are those of" not in result.stdout, "of the four these are two others to compare"
