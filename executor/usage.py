@@ -38,13 +38,14 @@ class Watched:
     gpus: Sequence[str] | None
     since: float = field(factory=time.monotonic)  # the last look
     ticks: dict[int, int] = field(factory=dict)  # of each process, by the last look
+    age: float = 0.0  # of the stage's process, when its ticks were read
     pause: float = FIRST_S
 
     def is_due(self, now: float) -> bool:
         return now >= self.since + self.pause
 
-    def looked(self, now: float, ticks: dict[int, int]) -> None:
-        self.since, self.ticks = now, ticks
+    def looked(self, now: float, ticks: dict[int, int], age: float) -> None:
+        self.since, self.ticks, self.age = now, ticks, age
         self.pause = min(2 * self.pause, EVERY_S)
 
 
@@ -80,22 +81,22 @@ class Usage(threading.Thread):
         self._closed.set()
 
     def _metrics(self, each: Watched, processes: Mapping[int, Process]) -> dict[str, float]:
-        now = time.monotonic()
         own = below(each.pid, processes)
         ticks = {pid: processes[pid].ticks for pid in own}
         used = sum(count - each.ticks.get(pid, 0) for pid, count in ticks.items()) / TICKS_A_SECOND
-        is_first, seconds = not each.ticks, now - each.since
-        each.looked(now, ticks)
+        age = processes[each.pid].age if each.pid in own else each.age
+        seconds = age - each.age
+        each.looked(time.monotonic(), ticks, age)
         metrics = {"memory_usage_megabytes": sum(processes[pid].memory for pid in own) / MB}
         if each.pid in own:
-            seconds = processes[each.pid].age if is_first else seconds
             metrics["cpu_utilization_percentage"] = 100 * used / max(seconds, 0.001)
         return {**metrics, **(gpu_metrics(each.gpus) if self._has_gpus else {})}
 
 
 @define
 class Process:
-    """parent: its process id; ticks: CPU time that it used; memory: resident bytes; age: in seconds."""
+    """parent: its process id; ticks: CPU time that it used; memory: resident bytes; age: in seconds, when these
+    were read."""
 
     parent: int
     ticks: int
@@ -106,11 +107,11 @@ class Process:
 def read_processes() -> dict[int, Process]:
     """All that there are, by process id. Source: proc(5), /proc/<pid>/stat."""
     found = {}
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with suppress(OSError):  # it has ended
                 fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                now = time.clock_gettime(time.CLOCK_BOOTTIME)
                 ticks = int(fields[11]) + int(fields[12])
                 found[int(folder.name)] = Process(
                     int(fields[1]), ticks, int(fields[21]) * PAGE, now - int(fields[19]) / TICKS_A_SECOND

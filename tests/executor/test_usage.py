@@ -4,8 +4,12 @@ import os
 import queue
 import subprocess
 import sys
+from pathlib import Path
 
-from executor.usage import Usage, Watched, read_processes
+import pytest
+
+from executor import usage
+from executor.usage import TICKS_A_SECOND, Process, Usage, Watched, read_processes
 
 
 def test_a_young_node_is_looked_at_soon_and_an_old_one_every_ten_seconds() -> None:
@@ -16,7 +20,7 @@ def test_a_young_node_is_looked_at_soon_and_an_old_one_every_ten_seconds() -> No
         assert not watched.is_due(now + watched.pause - 0.01)
         now += watched.pause
         assert watched.is_due(now)
-        watched.looked(now, {})
+        watched.looked(now, {}, 0.0)
     assert [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0] == pauses
 
 
@@ -40,3 +44,25 @@ def test_the_age_of_a_process_is_that_since_its_start() -> None:
         processes = read_processes()
         young.kill()
     assert -0.1 < processes[young.pid].age < processes[os.getpid()].age
+
+
+def test_a_process_is_as_old_as_when_its_cpu_time_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, read = [1e9], Path.read_text
+
+    def stalls(path: Path, **how: str) -> str:
+        clock[0] += 100.0
+        return read(path, **how)
+
+    monkeypatch.setattr(usage.time, "clock_gettime", lambda clock_id: clock[0])
+    before = read_processes()[os.getpid()].age
+    monkeypatch.setattr(Path, "read_text", stalls)
+    assert read_processes()[os.getpid()].age >= before + 100.0
+
+
+def test_the_cpu_time_between_two_looks_is_told_of_the_time_between_them() -> None:
+    looks = Usage(list, lambda node, metrics: None)
+    watched = Watched("a", 7, [])
+    for age, seconds_used, expected in ((2.0, 1.0, 50.0), (6.0, 9.0, 200.0)):
+        ticks = round(seconds_used * TICKS_A_SECOND)
+        metrics = looks._metrics(watched, {7: Process(1, ticks, 0, age)})
+        assert expected == pytest.approx(metrics["cpu_utilization_percentage"])
