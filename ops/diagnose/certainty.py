@@ -4,8 +4,8 @@ That figure of a prompt is 1 / tau. It lies between 0 and 1, so the few prompts 
 show, as they would with tau or its logarithm; and of answers that are equally long its mean is 1 / tau of them all.
 
 Two tests share the chance of an error. One takes the spread of the prompts as it is, and finds small gains of many
-prompts. The other takes in PRIOR_PROMPTS imagined prompts with a spread of PRIOR_SPREAD, about that of prompts with a tau
-between 1.3 and 6, and finds large gains of few.
+prompts. The other takes in PRIOR_PROMPTS imagined prompts with a spread of PRIOR_SPREAD, about that of prompts whose
+tau lies between 1.3 and 6, and finds large gains of few.
 
 N prompts
 """
