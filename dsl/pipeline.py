@@ -28,6 +28,7 @@ __all__ = ["Launch", "Machine", "Node", "Pipeline", "check_tags"]
 
 NODE_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 TABLE_NAMES = ("pipeline", "mlflow", "machine")
+TAKEN_ID = 'node id "{0}": that is the table [{0}], in -s and in ${{...}}'
 RESERVED_TAGS = ("dflow.", "mlflow.")
 
 
@@ -140,7 +141,7 @@ class Pipeline:
         if not NODE_ID.fullmatch(node_id):
             raise ConfigError(f'node id "{node_id}": letters, digits, "_" and "-" only, and a letter first')
         if node_id in TABLE_NAMES:
-            raise ConfigError(f'node id "{node_id}": that is the table [{node_id}], in -s and in ${{...}}')
+            raise ConfigError(TAKEN_ID.format(node_id))
         if node_id in self.nodes:
             raise ConfigError(f'node "{node_id}" is there twice')
         takes_seed = "seed" in op_of(config).fields and config.seed is None

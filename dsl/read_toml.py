@@ -17,7 +17,7 @@ from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
 from dsl.paths import is_there
-from dsl.pipeline import TABLE_NAMES, Pipeline
+from dsl.pipeline import TABLE_NAMES, TAKEN_ID, Pipeline
 from dsl.search_path import put_on_path
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
@@ -101,8 +101,11 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent
     nodes = {node_id: reader.read(node_id, table) for node_id, table in document.table("node").items()}
     overrides, wrong = put_into(nodes, overrides)
     mistakes += wrong
-    nodes, wrong = expanded(nodes, sweeps, document, reader.read_variant)
+    written = nodes
+    nodes, wrong = expanded(written, sweeps, document, reader.read_variant)
     mistakes += wrong
+    taken = [node_id for node_id in TABLE_NAMES if node_id in written and node_id not in nodes]
+    mistakes += [written[node_id].mistake("", TAKEN_ID.format(node_id)) for node_id in taken]
     overrides, wrong = put_into(nodes, overrides)
     mistakes += [*wrong, *unknown_owners(overrides, nodes), *interpolate(nodes, tables)]
     pipeline, wrong = pipeline_of(tables, root, op_files)

@@ -6,6 +6,7 @@ values, and between nodes, the schema says nothing.
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from attrs import validators
 from dsl.launch import Launch
 from dsl.needs import Needs
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
-from dsl.pipeline import NODE_ID, TABLE_NAMES
+from dsl.pipeline import NODE_ID, RESERVED_TAGS, TABLE_NAMES
 from dsl.tables import CLASSES
 from dsl.variants import NAME, SORT
 
@@ -49,7 +50,9 @@ LAUNCH_HELP = {
 }
 # What dsl/sizes.py takes; a part of a byte is told by it alone.
 SIZE: Schema = {"pattern": r"^\s*(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)? ?(([KMGTkmgt][iI]?)?[bB])?\s*$|\$\{.+\}"}
-MACHINE_LIMITS: Mapping[str, Schema] = {"memory": SIZE}
+NODE_NAMES = f"(?!(?:{'|'.join(TABLE_NAMES)})$){NODE_ID.pattern}"
+TAGS: Schema = {"propertyNames": {"pattern": rf"^(?!{'|'.join(map(re.escape, RESERVED_TAGS))})[\s\S]*\S"}}
+TABLE_LIMITS: Mapping[str, Mapping[str, Schema]] = {"machine": {"memory": SIZE}, "mlflow": {"tags": TAGS}}
 LAUNCH_LIMITS: Mapping[str, Schema] = {"memory": SIZE, "retry_wait": {"minimum": 0}, "timeout": {"minimum": 0}}
 SEVERAL: Schema = {"type": "number", "minimum": 2}
 TORCHRUN: Schema = {"properties": {"kind": {"if": REFERENCE, "else": {"const": "torchrun"}}}, "required": ["kind"]}
@@ -68,7 +71,8 @@ TOGETHER = [
         "then": {"properties": {"gpus": {"maximum": 0}}},
     },
 ]
-SWEPT: Schema = {"type": ["array", "object"], "minItems": 1, "uniqueItems": True}
+SWEPT: Schema = {"$ref": "#/definitions/swept"}
+SWEPT_FIELDS: Schema = {"type": "object", "minProperties": 1, "additionalProperties": SWEPT}
 SOME_CHANGE: Schema = {"not": {"additionalProperties": {"maxProperties": 0}}}
 TABLE_HELP = {
     "pipeline": "what the pipeline is called, its seed and its own op files",
@@ -86,13 +90,13 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
         "properties": {
             "extends": {"type": "string", "pattern": r"\.toml$", "description": "another pipeline file, changed here"},
             **{name: _table(name) for name in TABLE_NAMES},
-            "node": _table_of({"$ref": "#/definitions/node"}, NODE_ID.pattern, "the nodes, by id"),
+            "node": _table_of({"$ref": "#/definitions/node"}, NODE_NAMES, "the nodes, by id"),
             "for_each": _table_of(
                 {**_table_of(_table_of({"$ref": "#/definitions/change"}), NAME.pattern, "variants"), **SOME_CHANGE},
                 help="groups of variants: every node that one changes, and all below it, is copied for each",
             ),
             "sweep": {
-                **_table_of(_table_of(SWEPT), help="node.field = [values]: a copy for every value"),
+                **_table_of(SWEPT_FIELDS, help="node.field = [values]: a copy for every value"),
                 "properties": {
                     SORT: {
                         "type": ["string", "object"],
@@ -105,9 +109,11 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
         "if": {"required": ["extends"]},
         "else": {
             "required": ["pipeline", "node"],
-            "properties": {"node": {"additionalProperties": {"$ref": "#/definitions/whole_node"}}},
+            "if": {"anyOf": [{"required": ["for_each"]}, {"required": ["sweep"]}]},
+            "else": {"properties": {"node": {"additionalProperties": {"$ref": "#/definitions/whole_node"}}}},
         },
         "definitions": {
+            "swept": {**SWEPT_FIELDS, "type": ["array", "object"], "minItems": 1, "uniqueItems": True},
             "launch": _launch(),
             "node": _node(ops),
             "whole_node": _whole_node(ops),
@@ -120,7 +126,7 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
 def _table(name: str) -> Schema:
     fields = config_fields(CLASSES[name])
     schema = _object(CLASSES[name], fields)
-    for limited, limits in (MACHINE_LIMITS if name == "machine" else {}).items():
+    for limited, limits in TABLE_LIMITS.get(name, {}).items():
         schema["properties"][limited] |= limits
     return {**schema, "description": TABLE_HELP[name]}
 
@@ -141,7 +147,7 @@ def _node(ops: Mapping[str, OpSpec]) -> Schema:
 
 
 def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
-    """What a node must hold in a file that extends none, where nothing else can give it."""
+    """What a node must hold in a file that extends none and copies none, where nothing else can give it."""
     required = {
         name: [
             *(edge.name for edge in spec.edges.values() if not edge.optional),

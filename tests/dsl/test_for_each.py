@@ -142,6 +142,12 @@ def test_a_sweep_is_all_combinations_of_its_values(tmp_path: Path) -> None:
     assert graph.nodes["capture-layers_1_2"].config.layers == (1, 2)
 
 
+def test_a_node_that_is_called_as_a_table_is_refused_though_only_its_copies_are_made(tmp_path: Path) -> None:
+    text = '[node.machine]\nop = "make"\n[sweep]\nmachine.size = [1, 2]\n'
+    (told,) = mistakes(tmp_path, CHAIN + text)
+    assert told.endswith('node.machine: node id "machine": that is the table [machine], in -s and in ${...}')
+
+
 def test_values_of_other_signs_have_other_names(tmp_path: Path) -> None:
     graph = read(tmp_path, CHAIN, sweeps=("train.rate=[1.0, -1.0, -1e-5, 1e-5, -inf, inf]",))
     named = {node.id: node.config.rate for node in graph.nodes.values() if node.id.startswith("train")}

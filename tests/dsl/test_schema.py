@@ -120,6 +120,11 @@ WRONG = {
     "node.a.launch.memory": ["node.a.launch.memory = '0'", "node.a.launch.memory = '0.0 GiB'"],
     "node.c.target_layer_ids": [f"node.c.target_layer_ids = {ids}" for ids in ("[]", "[0, 0]", "[-1]")],
     "node.c.num_layers": ["node.c.num_layers = 0"],
+    "node": [f'node.{name} = {{ op = "ingest", source = "builtin:digits" }}' for name in ("pipeline", "machine")],
+    "mlflow.tags": [f"mlflow.tags = {{ '{tag}' = 'x' }}" for tag in ("dflow.a", "mlflow.runName", " ", "")],
+    "sweep.c": ["sweep.c = {}", "sweep.c = 1"],
+    "sweep.c.dtype": ["sweep.c.dtype = {}", "sweep.c.dtype = 1", "sweep.c.dtype = []"],
+    "sweep.c.launch.threads": ["sweep.c.launch.threads = {}"],
     "for_each.d": ["for_each.d.small = {}", "for_each.d = {}"],
 }
 CHAIN = """
@@ -144,10 +149,31 @@ def test_what_a_check_of_its_own_refuses_the_schema_refuses_too(
     assert [path] == [each.removesuffix(".0") for each in wrong(schema, file)]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mlflow.tags = { 'my.mlflow.tag' = 'x', 'two words' = 'y' }",
+        'node.machines = { op = "ingest", source = "builtin:digits" }',
+        "sweep = {}",
+        "sweep.c.launch.threads = [1, 2]",
+        "sweep.c.launch = [{ threads = 1 }, { threads = 2 }]",
+        "sweep.a.source = ['builtin:digits']",
+        "for_each.g.x.a.source = 'builtin:digits'",
+    ],
+)
+def test_what_dflow_takes_the_schema_takes(schema: dict[str, Any], tmp_path: Path, line: str) -> None:
+    """Also where a node has what it needs from the variants alone."""
+    text = with_line(line)
+    file = tmp_path / "pipeline.toml"
+    file.write_text(text.replace(', source = "builtin:digits" }', " }", 1) if "a.source" in line else text)
+    read_graph(file, [], [])
+    assert [] == wrong(schema, file)
+
+
 def with_line(line: str) -> str:
     """The chain with a line more, which changes a node where it names one."""
     key, _, value = line.partition(" = ")
-    if not key.startswith("node."):
+    if not key.startswith("node.") or key.count(".") == 1:
         return CHAIN + line
     _, node, field = key.split(".", 2)
     return re.sub(rf"(node\.{node} = .*) }}", rf"\1, {field} = {value} }}", CHAIN)
