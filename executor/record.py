@@ -89,7 +89,7 @@ class RunState:
     """What a run knows of itself. pinned: digests taken as they are, forced: nodes that run whatever the store holds.
 
     goes_on_from: the run that `resume -s` took up with other values. result_nodes: those whose figures are the
-    pipeline's. results_run: the run that made them.
+    pipeline's. results_run: the run that made them. judged_by: the metrics among them that tell how good they are.
     """
 
     run: str
@@ -104,6 +104,7 @@ class RunState:
     goes_on_from: str | None = None
     result_nodes: list[str] = attrs.Factory(list)
     results_run: str | None = None
+    judged_by: list[str] = attrs.Factory(list)
     nodes: dict[str, NodeState] = attrs.Factory(dict)
 
     @property
@@ -146,6 +147,7 @@ class Record:
             tracking_uri=graph.tracking_uri,
             started=time.time(),
             result_nodes=list(graph.result_nodes),
+            judged_by=sorted(graph.judged_by),
             nodes={node: NodeState() for node in graph.nodes} if nodes is None else dict(nodes),
             **state,
         )

@@ -63,7 +63,7 @@ def print_figures(
     belong to.
     """
     copies_told = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
-    judged = JUDGED if graph is None else graph.judged_by
+    judged = frozenset(state.judged_by) or JUDGED
     done = {node_id: state.nodes[node_id] for node_id in result_nodes if state.nodes[node_id].state == "done"}
     tables: dict[tuple[str, ...], dict[str, list[tuple[str, str, str]]]] = {}
     warned: dict[str, list[str]] = {}

@@ -6,12 +6,15 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from dsl.errors import DflowError
+from dsl.graph import Graph
 from executor.commands.arguments import add_json, add_run, add_store
 from executor.exits import OK
 from executor.explain_text import accepted_text
 from executor.lines import columns, print_json, print_lines
 from executor.live_figures import LiveFigures, live_figures
 from executor.record import NodeState, Record, find_record, mlflow_ids
+from executor.recorded_graph import written_nodes
 from executor.results import print_results
 from executor.run_list import running_runs
 from executor.store import Store, store_path
@@ -43,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
         return OK
     for node_id, figures in live.items():
         state.nodes[node_id].reason = str(figures)
-    print_results(state, state.result_nodes)
+    print_results(state, state.result_nodes, graph=None if state.status == "running" else _swept_graph(record))
     for node_id, node in state.nodes.items():
         line = store.newest(node.key) if node.acceptance == "accepted" and node.key is not None else None
         if line is not None:
@@ -54,6 +57,15 @@ def main(options: argparse.Namespace) -> int:
         if other.run != record.run:
             print_lines(f"run {other.run} of {other.state.pipeline} is running too: dflow status {other.run}")
     return OK
+
+
+def _swept_graph(record: Record) -> Graph | None:
+    """Of a sweep, which tells of its combinations; None where its ops do not load any more."""
+    try:
+        is_swept = any("copy" in node for node in written_nodes(record.folder).values())
+        return record.graph() if is_swept else None
+    except DflowError:
+        return None
 
 
 def _path(store: Store, node: NodeState) -> str | None:

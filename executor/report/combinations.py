@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from executor.figure_order import JUDGED
 from executor.report.facts import RunFacts
 from executor.report.markup import Markup, element, html, joined, paragraph, table
 from executor.report.overview import run_name
@@ -28,7 +29,8 @@ def combinations_block(runs: Sequence[RunFacts], columns: Sequence[RunFacts]) ->
 def _table(run: RunFacts, columns: Sequence[RunFacts]) -> Markup:
     rows = run.combinations[:MOST_ROWS]
     groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
-    figures = [{name: (value, interval) for name, value, interval in result_rows(row.metrics)} for row in rows]
+    judged = frozenset(run.record.state.judged_by) or JUDGED
+    figures = [{name: (value, interval) for name, value, interval in result_rows(row.metrics, judged)} for row in rows]
     names = shown_metrics(rows, (name for cells in figures for name in cells), run.sorted_by)[:MOST_METRICS]
     dots: list[object] = [run_name(column, "") for column in columns]
     shown = [

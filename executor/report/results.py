@@ -6,10 +6,10 @@ By the names alone: `x_low` and `x_high` are the interval of `x`, and `x_01`, `x
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dsl.sections import Chart, Series
-from executor.figure_order import figures_in_order
+from executor.figure_order import JUDGED, figures_in_order
 from executor.report.chart import drawn, together
 from executor.report.columns import shared
 from executor.report.facts import NodeFacts, RunFacts
@@ -34,15 +34,20 @@ def _of_node(there: Sequence[tuple[RunFacts, NodeFacts]], *, is_one: bool) -> Ma
     finals = [(run, node.recorded.metrics) for run, node in there]
     if not any(final for _, final in finals):
         return Markup("")
-    return element("div", figures_table(finals, is_one=is_one), *numbered_charts(finals), class_="beside")
+    judged = frozenset(name for run, _ in finals for name in run.record.state.judged_by) or JUDGED
+    return element(
+        "div", figures_table(finals, is_one=is_one, judged=judged), *numbered_charts(finals), class_="beside"
+    )
 
 
-def figures_table(finals: Sequence[tuple[RunFacts, Final]], *, is_one: bool) -> Markup:
+def figures_table(
+    finals: Sequence[tuple[RunFacts, Final]], *, is_one: bool, judged: Collection[str] = JUDGED
+) -> Markup:
     """A row for each figure, in the order of `figures_in_order`, a column for each run."""
     values = [final for _, final in finals]
     known = {name for final in values for name in final}
     differing = {name for name in known if _differs(name, values)}
-    names = [name for name in figures_in_order(known, differing=differing) if not _is_part(name, values)]
+    names = [name for name in figures_in_order(known, judged, differing) if not _is_part(name, values)]
     rows = [[breakable(name), *(_cell(name, values[0], final) for final in values)] for name in names]
     columns = ["figure", "value"] if is_one else ["figure", *(run_name(run) for run, _ in finals)]
     return table(columns, rows, class_="figures")

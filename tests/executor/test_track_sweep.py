@@ -2,9 +2,11 @@
 
 import json
 import signal
+from pathlib import Path
 from urllib.parse import parse_qs
 
 import pytest
+from report_page import Page
 from toy_ops import OPS, UNTRACKED, WITHOUT_USAGE, wait_for
 from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_toy
 
@@ -367,3 +369,24 @@ def test_a_sweep_that_one_sweep_made_before_has_the_results_of_that_one(swept):
     assert not (newest_record(toy) / "mlflow.json").exists()
     result = toy.dflow("run", str(toy.file), *SWEEPS[:2], "-s", "judge.weight=3.0")
     assert "its results are those of" not in result.stdout, "of the four these are two others to compare"
+
+
+def test_status_tells_of_a_sweep_as_its_end_did_and_of_what_is_judged_first(swept, tmp_path):
+    toy, record, out, _calls = swept
+    table = out[out.index("results of 4 combinations, by join/weight") : out.index(f"run {record.name} is done")]
+    assert table in toy.dflow("status", record.name).stdout
+    again = swept_toy(tmp_path)
+    assert 0 == again.dflow("run", str(again.file), "--sweep", "b.times=[1,2]").returncode
+    (again.folder / "toy.py").write_text("nothing")
+    told = again.dflow("status")
+    assert (0, "") == (told.returncode, told.stderr)
+    assert "results of judge-times_1, judge-times_2" in told.stdout, "without its ops, the copies beside each other"
+    rows = [line.split()[0] for line in told.stdout.splitlines() if line.startswith("join/")]
+    assert ["join/weight", "join/length"] == rows
+
+
+def test_the_report_tells_what_is_judged_first_whatever_it_is_called(tmp_path):
+    toy = swept_toy(tmp_path)
+    assert 0 == toy.dflow("run", str(toy.file)).returncode
+    page = Page.read(Path(toy.dflow("report").stdout.strip()))
+    assert [["join/weight", "1"], ["join/length", "11"]] == page.table("results", "figure")
