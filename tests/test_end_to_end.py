@@ -8,12 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from report_page import Page
+from toy_ops import is_alive, wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "pipelines" / "tiny.toml"
@@ -161,49 +162,75 @@ def test_resume_from_capture_runs_exactly_capture_and_all_below_it(store, undist
     assert undisturbed == digests(store)
 
 
-def kill_when(store: Path, started: subprocess.Popen, reached: Callable[[], bool]) -> None:
-    """kill -9 of the executor and of every process that works on the store."""
-    deadline = time.monotonic() + 240
-    while not reached():
+# A sitecustomize: who gives so many files of a folder a name of the pattern stops there, until it is killed.
+STOPS = """
+import os, signal
+from pathlib import Path
+
+def stopping(move):
+    def moved(self, target):
+        place = move(self, target)
+        if Path(target).match("{pattern}") and len(list(Path(target).parent.glob("{pattern}"))) >= {count}:
+            Path(__file__).with_name("stopped").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return place
+    return moved
+
+Path.replace, Path.rename = stopping(Path.replace), stopping(Path.rename)
+"""
+
+
+def kill_at(store: Path, pattern: str, count: int, *arguments: str, seen: Callable[[], None] = lambda: None) -> None:
+    """kill -9 of a command and of every process that works on the store, once `count` files of a stage match.
+
+    seen: called meanwhile, again and again.
+    """
+    place = store.with_name(f"killed by {arguments[0]}")
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(STOPS.format(pattern=pattern, count=count))
+    with (place / "log").open("wb") as output:
+        environment = {**os.environ, "PYTHONPATH": str(place)}
+        started = subprocess.Popen(command(store, *arguments), cwd=ROOT, stdout=output, stderr=output, env=environment)
+
+    def reached() -> bool:
+        seen()
         assert started.poll() is None, "the run ended before the moment to kill it"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            try:
-                words = (folder / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if str(store).encode() in words:
-                os.kill(int(folder.name), signal.SIGKILL)
-    started.wait(10)
+        return (place / "stopped").exists()
+
+    wait_for(reached, seconds=500)
+    killed = at_work(store)
+    for pid in killed:
+        with suppress(ProcessLookupError):  # it ended with those before it
+            os.kill(pid, signal.SIGKILL)
+    started.wait()
+    wait_for(lambda: not any(map(is_alive, killed)))
 
 
-def partly_done(store: Path, pattern: str) -> list[Path]:
-    return list((store / "work").glob(f"*/state/{pattern}"))
+def at_work(store: Path) -> list[int]:
+    """The processes whose command line names the store."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended just now
+            if int(folder.name) != os.getpid() and str(store).encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
 
 
-def killed_run(store: Path, pattern: str, count: int, log: Path) -> dict[Path, int]:
-    """Start a run, kill all of it once `count` files match in a work folder; those files with their times."""
-    with log.open("wb") as output:
-        started = subprocess.Popen(command(store, "run", str(TINY)), cwd=ROOT, stdout=output, stderr=output)
-        kill_when(store, started, lambda: len(partly_done(store, pattern)) >= count)
-    return {file: file.stat().st_mtime_ns for file in partly_done(store, pattern)}
-
-
+@pytest.mark.timeout(1800)  # three runs
 def test_a_capture_and_a_training_killed_in_the_middle_end_with_the_same_bytes(tmp_path, undisturbed):
     store = tmp_path / "runs"
-    shards = killed_run(store, "train-*.safetensors", 3, tmp_path / "log")
+    kill_at(store, "train-*.safetensors", 3, "run", str(TINY))
+    shards = {file: file.stat().st_mtime_ns for file in store.glob("work/*/state/train-*.safetensors")}
+    assert len(shards) >= 3
     assert "capture" == next(node_id for node_id, row in rows(store).items() if row["state"] != "done")
-    with (tmp_path / "log").open("wb") as output:
-        resumed = subprocess.Popen(command(store, "resume"), cwd=ROOT, stdout=output, stderr=output)
-        kept: dict[Path, int] = {}
+    kept: dict[Path, int] = {}
 
-        def training_has_begun() -> bool:
-            kept.update({file: file.stat().st_mtime_ns for file in shards if file.exists()})
-            return any(path.suffix != ".tmp" for path in partly_done(store, "checkpoint-*"))
+    def keep() -> None:
+        for file in shards:
+            with suppress(FileNotFoundError):  # the capture is committed
+                kept[file] = file.stat().st_mtime_ns
 
-        kill_when(store, resumed, training_has_begun)
+    kill_at(store, "checkpoint-*", 1, "resume", seen=keep)
     assert {file: time_ns for file, time_ns in shards.items() if file in kept} == kept, (
         "finished shards were written again"
     )
