@@ -8,9 +8,9 @@ from typing import Any
 
 from ops.dflash.decode import Decoded
 from ops.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
-from ops.diagnose.certainty import student_point
 from ops.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 from ops.evaluate.statistics import steps_of
+from ops.evaluate.student import student_point
 from ops.tokenize_chat.shards import TokenSample
 
 CATEGORY_RATIO = 2.0

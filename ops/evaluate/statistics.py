@@ -12,15 +12,10 @@ import numpy as np
 from attrs import frozen
 
 from ops.dflash.decode import Decoded
+from ops.evaluate.student import student_point
 
 PERCENTILES = (2.5, 97.5)
 Z_975 = 1.960
-# Student's t at 97.5 %, for 1, 2, ... 30 degrees of freedom.
-T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 POSITION_BINS = 16  # at most; the narrowest holds as many tokens
 
 
@@ -117,13 +112,8 @@ def _interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[flo
     the Bootstrap (2015), section 3.4, but widened in place of taken at outer percentiles, which few prompts lack.
     """
     low, high = np.percentile(resampled_R, PERCENTILES)
-    wider = student_quantile(count - 1) / Z_975 * (count / (count - 1)) ** 0.5
+    wider = student_point(0.025, count - 1) / Z_975 * (count / (count - 1)) ** 0.5
     return max(0.0, float(estimate - wider * (estimate - low))), float(estimate + wider * (high - estimate))
-
-
-def student_quantile(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t, to three digits; above 30 by the first terms of its expansion."""
-    return T_975[degrees - 1] if degrees <= len(T_975) else Z_975 + 2.372 / degrees + 2.82 / degrees**2
 
 
 def steps_of(answer: Decoded) -> list[tuple[int, int]]:

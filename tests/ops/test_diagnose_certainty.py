@@ -10,8 +10,8 @@ from simulated_answers import simulated
 
 from ops.dflash.decode import Decoded
 from ops.diagnose.bench import paired_gain, unpaired_gain
-from ops.diagnose.certainty import student_point
 from ops.diagnose.outcomes import decoding_finding, random_finding
+from ops.evaluate.student import student_point
 from ops.tokenize_chat.shards import TokenSample
 
 BLOCK, LENGTH, TRIALS = 16, 128, 100
@@ -28,6 +28,8 @@ PROMPTS = (4, 5, 6, 7)
         (7, 2.365, 3.499, 5.408),
         (30, 2.042, 2.750, 3.646),
         (120, 1.980, 2.617, 3.373),
+        (1000, 1.962, 2.581, 3.300),
+        (50_000, 1.962, 2.581, 3.300),
     ],
 )
 def test_points_of_students_t_are_those_of_its_tables(degrees, at_2_5, at_half, at_twentieth):

@@ -16,7 +16,6 @@ from ops.evaluate.statistics import (
     accepted_lengths,
     speedup,
     steps_of,
-    student_quantile,
     tau_by_position,
 )
 
@@ -108,12 +107,6 @@ def test_intervals_of_few_prompts_end_at_what_a_step_can_yield():
     narrow = acceptance_length(few[:3], 200, 0, block_size=8)
     assert 1 < narrow.low < narrow.tau < narrow.high == 8
     assert 8 < acceptance_length(few[:3], 200, 0).high
-
-
-def test_the_quantiles_of_students_t_go_on_beyond_the_table():
-    assert [2.040, 2.021, 1.984, 1.962] == pytest.approx(
-        [student_quantile(degrees) for degrees in (31, 40, 100, 1000)], abs=1e-3
-    )
 
 
 def test_a_step_that_eos_cut_short_yields_what_stands_in_the_answer():
