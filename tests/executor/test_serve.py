@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_run
 
 from dsl.errors import StoreError
@@ -28,12 +29,6 @@ from executor.store import Store
 from ops.sglang_engine.version import SGLANG_VERSION
 
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def found(tmp_path, model_type="qwen3", node=None, config=None, **run):

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import urllib.request
 
 import pytest
 from mlflow.tracking import MlflowClient
+from ports import free_port
 from toy_ops import PIPELINE, Toy, wait_for
 
 from executor.follow import lacks
@@ -27,8 +27,7 @@ class Server:
     def __init__(self, folder):
         self._folder = folder
         self._process = None
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
 
     def start(self):

@@ -1,11 +1,12 @@
 """`dflow ui`: a page of MLflow on a store, and an end without a word."""
 
 import signal
-import socket
 import subprocess
 import urllib.request
 
 import pytest
+from ports import free_port
+from toy_ops import wait_for
 from tracked_toy import tracked_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -13,8 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 def test_it_says_where_when_a_page_is_there_and_ctrl_c_ends_it_and_its_children_without_a_word(tmp_path):
     toy = tracked_toy(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = toy.start("ui", "--port", str(port))
     try:
         log = toy.store / f"mlflow-ui-{port}.log"
@@ -26,9 +26,9 @@ def test_it_says_where_when_a_page_is_there_and_ctrl_c_ends_it_and_its_children_
         processes = servers_of(toy.store)
         assert len(processes) <= 3, processes
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("", "")
+        assert process.communicate(timeout=300) == ("", "")
         assert process.returncode == 0
-        assert servers_of(toy.store) == []
+        wait_for(lambda: servers_of(toy.store) == [])
         assert "Traceback" not in log.read_text()
     finally:
         process.kill()

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import shutil
-import socket
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch.multiprocessing as mp
 from attrs import define, field
 from draft_chain import make_inputs, train_config
 from fake_stage import FakeStage, folder_digest
+from meeting import meeting
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
@@ -212,9 +212,9 @@ def test_measuring_changes_no_loss_no_weight_and_no_random_state(real, tmp_path,
         assert torch.equal(expected[name], weight)
 
 
-def one_of_two(rank, inputs, folder, port):
+def one_of_two(rank, inputs, folder, place):
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {**place, "RANK": str(rank)}
     chosen, select = [], Measuring.selected
 
     def selected(self):
@@ -228,12 +228,10 @@ def one_of_two(rank, inputs, folder, port):
 
 
 def test_two_ranks_measure_and_choose_what_one_process_does(real, measured, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     # The server imports torch once for both ranks; it never computes, so forking it is safe.
     multiprocessing.set_forkserver_preload(["ops.train_dflash.run"])
-    mp.start_processes(one_of_two, (real, tmp_path, port), nprocs=2, start_method="forkserver")
+    with meeting(2) as place:
+        mp.start_processes(one_of_two, (real, tmp_path, place), nprocs=2, start_method="forkserver")
     expected = read_json(measured.out_dir / "training.json")
     got = read_json(tmp_path / "out" / "training.json")
     assert [row["tau"] for row in expected["measured"]] == [row["tau"] for row in got["measured"]]

@@ -6,7 +6,6 @@ Legend: as in ops/sequence_parallel/exchange.py.
 import math
 import multiprocessing
 import os
-import socket
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
+from meeting import meeting
 
 from dsl.errors import ConfigError
 from ops.dflash.attention import Seen
@@ -99,10 +99,10 @@ def around(exchange, query_heads, kv_heads, rank):
     return {"sent": [q_NKHD.detach(), g_NKHD], "returned": [returned_NKHD.detach(), q_NKHD.grad]}
 
 
-def one_of_four(rank, folder, port):
+def one_of_four(rank, folder, place):
     """A rank's process: all cases at degree 2 (two groups side by side) and at degree 4."""
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "4"}
+    os.environ |= {**place, "RANK": str(rank)}
     dist.init_process_group("gloo")
     results = {}
     for degree in DEGREES:
@@ -126,12 +126,10 @@ def one_of_four(rank, folder, port):
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("four_ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     # The server imports torch once for all ranks; it never computes, so forking it is safe.
     multiprocessing.set_forkserver_preload(["ops.sequence_parallel.exchange"])
-    mp.start_processes(one_of_four, (folder, port), nprocs=4, start_method="forkserver")
+    with meeting(4) as place:
+        mp.start_processes(one_of_four, (folder, place), nprocs=4, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(4)]
 
 

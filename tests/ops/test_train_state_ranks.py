@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
-import socket
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from meeting import meeting
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -86,9 +86,9 @@ def broken_norm(state):
     return norm, kept
 
 
-def one_of_two(rank, folder, port):
+def one_of_two(rank, folder, place):
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {**place, "RANK": str(rank)}
     dist.init_process_group("gloo")
     results = {}
     for kind in KINDS:
@@ -131,12 +131,10 @@ def two_ranks(tmp_path_factory):
     (folder / "empty").mkdir()
     # Left of a write that was cut short: never taken.
     (folder / "by-two-muon" / "checkpoint-00000099.tmp").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     # The server imports torch once for both ranks; it never computes, so forking it is safe.
     multiprocessing.set_forkserver_preload(["ops.training.background"])
-    mp.start_processes(one_of_two, (folder, port), nprocs=2, start_method="forkserver")
+    with meeting(2) as place:
+        mp.start_processes(one_of_two, (folder, place), nprocs=2, start_method="forkserver")
     results = [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)]
     return folder, results, alone
 

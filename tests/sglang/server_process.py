@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 import sglang_on_cpu
 from attrs import frozen
+from ports import free_port
 
 ROOT = Path(__file__).parents[2]
 ON_A_CPU = {
@@ -41,12 +41,6 @@ class Server:
     @property
     def output(self) -> str:
         return self.log.read_text(errors="replace")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def cpu_environment(**more: str) -> dict[str, str]:

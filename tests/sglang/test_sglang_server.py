@@ -25,7 +25,8 @@ from fake_stage import FakeStage
 from family_checkpoints import picture
 from PIL import Image
 from serve_cases import record_run, write_folder
-from server_process import ON_A_CPU, SWITCHES, cpu_environment, free_port
+from ports import free_port
+from server_process import ON_A_CPU, SWITCHES, cpu_environment
 
 from dsl.op import Ref
 from executor.lines import printable
