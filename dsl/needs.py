@@ -1,18 +1,23 @@
-"""A rule between the fields of a node, which both the check of its values and the JSON schema read."""
+"""Rules between the fields of a node, which both the check of its values and the JSON schema read.
+
+Each is a validator of one of the fields, and raises ValueError with its message, in which {name} is that field's. Of a
+field that is itself wrong, and so is not there, nothing is asked.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import attrs
 from attrs import frozen
+
+EMPTY = (None, ())
 
 
 @frozen
 class Needs:
-    """Validator of a field: with this value of it, the fields of `given` are not None, and those of `left_out` are.
-
-    Raises ValueError with the message.
-    """
+    """With this value, the fields of `given` are not None, and those of `left_out` are."""
 
     value: Any
     message: str
@@ -25,3 +30,34 @@ class Needs:
         lacks = any(getattr(instance, name) is None for name in self.given)
         if lacks or any(getattr(instance, name) is not None for name in self.left_out):
             raise ValueError(self.message)
+
+
+@frozen
+class Only:
+    """Another value than the default only where the field `other` has this value."""
+
+    other: str
+    value: Any
+    message: str
+
+    def __call__(self, instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value != attribute.default and getattr(instance, self.other, self.value) != self.value:
+            raise ValueError(self.message.format(name=attribute.name))
+
+
+@frozen
+class Given:
+    """With another value than the default, the fields of `given` are neither None nor empty, and those of `left_out`
+    have the value that stands there.
+    """
+
+    message: str
+    given: tuple[str, ...] = ()
+    left_out: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def __call__(self, instance: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value == attribute.default:
+            return
+        lacks = any(getattr(instance, name) in EMPTY for name in self.given)
+        if lacks or any(getattr(instance, name) != usual for name, usual in self.left_out.items()):
+            raise ValueError(self.message.format(name=attribute.name))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 from attrs import validators
 
 from dsl.launch import Launch
-from dsl.needs import Needs
+from dsl.needs import Given, Needs, Only
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import NODE_ID, RESERVED_TAGS, TABLE_NAMES
 from dsl.tables import CLASSES
@@ -174,14 +175,43 @@ def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
 def _needs(spec: OpSpec) -> Schema:
     """What the values of some fields ask of others."""
     rules = []
-    for field in spec.fields.values():
-        for rule in validators_of(field.validator):
+    defaults = {attribute.name: attribute.default for attribute in attrs.fields(spec.config_class)}
+    for attribute in attrs.fields(spec.config_class):
+        for rule in validators_of(attribute.validator):
             if isinstance(rule, Needs):
-                is_usual = {} if field.default == rule.value else {"required": [field.name]}
-                asked = {"required": list(rule.given), "properties": dict.fromkeys(rule.left_out, False)}
-                chosen = {"properties": {field.name: {"const": rule.value}}, **is_usual}
-                rules.append({"if": chosen, "then": {name: ask for name, ask in asked.items() if ask}})
+                is_usual = {} if attribute.default == rule.value else {"required": [attribute.name]}
+                chosen = {"properties": {attribute.name: {"const": rule.value}}, **is_usual}
+                rules.append({"if": chosen, "then": _asked(rule.given, dict.fromkeys(rule.left_out))})
+            elif isinstance(rule, Only):
+                wanted = {"properties": {rule.other: _value(rule.value)}}
+                is_usual = {} if defaults[rule.other] == rule.value else {"required": [rule.other]}
+                rules.append({"if": _changed(attribute.name, attribute.default), "then": {**wanted, **is_usual}})
+            elif isinstance(rule, Given):
+                asked = _asked(rule.given, rule.left_out)
+                rules.append({"if": _changed(attribute.name, attribute.default), "then": asked})
     return {"allOf": rules} if rules else {}
+
+
+def _asked(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
+    """left_out: name -> the only value that it may have; None: there is none in TOML."""
+    values = {name: _value(usual) for name, usual in left_out.items()}
+    asked = {"required": list(given), "properties": values}
+    return {name: ask for name, ask in asked.items() if ask}
+
+
+def _value(value: Any) -> Any:
+    """This value, or a text that may stand for it."""
+    return False if value is None else {"if": REFERENCE, "else": {"const": _plain(value)}}
+
+
+def _changed(name: str, default: Any) -> Schema:
+    """That a field is there with another value than its default, so far as that can be seen."""
+    usual = [REFERENCE] if default is None else [REFERENCE, {"const": _plain(default)}]
+    return {"required": [name], "properties": {name: {"not": {"anyOf": usual}}}}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _op_names(ops: Mapping[str, OpSpec]) -> Schema:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from attrs import Attribute, frozen, validators
+from attrs import frozen, validators
 
+from dsl.needs import Given, Only
 from dsl.op import field, op
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
@@ -27,49 +28,14 @@ def ascending_layers(_instance: object, _attribute: object, layer_ids: tuple[int
         raise ValueError(f"'target_layer_ids' must be >= 0: {list(layer_ids)}")
 
 
-def number_of_layers(instance: CaptureTargets, _attribute: object, count: int | None) -> None:
-    """Refuse a number where the recipe has its own."""
-    if count is None:
-        return
-    if count < 1:
-        raise ValueError(f"'num_layers' must be >= 1: {count}")
-    if instance.recipe == "eagle3":
-        raise ValueError(
-            "'num_layers' is for recipe = \"dflash\"; eagle3 takes three layers, others by target_layer_ids"
-        )
+FOR_SGLANG = Only("backend", "sglang", "'{name}' needs backend = \"sglang\"")
 
 
-def layers_by_number(instance: CaptureTargets, attribute: Attribute[Any], layer_ids: tuple[int, ...] | None) -> None:
-    """Refuse ids that are no layers in order, and ids beside a number of layers."""
-    if layer_ids is None:
-        return
-    ascending_layers(instance, attribute, layer_ids)
-    if instance.num_layers is not None:
-        raise ValueError(f"'target_layer_ids' stands instead of num_layers = {instance.num_layers}: give one of them")
-
-
-def for_sglang_alone(instance: CaptureTargets, attribute: Attribute[Any]) -> None:
-    """Refuse a field of the SGLang backend where another one captures."""
-    if instance.backend != "sglang":
-        raise ValueError(f"'{attribute.name}' needs backend = \"sglang\"")
-
-
-def sglang_args(instance: CaptureTargets, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
+def sglang_args(_instance: object, _attribute: object, given: dict[str, object] | None) -> None:
     """Refuse arguments that would cut, skip or move captured states, all of them at once."""
-    if given is None:
-        return
-    for_sglang_alone(instance, attribute)
-    refused = refused_args(given)
+    refused = refused_args(given or {})
     if refused:
         raise ValueError(f"'server_args': {'; '.join(refused)}")
-
-
-def degree(instance: CaptureTargets, attribute: Attribute[Any], value: int) -> None:
-    """Refuse less than one rank, and ranks that share a model where the backend knows no such thing."""
-    if value < 1:
-        raise ValueError(f"'tp_degree' must be >= 1: {value}")
-    if value > 1:
-        for_sglang_alone(instance, attribute)
 
 
 @op(
@@ -102,13 +68,22 @@ class CaptureTargets:
     )
     num_layers: int | None = field(
         default=None,
-        validator=number_of_layers,
-        schema={"minimum": 1},
+        validator=[
+            validators.optional(validators.ge(1)),
+            Only(
+                "recipe",
+                "dflash",
+                "'{name}' is for recipe = \"dflash\"; eagle3 takes three layers, others by target_layer_ids",
+            ),
+        ],
         help="layers, spread from the 2nd to the 3rd-last of the target; 5 unless given. eagle3 has three of its own",
     )
     target_layer_ids: tuple[int, ...] | None = field(
         default=None,
-        validator=layers_by_number,
+        validator=[
+            validators.optional(ascending_layers),
+            Given("'{name}' stands instead of num_layers: give one of them", left_out={"num_layers": None}),
+        ],
         schema=LAYER_IDS,
         help="the layers by number, instead of num_layers; the last layer is not allowed",
     )
@@ -121,7 +96,7 @@ class CaptureTargets:
     splits: tuple[Literal["train", "val", "test"], ...] = field(default=("train", "val"), help="the splits to capture")
     server_args: dict[str, bool | int | float | str] | None = field(
         default=None,
-        validator=sglang_args,
+        validator=[FOR_SGLANG, sglang_args],
         help="sglang: further arguments of SGLang's ServerArgs, in the key because some change what the model computes",
     )
     shard_tokens: int = field(
@@ -135,8 +110,7 @@ class CaptureTargets:
     )
     tp_degree: int = field(
         default=1,
-        validator=degree,
-        schema={"minimum": 1},
+        validator=[validators.ge(1), FOR_SGLANG],
         neutral=True,
         help="sglang: ranks of launch that share one model (tensor parallel)",
     )

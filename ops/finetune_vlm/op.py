@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.needs import Needs
+from dsl.needs import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import TargetModel, TokenShards
 
@@ -15,12 +15,8 @@ AT_LEAST_1 = validators.optional(validators.ge(1))
 RATE = validators.and_(validators.gt(0), validators.lt(1))
 
 
-def _pattern(instance: Any, _attribute: object, pattern: str | None) -> None:
-    """A regular expression with one group, which metric = "pattern" alone takes."""
-    if getattr(instance, "metric", None) != "pattern":
-        if pattern is not None:
-            raise ValueError("'pattern' is for metric = \"pattern\" alone")
-        return
+def _pattern(_instance: object, _attribute: object, pattern: str | None) -> None:
+    """A regular expression with one group."""
     if pattern is None:
         return
     try:
@@ -29,13 +25,6 @@ def _pattern(instance: Any, _attribute: object, pattern: str | None) -> None:
         raise ValueError(f"'pattern' is no regular expression: {error}") from error
     if groups != 1:
         raise ValueError(f"'pattern' must have one group, and has {groups}: {pattern}")
-
-
-def _measured(instance: Any, attribute: Any, batch_tokens: int | None) -> None:
-    """A step is given in samples or in tokens."""
-    AT_LEAST_1(instance, attribute, batch_tokens)
-    if batch_tokens is not None and getattr(instance, "batch_size", None) is not None:
-        raise ValueError("batch_size and batch_tokens: give one of them")
 
 
 def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
@@ -77,8 +66,7 @@ class FinetuneVlm:
     )
     batch_tokens: int | None = field(
         default=None,
-        validator=_measured,
-        schema={"minimum": 1},
+        validator=[AT_LEAST_1, Given("batch_size and batch_tokens: give one of them", left_out={"batch_size": None})],
         help="instead of batch_size: a step takes samples as long as they have at most so many tokens",
     )
     lr: float = field(default=2e-3, validator=RATE, help="peak learning rate of AdamW")
@@ -139,7 +127,7 @@ class FinetuneVlm:
     )
     pattern: str | None = field(
         default=None,
-        validator=_pattern,
+        validator=[Only("metric", "pattern", "'{name}' is for metric = \"pattern\" alone"), _pattern],
         schema={"format": "regex"},
         help="of metric = \"pattern\": a regular expression with one group, such as 'the digit ([0-9])'; samples whose "
         "label does not match are left out",

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen, validators
 
+from dsl.needs import Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
 
@@ -23,6 +24,12 @@ OWN_PARAMETERS = (
     "n",
     "stream",
 )
+
+NEEDS_TARGET = Needs(
+    "huggingface", 'backend = "huggingface" needs a target; backend = "endpoint" does with a processor', ("target",)
+)
+ENDPOINT_ONLY = Only("backend", "endpoint", "'{name}' is for backend = \"endpoint\" only")
+NO_SERVER = Only("backend", "huggingface", "'{name}' is the server's affair with backend = \"endpoint\": leave it out")
 
 
 @op(
@@ -45,36 +52,50 @@ class RegenerateAnswers:
     samples: ImageSamples
     target: TargetModel | None = None
     backend: Literal["huggingface", "endpoint"] = field(
-        default="huggingface", help='"huggingface": the target is loaded here; "endpoint": a server answers'
+        default="huggingface",
+        validator=NEEDS_TARGET,
+        help='"huggingface": the target is loaded here; "endpoint": a server answers',
     )
     processor: str | None = field(
         default=None,
+        validator=ENDPOINT_ONLY,
         external=True,
         model_id=True,
         pinned_by="revision",
         help="for a server whose target is no node here: checkpoint directory or model id with the target's tokenizer, "
         "chat template and image processor; no weights are read",
     )
-    revision: str | None = field(default=None, help="the commit of that model id, 40 hex digits: a branch may move")
+    revision: str | None = field(
+        default=None, validator=ENDPOINT_ONLY, help="the commit of that model id, 40 hex digits: a branch may move"
+    )
     trust_remote_code: bool = field(
         default=False,
         help="run the code that comes with the tokenizer of `processor`; a target brings its own permission",
     )
     endpoint: str | None = field(
         default=None,
+        validator=ENDPOINT_ONLY,
         neutral=True,
         help='base URL of an OpenAI-compatible server ("http://host:30000/v1"); where it runs is not what it answers',
     )
-    model: str | None = field(default=None, help="name under which the server serves the target")
+    model: str | None = field(
+        default=None, validator=ENDPOINT_ONLY, help="name under which the server serves the target"
+    )
     dialect: Literal["auto", "openai", "sglang", "vllm"] = field(
         default="auto",
+        validator=ENDPOINT_ONLY,
         help='which parameters beyond OpenAI\'s the server takes; "auto": by the owner that it names for its models',
     )
     extra_body: dict[str, Any] | None = field(
-        default=None, help="further parameters of every request, such as { presence_penalty = 1.5 }; they are recorded"
+        default=None,
+        validator=ENDPOINT_ONLY,
+        help="further parameters of every request, such as { presence_penalty = 1.5 }; they are recorded",
     )
     api_key_env: str | None = field(
-        default=None, neutral=True, help="environment variable that holds the API key, which itself is recorded nowhere"
+        default=None,
+        validator=ENDPOINT_ONLY,
+        neutral=True,
+        help="environment variable that holds the API key, which itself is recorded nowhere",
     )
     concurrency: int = field(
         default=32, validator=validators.ge(1), neutral=True, help="requests in flight to the server at the same time"
@@ -119,7 +140,9 @@ class RegenerateAnswers:
     image_backend: Literal["pillow", "torchvision"] = field(
         default="pillow", help="the library that resizes images; torchvision has to be installed"
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = field(default="float32", help="of the forward pass")
+    dtype: Literal["float32", "bfloat16", "float16"] = field(
+        default="float32", validator=NO_SERVER, help="of the forward pass"
+    )
     finish_reasons: tuple[Literal["stop", "length"], ...] = field(
         default=("stop",),
         validator=validators.min_len(1),
@@ -155,22 +178,9 @@ class RegenerateAnswers:
     output = ImageSamples
 
     def __attrs_post_init__(self) -> None:
-        mistakes = [*self._endpoint_mistakes()] if self.backend == "endpoint" else [*self._local_mistakes()]
+        mistakes = [*self._endpoint_mistakes()] if self.backend == "endpoint" else []
         if mistakes:
             raise ValueError("; ".join(mistakes))
-
-    def _local_mistakes(self) -> Iterator[str]:
-        if self.target is None:
-            yield 'backend = "huggingface" needs a target; backend = "endpoint" does with a processor'
-        given = [
-            name
-            for name in ("processor", "revision", "endpoint", "model", "extra_body", "api_key_env")
-            if getattr(self, name)
-        ]
-        if self.dialect != "auto":
-            given.append("dialect")
-        if given:
-            yield f'{" and ".join(given)} {"is" if len(given) == 1 else "are"} for backend = "endpoint" only'
 
     def _endpoint_mistakes(self) -> Iterator[str]:
         if self.endpoint is None:
@@ -184,8 +194,6 @@ class RegenerateAnswers:
                 'backend = "endpoint" needs either a target or a processor (checkpoint directory or model id): prompts '
                 "are measured, and answers compared, with the target's own tokenizer and chat template"
             )
-        if self.dtype != "float32":
-            yield f'dtype = "{self.dtype}" is the server\'s affair with backend = "endpoint": leave it out'
         if own := [name for name in OWN_PARAMETERS if name in (self.extra_body or {})]:
             yield f"extra_body may not hold {', '.join(own)}: the op's own fields say that"
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 from attrs import frozen, validators
 
+from dsl.needs import Given, Needs
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, TargetFeatures, TokenShards
 
-
-def _one_source(instance: Any, _attribute: object, features: object) -> None:
-    if features is None and instance.tokens is None:
-        raise ValueError("give features, or tokens where train_dflash captures online: both are missing")
-    if features is not None and instance.tokens is not None:
-        raise ValueError(
-            "'features' and tokens are both given: give features, or tokens where train_dflash captures online"
-        )
+ONE_SOURCE = (
+    Needs(None, "give features, or tokens where train_dflash captures online: both are missing", given=("tokens",)),
+    Given(
+        "'features' and tokens are both given: give features, or tokens where train_dflash captures online",
+        left_out={"tokens": None},
+    ),
+)
 
 
 @op(
@@ -32,7 +30,7 @@ def _one_source(instance: Any, _attribute: object, features: object) -> None:
 class ShardSequence:
     """Plan the global steps of training: which samples each takes, in an order that depends on the seed alone."""
 
-    features: TargetFeatures | None = attrs.field(default=None, validator=_one_source)
+    features: TargetFeatures | None = attrs.field(default=None, validator=list(ONE_SOURCE))
     tokens: TokenShards | None = None
     tokens_per_step: int = field(
         default=16384, validator=validators.ge(1), help="padded tokens in one global step, over all ranks"

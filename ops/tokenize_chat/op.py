@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import attrs
 from attrs import frozen, validators
 
+from dsl.needs import Given
 from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 
@@ -25,7 +27,13 @@ class TokenizeChat:
     """Apply the chat template, put the tokens of images in place, and mark the answers in a loss mask."""
 
     samples: ImageSamples
-    target: TargetModel | None = None
+    target: TargetModel | None = attrs.field(
+        default=None,
+        validator=Given(
+            "target and processor are both given: leave one out, a target has its own processor",
+            left_out={"processor": "builtin"},
+        ),
+    )
     processor: str = field(
         default="builtin",
         external=True,
@@ -86,10 +94,6 @@ class TokenizeChat:
         help="samples worked on at the same time; all cores unless given. The result does not depend on it",
     )
     output = TokenShards
-
-    def __attrs_post_init__(self) -> None:
-        if self.target is not None and self.processor != "builtin":
-            raise ValueError("target and processor are both given: leave one out, a target has its own processor")
 
     def chosen_libraries(self) -> tuple[str, ...]:
         """What enters the key beside key_libraries."""

@@ -7,33 +7,25 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.needs import Needs
+from dsl.needs import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
 from ops.sequence_parallel.degree import known_exchange
 
+LAYERS = 5
 PROMPTS_AT_ONCE = 8  # val prompts that are decoded together to measure tau
 AT_LEAST_1 = validators.optional(validators.ge(1))
 SHARE = validators.and_(validators.ge(0), validators.lt(1))
 
 
 def _sliding_layers(instance: Any, _attribute: object, layers: tuple[int, ...]) -> None:
-    """The layers exist, and have a window."""
+    """The layers exist."""
     num_layers = getattr(instance, "num_layers", None)  # not there where it was given with a wrong value
     outside = [layer for layer in layers if layer < 0 or (num_layers is not None and layer >= num_layers)]
     if outside:
         bound = "" if num_layers is None else num_layers - 1
         raise ValueError(f"'sliding_layers': {outside} outside 0..{bound} (num_layers)")
-    if layers and getattr(instance, "sliding_window", None) is None:
-        raise ValueError("'sliding_layers' need a sliding_window")
-
-
-def _sliding_window(instance: Any, _attribute: object, window: int | None) -> None:
-    if window is not None and window < 2:
-        raise ValueError(f"'sliding_window' must be >= 2: {window}")
-    if window is not None and not getattr(instance, "sliding_layers", ()):
-        raise ValueError("'sliding_window' needs sliding_layers: the numbers of the layers that have it")
 
 
 def _kv_heads(instance: Any, _attribute: object, kv_heads: int | None) -> None:
@@ -63,18 +55,14 @@ CAPTURE = (
 )
 
 
-def _online_only(instance: Any, attribute: Any, value: object) -> None:
-    """A field that says how to capture is not to be ignored silently."""
-    if getattr(instance, "capture", "online") == "stored" and value != attribute.default:
-        raise ValueError(
-            f"'{attribute.name}' needs capture = \"online\"; stored features are as capture_targets made them"
-        )
-
-
-def _instead_of_layers(instance: Any, _attribute: object, layer_ids: tuple[int, ...] | None) -> None:
-    layers = getattr(instance, "capture_layers", None)
-    if layer_ids is not None and layers not in (None, LAYERS):
-        raise ValueError(f"'target_layer_ids' stands instead of capture_layers = {layers}: give one of them")
+# A field that says how to capture, or how to measure tau, is not to be ignored silently.
+ONLINE_ONLY = Only(
+    "capture", "online", "'{name}' needs capture = \"online\"; stored features are as capture_targets made them"
+)
+TAU_ONLY = (
+    Given("'{name}' needs eval_every: tau is measured every so many steps", given=("eval_every",)),
+    Given("'{name}' needs tokens: the prompts are those of their split val", given=("tokens",)),
+)
 
 
 def _select(instance: Any, _attribute: object, select: str) -> None:
@@ -92,17 +80,6 @@ def _select(instance: Any, _attribute: object, select: str) -> None:
         raise ValueError(f"'select' = \"{select}\" needs " + "; and ".join(lacks))
 
 
-def _tau_only(instance: Any, attribute: Any, value: object) -> None:
-    """A field that says how to measure tau is not to be ignored silently."""
-    if value == attribute.default:
-        return
-    if getattr(instance, "eval_every", 1) is None:
-        raise ValueError(f"'{attribute.name}' needs eval_every: tau is measured every so many steps")
-    if instance.tokens is None:
-        raise ValueError(f"'{attribute.name}' needs tokens: the prompts are those of their split val")
-
-
-LAYERS = 5
 PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 
 
@@ -135,17 +112,21 @@ class TrainDflash:
     )
     capture_layers: int = field(
         default=LAYERS,
-        validator=validators.and_(validators.ge(1), _online_only),
+        validator=validators.and_(validators.ge(1), ONLINE_ONLY),
         help="online: target layers, spread from the 2nd to the 3rd-last, as num_layers of capture_targets",
     )
     target_layer_ids: tuple[int, ...] | None = field(
         default=None,
-        validator=validators.optional(validators.and_(ascending_layers, _online_only, _instead_of_layers)),
+        validator=[
+            validators.optional(ascending_layers),
+            ONLINE_ONLY,
+            Given("'{name}' stands instead of capture_layers: give one of them", left_out={"capture_layers": LAYERS}),
+        ],
         schema=LAYER_IDS,
         help="online: the target layers by number, instead of capture_layers",
     )
     capture_dtype: Literal["float32", "bfloat16", "float16"] = field(
-        default="float32", validator=_online_only, help="online: of the target's forward pass and of the features"
+        default="float32", validator=ONLINE_ONLY, help="online: of the target's forward pass and of the features"
     )
     block_size: int = field(default=16, validator=validators.ge(2), help="tokens proposed and verified at once")
     num_layers: int = field(default=5, validator=validators.ge(1), help="draft layers")
@@ -159,13 +140,18 @@ class TrainDflash:
     )
     sliding_layers: tuple[int, ...] = field(
         default=(),
-        validator=_sliding_layers,
+        validator=[_sliding_layers, Given("'{name}' need a sliding_window", given=("sliding_window",))],
         help="draft layers, counted from 0, with a sliding window: causal, over the last sliding_window tokens",
     )
     sliding_window: int | None = field(
         default=None,
-        validator=_sliding_window,
-        schema={"minimum": 2},
+        validator=[
+            validators.optional(validators.ge(2)),
+            Given(
+                "'{name}' needs sliding_layers: the numbers of the layers that have it",
+                given=("sliding_layers",),
+            ),
+        ],
         help="tokens that a query of a sliding layer sees, its own included",
     )
     rope_theta: float | None = field(
@@ -237,13 +223,13 @@ class TrainDflash:
     )
     capture_ranks: int = field(
         default=0,
-        validator=validators.and_(validators.ge(0), _online_only),
+        validator=validators.and_(validators.ge(0), ONLINE_ONLY),
         neutral=True,
         help="online: how many ranks of the launch, the last ones, capture for the others; 0: every rank for itself",
     )
     capture_batch_tokens: int = field(
         default=8192,
-        validator=validators.and_(validators.ge(1), _online_only),
+        validator=validators.and_(validators.ge(1), ONLINE_ONLY),
         neutral=True,
         help="online: padded tokens in one forward pass of the target",
     )
@@ -272,12 +258,12 @@ class TrainDflash:
     )
     eval_prompts: int = field(
         default=8,
-        validator=validators.and_(validators.ge(0), _tau_only),
+        validator=validators.and_(validators.ge(0), *TAU_ONLY),
         help="with eval_every: val prompts of each category to decode for tau, the first ones; 0: no tau",
     )
     eval_new_tokens: int = field(
         default=64,
-        validator=validators.and_(validators.ge(1), _tau_only),
+        validator=validators.and_(validators.ge(1), *TAU_ONLY),
         help="with eval_every: generated tokens per prompt, at most",
     )
     select: Literal["tau", "loss", "last"] = field(

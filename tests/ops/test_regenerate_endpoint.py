@@ -212,9 +212,9 @@ MISTAKES = {
     r'endpoint = "http://...@host/v1" holds a user or a password': {"endpoint": "http://me:sesame@host/v1"},
     "has a part behind": {"endpoint": "http://host/v1?key=1"},
     "needs either a target or a processor": {"processor": "there"},
-    'dtype = "bfloat16" is the server': {"dtype": "bfloat16"},
+    "'dtype' is the server's affair": {"dtype": "bfloat16"},
     "extra_body may not hold max_tokens, seed": {"extra_body": {"seed": 1, "max_tokens": 3, "top_k": 2}},
-    'endpoint and model are for backend = "endpoint" only': {"backend": "huggingface"},
+    "'endpoint' is for backend = \"endpoint\" only": {"backend": "huggingface"},
 }
 
 
