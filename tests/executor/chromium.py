@@ -34,10 +34,12 @@ class Browser:
         os.close(theirs_too)
         self._waiting = b""
         self._number = 0
+        self._passed: list[dict[str, Any]] = []  # what it told since the last page was asked for
         self._session: str | None = None
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.ask("Page.enable")
+        self.ask("Page.setLifecycleEventsEnabled", enabled=True)
 
     def __enter__(self) -> Browser:
         return self
@@ -72,8 +74,15 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
-        self.ask("Page.navigate", url=page.absolute().as_uri())
-        self._read(lambda told: told.get("method") == "Page.loadEventFired")
+        self._passed.clear()
+        page_id = self.ask("Page.navigate", url=page.absolute().as_uri())["loaderId"]
+
+        def is_loaded(told: dict[str, Any]) -> bool:
+            of = told.get("params", {})
+            return told.get("method") == "Page.lifecycleEvent" and (page_id, "load") == (of["loaderId"], of["name"])
+
+        if not any(map(is_loaded, self._passed)):  # it may come before the answer
+            self._read(is_loaded)
 
     def value(self, expression: str) -> Any:
         """What a JavaScript expression gives in the page."""
@@ -103,3 +112,4 @@ class Browser:
             told: dict[str, Any] = json.loads(line)
             if is_it(told):
                 return told
+            self._passed.append(told)

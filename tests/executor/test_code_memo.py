@@ -127,7 +127,7 @@ def test_another_way_of_fingerprinting_ends_what_is_remembered(tmp_path: Path, m
 
 def test_code_edited_within_the_grain_of_the_clock_is_not_remembered(tmp_path: Path) -> None:
     write(tmp_path, FILES)
-    CodeMemo(tmp_path / "code.jsonl").of(["main:run"], [tmp_path])
+    CodeMemo(tmp_path / "code.jsonl", lambda: (tmp_path / "main.py").stat().st_mtime).of(["main:run"], [tmp_path])
     assert not (tmp_path / "code.jsonl").exists()
 
 

@@ -129,7 +129,7 @@ def test_the_memo_of_the_files_is_read_only_where_something_changed(tmp_path: Pa
 def test_a_file_changed_within_the_grain_of_the_clock_is_never_remembered(tmp_path: Path) -> None:
     path, memo = tmp_path / "data.jsonl", tmp_path / "external.jsonl"
     path.write_text("hello")
-    assert HELLO == ExternalDigests(memo).of(path)
+    assert HELLO == ExternalDigests(memo, lambda: path.stat().st_mtime).of(path)
     assert not memo.exists()
     assert not (tmp_path / "external_listings.jsonl").exists()
 

@@ -82,7 +82,7 @@ def test_a_rank_that_fails_on_another_host_ends_the_stage_and_its_traceback_come
     toy = hosts_toy(tmp_path, "add")
     agent = toy.start("agent", "--once", program=SOON)
     result = toy.dflow("run", str(toy.file), "-s", "r.how=fail")
-    out, errors = agent.communicate(timeout=60)
+    out, errors = agent.communicate(timeout=300)
     assert result.returncode == 1
     told = (
         f"r failed: ValueError (rank 1 on {HERE}): a bug at 2 (rank 0 ended after it)\n    Traceback (most recent call"
@@ -103,7 +103,7 @@ def test_all_hosts_end_with_a_stop_with_an_agent_and_with_the_executor_and_a_res
     run = toy.start("run", str(toy.file), "-s", "r.how=wait", program=SOON)
     started(toy)
     run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=60)
+    run.communicate(timeout=300)
     assert run.returncode == 143
     saved = [path.name for path in toy.store.glob("work/*/state/*")]
     assert sorted(saved) == ["saved-0", "saved-1"]
@@ -112,24 +112,24 @@ def test_all_hosts_end_with_a_stop_with_an_agent_and_with_the_executor_and_a_res
     pids = started(toy)
     agent.kill()
     agent.communicate()
-    _, errors = run.communicate(timeout=60)
-    assert f"r failed: HostLost: host 1 ({HERE}): its agent has been silent for 4 s" in errors
+    _, errors = run.communicate(timeout=300)
+    assert f"r failed: HostLost: host 1 ({HERE}): its agent has been silent for 10 s" in errors
     assert "what to do: see to that host" in errors
-    assert [False, False] == [is_alive(pid) for pid in pids]
+    wait_for(lambda: not any(map(is_alive, pids)))
 
     agent = toy.start("agent", program=SOON)
     run = toy.start("resume", program=SOON)
     pids = started(toy)
     run.kill()
     run.communicate()
-    wait_for(lambda: not any(map(is_alive, pids)), 60)
+    wait_for(lambda: not any(map(is_alive, pids)))
 
     result = toy.dflow("resume", "-s", "r.how=go")
     assert (result.returncode, toy.text("r")) == (0, "2 ranks ['saved-0', 'saved-1']"), result.stderr
     agent.send_signal(signal.SIGINT)
-    out, _ = agent.communicate(timeout=60)
+    out, _ = agent.communicate(timeout=300)
     assert agent.returncode == 0
-    assert f"ended: the executor on {HERE} has been silent for 4 s" in out
+    assert f"ended: the executor on {HERE} has been silent for 10 s" in out
     assert out.endswith("ended: done\n")
 
 
