@@ -23,7 +23,7 @@ from executor.jsonlines import read_lines, read_object, write_json
 from executor.launch import stage_environment
 from executor.machine import threads_of
 from executor.points import NodeEvents
-from executor.record import Record
+from executor.record import Record, load_begun
 from executor.store import Store
 from ops.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
 
@@ -99,11 +99,11 @@ def loss_curve(store: Store, record: Record, node_id: str | None) -> list[tuple[
     if state is None:
         return []
     if state.cache == "hit" and state.source_run is not None:
-        folder = store.records / state.source_run
-        if not folder.is_dir():
+        maker = load_begun(store.records / state.source_run)
+        if maker is None:
             return []
-        record = Record.load(folder)
-        node_id = next((name for name, other in record.state.nodes.items() if other.key == state.key), node_id)
+        record, key = maker, store.computed_key(state.source_run, state.key)
+        node_id = next((name for name, other in record.state.nodes.items() if other.key == key), node_id)
     events = NodeEvents()
     for event in read_lines(record.events_path):
         if event["node"] == node_id:

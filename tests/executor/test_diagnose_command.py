@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 from serve_cases import CHECK, SECOND, record_run
 
@@ -14,6 +15,7 @@ from executor.diagnose import loss_curve
 from executor.diagnosis_text import diagnosis_text
 from executor.exits import FAILED, OK, USAGE
 from executor.record import Record
+from executor.store import IndexLine
 
 FINE = {
     "advice": "",
@@ -136,7 +138,7 @@ def test_a_draft_whose_target_and_tokens_are_gone_is_refused(tmp_path, export, p
     assert [] == process
 
 
-def test_the_loss_comes_from_the_run_that_trained_the_draft(tmp_path, export):
+def test_the_loss_comes_from_the_run_that_trained_the_draft_also_once_it_was_accepted_for_another_key(tmp_path, export):
     store, run = record_run(tmp_path / "p", {"train": export})
     trained = Record.load(store.records / run)
     trained.state.nodes["train"].key = "key-train"
@@ -148,6 +150,11 @@ def test_the_loss_comes_from_the_run_that_trained_the_draft(tmp_path, export):
     state = again.state.nodes["train"]
     state.key, state.cache, state.source_run = "key-train", "hit", run
     assert [(1, 2.0), (2, 1.0)] == loss_curve(store, trained, "train") == loss_curve(store, again, "train")
+    renamed = again.state.nodes["renamed"] = attrs.evolve(state, key="key-accepted")
+    assert [] == loss_curve(store, again, "renamed")
+    line = IndexLine("digest", run, 1.0, acceptance="accepted", accepted_key="key-train")
+    store.accept(renamed.key, line)
+    assert [(1, 2.0), (2, 1.0)] == loss_curve(store, again, "renamed")
     state.source_run = "20200101-000000-0000"
     assert [] == loss_curve(store, again, "train") == loss_curve(store, again, None)
 
