@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import tomli
 from family_checkpoints import make_checkpoint
 from format_cases import (
     as_struct,
@@ -23,9 +20,8 @@ from format_cases import (
     write_json,
     write_parquet,
 )
-from jsonschema import Draft7Validator
+from init_cases import chat, checkpoint, nodes, write_flat_photos, write_photos
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
@@ -33,61 +29,6 @@ from executor.cli import main
 from executor.commands import init
 from ops.own_data import advice
 from ops.own_data.text import PLACEHOLDER
-
-TEXT = {
-    "model_type": "qwen3",
-    "vocab_size": 400,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "torch_dtype": "float32",
-}
-VISION = {"patch_size": 16, "spatial_merge_size": 2, "depth": 2, "hidden_size": 32, "intermediate_size": 48}
-VISION |= {"out_hidden_size": 32, "num_position_embeddings": 64, "num_heads": 2}
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DFLOW_STORE", raising=False)
-    return tmp_path
-
-
-def checkpoint(folder: Path, sees: bool) -> str:
-    """What init reads of a checkpoint: no weights, and a tokenizer of one token a word."""
-    folder.mkdir()
-    config = {"model_type": "qwen3_vl", "text_config": TEXT, "vision_config": VISION} if sees else TEXT
-    (folder / "config.json").write_text(json.dumps(config))
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    if sees:
-        limits = {"size": {"shortest_edge": 4096, "longest_edge": 16_777_216}}
-        (folder / "preprocessor_config.json").write_text(json.dumps(limits))
-    return str(folder)
-
-
-def chat(path: Path, count: int, answer: str | None = "one two three four", image: str | None = None) -> Path:
-    with path.open("w") as file:
-        for place in range(count):
-            turns = [{"role": "user", "content": f"Count to {place}"}]
-            turns += [] if answer is None else [{"role": "assistant", "content": answer}]
-            row = {"messages": turns} if image is None else {"messages": turns, "image": image}
-            file.write(json.dumps(row) + "\n")
-    return path
-
-
-def nodes(path: Path) -> dict[str, Any]:
-    """The nodes of a file that compiles, and that the schema beside it takes."""
-    read_graph(path, [], [])
-    values = tomli.loads(path.read_text())
-    schema = json.loads((path.parent / "dflow.schema.json").read_text())
-    assert [] == [error.message for error in Draft7Validator(schema).iter_errors(values)]
-    assert path.read_text().startswith("#:schema ./dflow.schema.json\n")
-    found: dict[str, Any] = values["node"]
-    return found
 
 
 def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,22 +256,6 @@ def test_val_is_measured_at_a_tenth_of_the_steps_and_of_few_only_at_the_end(
     assert told in (project / "pipeline.toml").read_text()
 
 
-def write_photos(folder: Path) -> Path:
-    """Ten images of one class."""
-    (folder / "photos" / "cat").mkdir(parents=True)
-    for place in range(10):
-        Image.new("RGB", (64, 48 + place)).save(folder / "photos" / "cat" / f"{place}.png")
-    return folder / "photos"
-
-
-def write_flat_photos(folder: Path) -> Path:
-    """Three images directly in a folder."""
-    (folder / "photos").mkdir()
-    for place in range(3):
-        Image.new("RGB", (64, 48 + place)).save(folder / "photos" / f"{place}.png")
-    return folder / "photos"
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -380,35 +305,6 @@ def test_held_out_prompts_are_there_however_small_the_data(project: Path, capsys
     assert "splits: 7 train, 1 val, 2 test" in said and "note: 10 samples show whether the chain runs" in said
 
 
-@pytest.mark.parametrize(
-    ("folders", "expected"),
-    [([""], False), (["cat"], False), (["train", "val", "test"], True), (["train/cat", "val/cat", "test/cat"], True)],
-)
-def test_of_images_that_give_no_sample_to_a_split_the_way_to_give_one_is_told_and_is_one(
-    project: Path, capsys: pytest.CaptureFixture[str], folders: list[str], expected: bool
-) -> None:
-    for folder in folders:
-        (project / "photos" / folder).mkdir(parents=True)
-        Image.new("RGB", (64, 48)).save(project / "photos" / folder / "1.png")
-    assert 0 == main(["init", "photos"])
-    said = " ".join(capsys.readouterr().out.split())
-    way = (
-        "reads: move some images to test/<class>/ and all others to train/<class>/ (without classes: test/ and train/)"
-    )
-    assert (not expected) == (way in said)
-    assert expected == ("splits: 1 train, 1 val, 1 test" in said)
-
-
-def test_images_beside_folders_of_classes_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    photos = write_photos(project)
-    for place in range(3):
-        Image.new("RGB", (64, 48 + place)).save(photos / f"{place}.png")
-    assert 0 == main(["init", "photos"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "data: 10 samples (image-folder), 10 with images" in said
-    assert "dropped: 3 image beside folders, such as 0.png: move it into one of them, or all images into one" in said
-
-
 @pytest.mark.parametrize("name", ["dog/{}.png", "IMG_{}.jpg", "{}"])
 @pytest.mark.parametrize("samples", [5, 8, 10, 40])
 def test_of_few_samples_train_has_most_and_test_no_fewer_than_val(
@@ -422,39 +318,3 @@ def test_of_few_samples_train_has_most_and_test_no_fewer_than_val(
     assert told is not None, capsys.readouterr().out
     train, val, test = map(int, told.groups())
     assert train >= test >= val >= 1 and samples == train + val + test
-
-
-def test_texts_of_the_data_break_no_comment(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat(project / "chat.jsonl", 30)
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "see"}]
-    broken = {"id": "ev\x01il\x1b[31m\x7f", "messages": turns, "images": ["../\x07\n[node.x]\ud800.png"]}
-    with (project / "chat.jsonl").open("a") as file:
-        file.write(json.dumps(broken) + "\n")
-    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
-    assert "x" not in nodes(project / "pipeline.toml")
-    for text in (capsys.readouterr().out, (project / "pipeline.toml").read_text()):
-        assert "ev\\x01il\\x1b[31m\\x7f" in text
-        assert [] == [letter for letter in text if letter != "\n" and not letter.isprintable()]
-
-
-@pytest.mark.parametrize("name", ["${x}", "$${pipeline.seed}", 'a "b" \\n', "ends\n\x7f\x01"])
-def test_data_of_any_name_is_found_by_the_file_that_is_written(project: Path, name: str) -> None:
-    (project / name).mkdir()
-    chat(project / name / "chat.jsonl", 30)
-    target = checkpoint(project / "target", sees=False)
-    assert 0 == main(["init", name, "--target", target, "--image-root", name])
-    graph = read_graph(Path("pipeline.toml"), [], [])
-    assert (str(project / name), str(project / name)) == (
-        graph.nodes["ingest"].config.source,
-        graph.nodes["ingest"].config.image_root,
-    )
-    nodes(project / "pipeline.toml")
-
-
-def test_data_whose_name_is_not_utf_8_is_refused_with_what_to_do(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chat(project / os.fsdecode(b"chat\xff.jsonl"), 30)
-    assert 1 == main(["init", os.fsdecode(b"chat\xff.jsonl")])
-    assert "chat\\udcff.jsonl: a pipeline file is UTF-8, and this name is not: rename it" in capsys.readouterr().err
-    assert not (project / "pipeline.toml").exists()

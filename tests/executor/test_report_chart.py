@@ -8,9 +8,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from counting_runs import counting, run
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_report import counting, run
 
 from dsl.sections import Chart, Series
 from executor.points import Point

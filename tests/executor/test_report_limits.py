@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from counting_runs import PIPELINE, counting, run
 from report_page import Page
-from test_report import PIPELINE, counting, run
 from toy_ops import is_alive, wait_for
 
 from executor import send_results

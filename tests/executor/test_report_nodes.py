@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from test_report import PIPELINE, counting, report, run
+from counting_runs import PIPELINE, counting, report, run
 
 from dsl.sections import Body, Html, Picture, Table
 from executor.points import Point

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from chromium import CHROMIUM, Browser
-from test_report import EVIL, PIPELINE, counting, run, runs_of
+from counting_runs import EVIL, PIPELINE, counting, run, runs_of
 
 from executor.report import write_report
 

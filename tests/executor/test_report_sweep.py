@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from test_report import EVIL, PIPELINE, counting, report, run
+from counting_runs import EVIL, PIPELINE, counting, report, run
 from toy_ops import Toy
 
 from executor.report.columns import MOST_COLUMNS

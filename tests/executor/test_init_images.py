@@ -1,0 +1,79 @@
+"""`dflow init` and folders of images, and data whose names and texts are odd."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from init_cases import chat, checkpoint, nodes, write_photos
+from PIL import Image
+
+from dsl.read_toml import read_graph
+from executor.cli import main
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [([""], False), (["cat"], False), (["train", "val", "test"], True), (["train/cat", "val/cat", "test/cat"], True)],
+)
+def test_of_images_that_give_no_sample_to_a_split_the_way_to_give_one_is_told_and_is_one(
+    project: Path, capsys: pytest.CaptureFixture[str], folders: list[str], expected: bool
+) -> None:
+    for folder in folders:
+        (project / "photos" / folder).mkdir(parents=True)
+        Image.new("RGB", (64, 48)).save(project / "photos" / folder / "1.png")
+    assert 0 == main(["init", "photos"])
+    said = " ".join(capsys.readouterr().out.split())
+    way = (
+        "reads: move some images to test/<class>/ and all others to train/<class>/ (without classes: test/ and train/)"
+    )
+    assert (not expected) == (way in said)
+    assert expected == ("splits: 1 train, 1 val, 1 test" in said)
+
+
+def test_images_beside_folders_of_classes_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = write_photos(project)
+    for place in range(3):
+        Image.new("RGB", (64, 48 + place)).save(photos / f"{place}.png")
+    assert 0 == main(["init", "photos"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "data: 10 samples (image-folder), 10 with images" in said
+    assert "dropped: 3 image beside folders, such as 0.png: move it into one of them, or all images into one" in said
+
+
+def test_texts_of_the_data_break_no_comment(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat(project / "chat.jsonl", 30)
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "see"}]
+    broken = {"id": "ev\x01il\x1b[31m\x7f", "messages": turns, "images": ["../\x07\n[node.x]\ud800.png"]}
+    with (project / "chat.jsonl").open("a") as file:
+        file.write(json.dumps(broken) + "\n")
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    assert "x" not in nodes(project / "pipeline.toml")
+    for text in (capsys.readouterr().out, (project / "pipeline.toml").read_text()):
+        assert "ev\\x01il\\x1b[31m\\x7f" in text
+        assert [] == [letter for letter in text if letter != "\n" and not letter.isprintable()]
+
+
+@pytest.mark.parametrize("name", ["${x}", "$${pipeline.seed}", 'a "b" \\n', "ends\n\x7f\x01"])
+def test_data_of_any_name_is_found_by_the_file_that_is_written(project: Path, name: str) -> None:
+    (project / name).mkdir()
+    chat(project / name / "chat.jsonl", 30)
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", name, "--target", target, "--image-root", name])
+    graph = read_graph(Path("pipeline.toml"), [], [])
+    assert (str(project / name), str(project / name)) == (
+        graph.nodes["ingest"].config.source,
+        graph.nodes["ingest"].config.image_root,
+    )
+    nodes(project / "pipeline.toml")
+
+
+def test_data_whose_name_is_not_utf_8_is_refused_with_what_to_do(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / os.fsdecode(b"chat\xff.jsonl"), 30)
+    assert 1 == main(["init", os.fsdecode(b"chat\xff.jsonl")])
+    assert "chat\\udcff.jsonl: a pipeline file is UTF-8, and this name is not: rename it" in capsys.readouterr().err
+    assert not (project / "pipeline.toml").exists()
