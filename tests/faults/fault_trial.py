@@ -28,7 +28,7 @@ from executor.store import Store
 HERE = Path(__file__).parent
 MARK = "DFLOW_FAULT_TRIAL"
 NODES = 8
-COMMAND_S = 120.0
+COMMAND_S = 300.0
 KILLED_AGAIN = 0.3  # how many resumes are killed as well
 BESIDE = 0.5  # how many runs have another one beside them
 AGAIN_AT_MOST = 3
@@ -171,7 +171,7 @@ def tried(folder: Path, kill: Kill, reference: Undisturbed) -> str:
             place.go_on(*options, **{FAIL_AT: f"{drawn.choice(PLACES)}:{drawn.randint(1, 3)}"})
             _end_stages(place, drawn)
     assert 0 == place.go_on(*options), "the last resume failed"
-    wait_for(lambda: not place.pids(), seconds=60)
+    wait_for(lambda: not place.pids())
     assert 0 == place.dflow(*GC)
     _check(place, reference, once=before in ("", "interrupted", "unused"))
     shutil.rmtree(folder)

@@ -14,6 +14,7 @@ from attrs import evolve
 from chat_server import ChatServer, Fault, TinyModel, is_probe
 from fake_stage import FakeStage, folder_digest
 from regenerate_cases import answers_of, config, endpoint_config, run, run_endpoint, turn
+from toy_ops import wait_for
 
 from dsl.errors import ConfigError, DataError, StopRequested, TransientError
 from ops.artifacts import ImageSamples
@@ -103,7 +104,12 @@ def test_what_is_drawn_depends_on_seed_sample_and_turn_and_not_on_the_order_of_a
 
 
 def test_so_many_requests_are_in_flight_and_no_more(samples, talker, model, tmp_path):
-    with ChatServer(model, delay=lambda _: 0.05) as server:
+    def until_three_are_there(body):
+        if not is_probe(body):
+            wait_for(lambda: server.most >= 3)
+        return 0.05  # for a fourth one to come
+
+    with ChatServer(model, delay=until_three_are_there) as server:
         run_endpoint(tmp_path, samples, talker, server, **GREEDY, concurrency=3, shard_samples=2)
     assert 3 == server.most
 

@@ -1,12 +1,14 @@
-"""One rank of a capture in a process of its own: `python capture_worker.py JOB`, alone or under torchrun.
+"""One rank of a capture in a process of its own: `python capture_worker.py JOB [COUNT]`, alone or under torchrun.
 
-JOB is a JSON file: {"folder", "tokens", "target": folders, "config": fields of CaptureTargets}.
+JOB is a JSON file: {"folder", "tokens", "target": folders, "config": fields of CaptureTargets}. COUNT: it is killed by
+kill -9 once so many shards are made.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,26 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 
 
+class Killed(FakeStage):
+    """count: of the shards that are made when it is killed."""
+
+    count = 0
+
+    def progress(self, done: int, total: int) -> None:
+        if len(list(self.work_dir.glob("*.safetensors"))) >= self.count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def write_job(file: Path, folder: Path, tokens: TokenShards, target: TargetModel, **config: Any) -> None:
     job = {"folder": str(folder), "tokens": str(tokens.path), "target": str(target.path), "config": config}
     file.write_text(json.dumps(job))
 
 
-def main(file: Path) -> None:
+def main(file: Path, count: int = 0) -> None:
     torch.set_num_threads(1)
     job = json.loads(file.read_text())
-    stage = FakeStage(
+    Killed.count = count
+    stage = (Killed if count else FakeStage)(
         Path(job["folder"]),
         {"tokens": TokenShards(Path(job["tokens"]), "tokens"), "target": TargetModel(Path(job["target"]), "target")},
         rank=int(os.environ.get("RANK", "0")),
@@ -40,4 +53,4 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import attrs
@@ -119,12 +118,12 @@ def test_a_draft_learns_from_either_backends_features_alike(undisturbed, by_tran
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-def start(job: Path, ranks: int = 1) -> subprocess.Popen[str]:
+def start(job: Path, *count: str, ranks: int = 1) -> subprocess.Popen[str]:
     """The worker in a process of its own, or under torchrun."""
     paths = [str(ROOT), str(ROOT / "tests" / "ops"), str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     return subprocess.Popen(
-        [sys.executable, *torchrun, str(FOLDER / "capture_worker.py"), str(job)],
+        [sys.executable, *torchrun, str(FOLDER / "capture_worker.py"), str(job), *count],
         # On a CPU SGLang wants to be told the cores where it has more ranks than the machine has NUMA nodes.
         env={**os.environ, "PYTHONPATH": ":".join(paths), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"},
         stdout=subprocess.PIPE,
@@ -136,10 +135,7 @@ def start(job: Path, ranks: int = 1) -> subprocess.Popen[str]:
 def test_a_capture_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(undisturbed, tokens, target, tmp_path):
     job, work = tmp_path / "job.json", tmp_path / "stage" / "work"
     write_job(job, tmp_path / "stage", tokens, target, **plain_config(final_hidden=True))
-    killed = start(job)
-    while killed.poll() is None and len(list(work.glob("*.safetensors"))) < 2:
-        time.sleep(0.002)
-    killed.send_signal(signal.SIGKILL)
+    killed = start(job, "2")
     said = killed.communicate()[0]
     assert -signal.SIGKILL == killed.returncode, said
     finished = {file.name: file.stat().st_mtime_ns for file in work.glob("*.safetensors")}

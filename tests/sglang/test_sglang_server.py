@@ -24,8 +24,8 @@ from dflash_cases import BLOCK, NEW_TOKENS, QUESTIONS, Case, make_case
 from fake_stage import FakeStage
 from family_checkpoints import picture
 from PIL import Image
-from serve_cases import record_run, write_folder
 from ports import free_port
+from serve_cases import record_run, write_folder
 from server_process import ON_A_CPU, SWITCHES, cpu_environment
 
 from dsl.op import Ref
