@@ -136,7 +136,7 @@ def refused_after(toy, count, *arguments):
     told = {"UNDER": toy.store, "AFTER": count, "COUNT": toy.folder / "count"}
     environment = {f"DFLOW_FULL_{name}": str(value) for name, value in told.items()}
     process = toy.start(*arguments, program=REFUSING, **environment)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     return process.returncode, out + errors
 
 

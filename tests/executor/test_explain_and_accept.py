@@ -226,11 +226,11 @@ def test_code_that_is_edited_while_the_user_is_asked_is_not_accepted(toy: Toy) -
     shown = ""
     while not shown.endswith("[y/N] "):
         letter = process.stdout.read(1)
-        assert letter, process.communicate(timeout=60)[1]
+        assert letter, process.communicate(timeout=300)[1]
         shown += letter
     edit(toy, "return joined", "return joined + '!'")
     os.write(ours, b"y\n")
-    _out, errors = process.communicate(timeout=60)
+    _out, errors = process.communicate(timeout=300)
     os.close(ours)
     assert 1 == process.returncode
     assert 'the code or the data of node "c" changed just now: look at it, and accept again' in errors
@@ -244,7 +244,7 @@ def test_on_a_terminal_the_user_is_asked_after_the_difference_was_shown(toy: Toy
     edit(toy, GLUE, HARMLESS)
     process, ours = asked_on_a_terminal(toy)
     os.write(ours, answer.encode())
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     os.close(ours)
     assert expected == process.returncode, errors
     assert out.index("+    joined") < out.index("Is the artifact still right with this code? [y/N]")

@@ -40,7 +40,7 @@ def test_of_a_node_that_did_not_run_in_the_latest_run_the_run_that_works_on_it_i
     later = Record.create(toy.store / "records", Record.load(toy.store / "records" / first).graph())
     result = toy.dflow("logs", "b")
     (tmp_path / "go.here").touch()
-    running.communicate(timeout=60)
+    running.communicate(timeout=300)
     assert (result.returncode, result.stderr) == (
         1,
         f"dflow: b printed nothing in run {later.run}: it did not run there, its state is pending; it runs in run "
@@ -90,8 +90,8 @@ def test_a_log_is_followed_while_the_node_runs_and_across_its_attempts(tmp_path)
     wait_for(lambda: (tmp_path / "b.here").exists())
     follower = toy.start("logs", "a", "-f")
     (tmp_path / "go.here").touch()
-    run.communicate(timeout=60)
-    out, errors = follower.communicate(timeout=60)
+    run.communicate(timeout=300)
+    out, errors = follower.communicate(timeout=300)
     assert (run.returncode, follower.returncode, out) == (0, 0, WHOLE), errors
 
 

@@ -100,7 +100,7 @@ def begun(self, before=executor.attempt.Attempt._outcome):
 executor.attempt.Attempt._outcome = begun
 """
     process = toy.start("run", str(toy.file), "--keep-going", program=broken + UNTRACKED)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "a failed: a mistake in dflow itself: KeyError: 'no such thing'" in errors
     assert errors.count("Traceback (most recent call last)") == 1
@@ -161,7 +161,7 @@ def removed(self, before=executor.lease.Lease.remove):
 executor.lease.Lease.remove = removed
 """
     process = toy.start("run", str(toy.file), program=program + UNTRACKED)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert (process.returncode, "Traceback" in errors) == (1, False), errors
     assert {name: node["state"] for name, node in toy.state()["nodes"].items()} == {"a": "failed", "b": "done"}
 

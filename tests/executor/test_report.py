@@ -317,6 +317,6 @@ def test_the_report_needs_neither_torch_nor_mlflow_nor_matplotlib(toy: Toy) -> N
     heavy = "{'torch', 'mlflow', 'matplotlib', 'transformers', 'networkx', 'rich'}"
     program = f"import sys, executor.cli; executor.cli.main(); print(sorted({heavy} & sys.modules.keys()))"
     process: subprocess.Popen[str] = toy.start("report", program=program)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     assert 0 == process.returncode, errors
     assert "[]" == out.splitlines()[-1]

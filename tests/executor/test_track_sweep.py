@@ -270,7 +270,7 @@ def test_a_combination_that_failed_is_told_and_the_others_are_done(tmp_path):
 
 def test_what_a_node_uses_of_the_machine_is_a_system_metric_and_no_figure_of_it(tmp_path):
     toy = swept_toy(tmp_path)
-    process = toy.start("run", str(toy.file), "-s", "a.seconds=3.0", program=UNTRACKED.replace(WITHOUT_USAGE, ""))
+    process = toy.start("run", str(toy.file), "-s", "a.seconds=6.0", program=UNTRACKED.replace(WITHOUT_USAGE, ""))
     out, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
     assert "system/" not in out
