@@ -14,6 +14,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 # Ways to write through a memory map, or to make a file longer than the blocks it has.
 SPARSE = {"memmap", "mmap", "open_memmap", "from_file", "truncate", "ftruncate"}
 READS = ".Tokenizer.from_file"  # only has such a name
+CUTS = {("journal.py", "os.truncate")}  # only ever makes a file shorter
 WRITE_SHARD = """
 import sys
 from pathlib import Path
@@ -31,8 +32,10 @@ def test_no_op_writes_through_a_memory_map():
     for path in (PROJECT / "ops").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SPARSE:
-                found.append(f"{path.relative_to(PROJECT)}:{node.lineno}: {ast.unparse(node.func)}")
-    assert [] == [each for each in found if not each.endswith(READS)]
+                call = ast.unparse(node.func)
+                if not call.endswith(READS) and (path.name, call) not in CUTS:
+                    found.append(f"{path.relative_to(PROJECT)}:{node.lineno}: {call}")
+    assert [] == found
 
 
 def test_a_feature_shard_on_a_full_disk_is_an_error(tmp_path):

@@ -65,10 +65,11 @@ def test_fields_that_do_not_fit_each_other_are_refused_when_the_config_is_made(c
 
 
 def test_sliding_layers_are_checked_as_far_as_the_other_fields_are_known():
-    validator = attrs.fields(TrainDflash).sliding_layers.validator
-    validator(SimpleNamespace(sliding_window=4), None, (5,))  # num_layers was given with a value that is no number
+    attribute = attrs.fields(TrainDflash).sliding_layers
+    check, config = attribute.validator, SimpleNamespace(sliding_window=4)
+    check(config, attribute, (5,))  # num_layers was given with a value that is no number
     with pytest.raises(ValueError, match=r"\[-1\] outside"):
-        validator(SimpleNamespace(sliding_window=4), None, (-1, 5))
+        check(config, attribute, (-1, 5))
 
 
 @pytest.mark.parametrize(
