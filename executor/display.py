@@ -29,7 +29,7 @@ class Display:
         self._metrics: dict[str, Mapping[str, float]] = {}
         self._said_at = time.monotonic()
         self._lines: defaultdict[str, Unrepeated] = defaultdict(Unrepeated)  # of progress, by node
-        self.told: set[str] = set()  # warnings of nodes
+        self._warned: set[str] = set()  # what nodes have warned of
         self.last: list[str] = []  # what is to be said when all else was
         self._done_before = {node_id for node_id, node in state.nodes.items() if node.state == "done"}
         self._told_together = self._done_before if len(self._done_before) > CACHED_SHOWN else set()
@@ -86,9 +86,9 @@ class Display:
         print_lines(f"warning: {text}", error=True)
 
     def warn_of(self, node_id: str, text: str) -> None:
-        """What a stage warns of; the same text once, however many stages say it."""
-        if text not in self.told:
-            self.told.add(text)
+        """What a stage warns of; the same text once, however many stages say it: the results name them all."""
+        if text not in self._warned:
+            self._warned.add(text)
             self.note(f"{node_id}: warning: {text}")
 
     def say_last(self, text: str) -> None:

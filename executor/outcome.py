@@ -15,7 +15,7 @@ def run_and_tell(session: Session, *, adopt: bool = False, keep_going: bool = Fa
     record = session.record
     display = make_display(record.state)
     code = run_session(session, display, adopt=adopt, keep_going=keep_going)
-    print_results(record.state, session.graph.result_nodes, display.told, session.graph)
+    print_results(record.state, session.graph.result_nodes, session.graph)
     if code == OK:
         parent = mlflow_ids(session.store.records, record)["parent"]
         where = f"; results in MLflow run {parent}" if parent else ""

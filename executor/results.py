@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dsl.graph import Graph
 from executor.figure_order import JUDGED, figures_in_order, is_judged
@@ -16,12 +16,10 @@ ROWS_SHOWN = 40
 MOST_COLUMNS = 5  # of copies in a table of results
 
 
-def print_results(
-    state: RunState, result_nodes: Sequence[str], told: Container[str] = (), graph: Graph | None = None
-) -> None:
-    """The table of the nodes; then the figures of those that are named, without the warnings that were told before."""
+def print_results(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
+    """The table of the nodes; then the figures of those that are named, and the warnings of all."""
     print_lines(nodes_text(state))
-    print_figures(state, result_nodes, told, graph)
+    print_figures(state, result_nodes, graph)
 
 
 def nodes_text(state: RunState) -> str:
@@ -53,32 +51,34 @@ def first_line(text: str) -> str:
     return f"{first} ..." if more else first
 
 
-def print_figures(
-    state: RunState, result_nodes: Sequence[str], told: Container[str] = (), graph: Graph | None = None
-) -> None:
-    """The final metrics of nodes that are done, those of copies of a node in one table; then their warnings, each once.
+def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
+    """The final metrics of those of these nodes that are done, copies of a node in one table; then the warnings of all
+    nodes that are done, each text once behind the names of all that say it.
 
     What the result is judged by stands in the last table, which is what a terminal still shows.
-    told: warnings that need not be told again. graph: where it is given, copies are told as the combinations that they
-    belong to.
+    graph: where it is given, copies are told as the combinations that they belong to.
     """
     copies_told = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
     judged = frozenset(state.judged_by) or JUDGED
     done = {node_id: state.nodes[node_id] for node_id in result_nodes if state.nodes[node_id].state == "done"}
     tables: dict[tuple[str, ...], dict[str, list[tuple[str, str, str]]]] = {}
-    warned: dict[str, list[str]] = {}
     for node_id, node in done.items():
         if node.metrics and node_id not in copies_told:
             rows = result_rows(node.metrics, judged)
             alike = (_without_variant(node_id), *(name for name, _, _ in rows))
             tables.setdefault(alike, {})[node_id] = rows
-        for warning in node.warnings:
-            if warning not in told:
-                warned.setdefault(warning, []).append(node_id)
     for copies in sorted(tables.values(), key=lambda copies: _is_judged(copies, judged)):
         print_lines(figures_text(copies))
     if graph is not None and copies_told:
         print_lines(importlib.import_module("executor.sweep_table").sweep_table(graph, state.nodes))
+    _print_warnings(state)
+
+
+def _print_warnings(state: RunState) -> None:
+    warned: dict[str, list[str]] = {}
+    for node_id, node in state.nodes.items():
+        for warning in dict.fromkeys(node.warnings) if node.state == "done" else ():
+            warned.setdefault(warning, []).append(node_id)
     for warning, node_ids in warned.items():
         print_lines(f"{', '.join(node_ids)}: warning: {warning}")
 
