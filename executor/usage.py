@@ -74,8 +74,9 @@ class Usage(threading.Thread):
             processes = read_processes() if due else {}
             for each in due:
                 metrics = self._metrics(each, processes)
-                with suppress(OSError):  # a full disk: the nodes have more to say about that
-                    self._tell(each.node, metrics)
+                if metrics:
+                    with suppress(OSError):  # a full disk: the nodes have more to say about that
+                        self._tell(each.node, metrics)
 
     def close(self) -> None:
         self._closed.set()
@@ -87,7 +88,8 @@ class Usage(threading.Thread):
         age = processes[each.pid].age if each.pid in own else each.age
         seconds = age - each.age
         each.looked(time.monotonic(), ticks, age)
-        metrics = {"memory_usage_megabytes": sum(processes[pid].memory for pid in own) / MB}
+        memory = sum(processes[pid].memory for pid in own)
+        metrics = {"memory_usage_megabytes": memory / MB} if memory else {}  # none of it: all have just ended
         if each.pid in own:
             metrics["cpu_utilization_percentage"] = 100 * used / max(seconds, 0.001)
         return {**metrics, **(gpu_metrics(each.gpus) if self._has_gpus else {})}

@@ -66,3 +66,9 @@ def test_the_cpu_time_between_two_looks_is_told_of_the_time_between_them() -> No
         ticks = round(seconds_used * TICKS_A_SECOND)
         metrics = looks._metrics(watched, {7: Process(1, ticks, 0, age)})
         assert expected == pytest.approx(metrics["cpu_utilization_percentage"])
+
+
+def test_a_node_whose_processes_have_just_ended_uses_no_memory_that_is_told() -> None:
+    looks = Usage(list, lambda node, metrics: None)
+    assert {} == looks._metrics(Watched("a", 7, []), {})
+    assert "memory_usage_megabytes" not in looks._metrics(Watched("a", 7, []), {7: Process(1, 0, 0, 1.0)})
