@@ -48,10 +48,11 @@ def make_planner(
     pinned: Mapping[str, str] | None = None,
     forced: Iterable[str] = (),
     absent: Collection[str] = (),
+    source: str = "RUN",
 ) -> Planner:
     """A planner for the graph as it stands now; code and data of pinned nodes are not looked at.
 
-    absent: nodes whose data is not there; their keys cannot be known.
+    absent: nodes whose data is not there; their keys cannot be known. source: the run that made what is pinned.
 
     Raises DataError where an external input cannot be read.
     """
@@ -65,6 +66,7 @@ def make_planner(
         pinned=pinned,
         forced=frozenset(forced),
         absent=frozenset(absent),
+        source=source,
     )
 
 
@@ -106,7 +108,7 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
             kept = {name: getattr(node, name) for name in ("attempt", "metrics", "cache", "started")}
             record.state.nodes[node_id] = NodeState(**kept)
     pinned = {**record.state.pinned, **done}
-    planner = make_planner(store, graph, pinned, record.state.forced)
+    planner = make_planner(store, graph, pinned, record.state.forced, source=record.run)
     return attrs.evolve(_session(store, record, planner, _met(planner), record.plan()), is_resumed=True)
 
 
@@ -116,7 +118,7 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
     done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in anew}
     taken = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in anew}
     forced = [node_id for node_id in source.state.forced if node_id not in done]
-    planner = make_planner(store, graph, {**taken, **done}, forced)
+    planner = make_planner(store, graph, {**taken, **done}, forced, source=source.run)
     nodes = {node_id: _taken(source, node_id) for node_id in done}
     return _new(store, planner, nodes, source, pinned=taken, forced=forced, goes_on_from=source.run)
 
@@ -156,7 +158,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
             )
         pinned[other] = state.digest
         states[other] = _taken(source, other)
-    planner = make_planner(store, graph, pinned, anew)
+    planner = make_planner(store, graph, pinned, anew, source=source.run)
     return _new(store, planner, states, source, pinned=pinned, forced=sorted(anew))
 
 

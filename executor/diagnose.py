@@ -52,7 +52,12 @@ def diagnose(
     graph = record.graph()
     nodes = _chosen(graph, record.run, node_id)
     made = {name: state.digest for name, state in record.state.nodes.items() if state.digest is not None}
-    artifacts = {name: [str(store.object_path(digest)), digest] for name, digest in made.items() if store.has(digest)}
+    artifacts = {
+        name: [str(store.object_path(digest)), digest]
+        for name, digest in made.items()
+        # A damaged draft is measured too, as its damage is a cause.
+        if store.has(digest) or (name in nodes and store.object_path(digest).is_dir())
+    }
     missing = [name for name in nodes if name not in artifacts]
     if missing:
         raise StoreError(
@@ -60,7 +65,7 @@ def diagnose(
         )
     places = {name: (Path(path), digest) for name, (path, digest) in artifacts.items()}
     for name in nodes:
-        Chain.of(graph, places, name)  # refuses here what the process would refuse seconds later
+        Chain.of(graph, places, name, run=record.run)  # refuses here what the process would refuse seconds later
     for name in nodes:
         request = {
             "graph": graph_to_json(graph),

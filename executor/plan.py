@@ -65,6 +65,7 @@ class Planner:
     pinned: nodes whose artifact is taken as it is, whatever their key would be now (digest by node id).
     forced: nodes that run whatever the store holds.
     absent: nodes whose data is not there, so that they have no parts.
+    source: the run that made what is pinned.
     """
 
     graph: Graph
@@ -74,6 +75,7 @@ class Planner:
     pinned: Mapping[str, str] = {}
     forced: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
+    source: str = "RUN"
 
     def plan(self) -> dict[str, Decision]:
         """The decision for every node before anything has run. Raises StoreError where a pinned artifact is gone."""
@@ -113,7 +115,7 @@ class Planner:
         if not self.store.has(digest):
             raise StoreError(
                 f'the artifact of node "{node_id}" ({digest[:12]}) is gone from the store or damaged, so it cannot be '
-                f"taken as it is; run the node again with `dflow resume --from {node_id}`"
+                f"taken as it is; run the node again with `dflow resume {self.source} --from {node_id}`"
             )
         return Decision("hit", "", None, digest)
 

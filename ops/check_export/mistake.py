@@ -9,7 +9,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 
-REWRITE = "write the export again: dflow resume --from export"
+REWRITE = "write the export again: dflow resume RUN --from export"
 
 
 @frozen

@@ -12,7 +12,9 @@ from ops.dflash.decode import Decoded
 from ops.export_draft.card import table
 
 ALL = "all"
-REPEAT = "on a machine with a GPU and SGLang, ask it with `dflow resume --from check`: until then the result is kept"
+REPEAT = (
+    "on a machine with a GPU and SGLang, ask it with `dflow resume RUN --from check`: until then the result is kept"
+)
 
 
 @frozen(kw_only=True)

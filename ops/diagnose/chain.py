@@ -70,8 +70,9 @@ class Chain:
     device: str
 
     @classmethod
-    def of(cls, graph: Graph, made: Made, node_id: str, split: str | None = None) -> Chain:
+    def of(cls, graph: Graph, made: Made, node_id: str, split: str | None = None, run: str = "RUN") -> Chain:
         """split: the only one to take prompts of; None: that of the evaluation, or another where it holds none.
+        run: that of the graph.
 
         Raises DataError where the draft, its target or the tokens are not there.
         """
@@ -87,7 +88,7 @@ class Chain:
         own = _artifact(made, draft, Draft)
         absent = [name for name, value in ((node_id, own), ("its target", target), ("tokens", judged)) if value is None]
         if own is None or target is None or judged is None:
-            raise DataError(f"{node_id}: {' and '.join(absent)} cannot be had of this run; make it: dflow resume")
+            raise DataError(f"{node_id}: {' and '.join(absent)} cannot be had of this run; make it: dflow resume {run}")
         config = None if judge is None else judge.config
         judged_split = getattr(config, "split", SPLITS[0])
         return cls(

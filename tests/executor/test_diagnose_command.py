@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import attrs
@@ -122,6 +123,25 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(tmp_path, 
     assert [] == process
 
 
+@pytest.mark.parametrize("content", [None, "{} and more"])
+def test_a_damaged_draft_is_measured_and_one_that_is_gone_is_refused(tmp_path, export, process, capsys, content):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "info.json").write_text("{}")
+    store, run = record_run(tmp_path / "p", {"export": export, "target": other, "tokenize": other})
+    digest = Record.load(store.records / run).state.nodes["export"].digest
+    folder = store.object_path(digest)
+    if content is None:
+        (folder / "manifest.json").unlink()
+    else:
+        (folder / "config.json").write_text(content)
+    assert OK == dflow(store)
+    assert [str(folder), digest] == process[-1]["artifacts"]["export"]
+    shutil.rmtree(folder)
+    assert FAILED == dflow(store)
+    assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
+
+
 def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export, monkeypatch, capsys):
     store, _ = record_run(tmp_path / "p", dict.fromkeys(("export", "target", "tokenize"), export))
     monkeypatch.setattr(diagnose, "_run", lambda *_: (-9, ["MemoryError: no room"]))
@@ -132,9 +152,9 @@ def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export
 
 
 def test_a_draft_whose_target_and_tokens_are_gone_is_refused(tmp_path, export, process, capsys):
-    store, _ = record_run(tmp_path / "p", {"export": export})
+    store, run = record_run(tmp_path / "p", {"export": export})
     assert FAILED == dflow(store)
-    assert "export: its target and tokens cannot be had of this run" in capsys.readouterr().err
+    assert f"its target and tokens cannot be had of this run; make it: dflow resume {run}\n" in capsys.readouterr().err
     assert [] == process
 
 

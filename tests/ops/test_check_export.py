@@ -248,7 +248,7 @@ def test_a_draft_that_sglang_serves_otherwise_is_not_called_done(tmp_path, gate_
 
 def test_a_skipped_stage_says_how_it_is_repeated(tmp_path, gate_inputs, capsys):
     stage = check(tmp_path, gate_inputs)
-    repeat = "dflow resume --from check"
+    repeat = "dflow resume RUN --from check"
     assert repeat in read_json(stage.out_dir / "check.json")["live"]["remedy"]
     assert repeat in (stage.out_dir / "draft" / "README.md").read_text()
     assert repeat in capsys.readouterr().out

@@ -281,7 +281,7 @@ def test_an_export_that_is_not_the_draft_that_was_evaluated_is_caught(text_case,
     sound = text_case.drafts["noisy"]
     result = live(text_case, sound, changed(sound, tmp_path / "export", **damage))
     assert re.search(expected, told(result))
-    assert "remedy: write the export again: dflow resume --from export" in told(result)
+    assert "remedy: write the export again: dflow resume RUN --from export" in told(result)
     if result.prompts:
         assert len(text_case.prompts) == result.details["equal_answers"]
         assert "prompts are accepted otherwise than in evaluate" in told(result)
