@@ -55,6 +55,8 @@ def _line(finding: Mapping[str, Any]) -> str:
         parts.append(f"do: {first if finding['explained_by'] else ''}{finding['advice']}")
     elif finding["is_note"]:
         parts.append(f"may help: {finding['advice']}")
+    elif not finding["is_judged"]:
+        parts.append("not judged: tau is at its ceiling")
     return " | ".join(parts)
 
 
@@ -63,6 +65,8 @@ def _state(finding: Mapping[str, Any]) -> str:
         return "--"
     if finding["is_cause"]:
         return "CAUSE"
+    if not finding["is_judged"]:
+        return "-"
     return "note" if finding["is_note"] else "ok"
 
 
@@ -74,14 +78,30 @@ def _folded(line: str) -> str:
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
-    causes = [
-        finding["name"]
-        + ("" if finding["gain"] is None else f" (tau {finding['gain']:+.2f})")
-        + (f" (explained by {finding['explained_by']})" if finding["explained_by"] else "")
-        for finding in result["findings"]
-        if finding["is_cause"]
+    findings = result["findings"]
+    causes = [finding for finding in findings if finding["is_cause"]]
+    idle = [finding for finding in causes if _costs_nothing(finding)]
+    costly = [finding for finding in causes if finding not in idle]
+    verdicts = [
+        f"{what}: {', '.join(map(_named, group))}"
+        for what, group in (
+            ("causes of a low tau, the weightiest first", costly),
+            ("wrong, though it costs nothing here", idle),
+        )
+        if group
     ]
-    if causes:
-        return f"causes of a low tau, the weightiest first: {', '.join(causes)}"
-    left = [str(finding["name"]) for finding in result["findings"] if not finding["is_measured"]]
-    return "none of the usual causes of a low tau" + (f"; not measured: {', '.join(left)}" if left else "")
+    if not causes:
+        verdicts.append("none of the usual causes of a low tau")
+        for what, sign in (("not judged, as tau is at its ceiling", "is_judged"), ("not measured", "is_measured")):
+            if left := [str(finding["name"]) for finding in findings if not finding[sign]]:
+                verdicts.append(f"{what}: {', '.join(left)}")
+    return "; ".join(verdicts)
+
+
+def _costs_nothing(cause: Mapping[str, Any]) -> bool:
+    return cause["gain"] is not None and f"{abs(cause['gain']):.2f}" == "0.00"
+
+
+def _named(cause: Mapping[str, Any]) -> str:
+    gain = "" if cause["gain"] is None or _costs_nothing(cause) else f" (tau {cause['gain']:+.2f})"
+    return f"{cause['name']}{gain}" + (f" (explained by {cause['explained_by']})" if cause["explained_by"] else "")

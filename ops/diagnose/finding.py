@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 TOO_FEW = "too few prompts to tell that from chance: diagnose with more (--prompts)"
 
@@ -16,8 +16,8 @@ class Finding:
 
     is_cause: it lowers tau, or keeps it low. is_note: no mistake, but worth knowing. gain: by how much tau rises where
     it is put right, as measured; None where only another training could tell. is_measured: False where something is
-    missing, which `measured` then says. explained_by: the name of another cause that is to be put right first, since
-    this may only follow from it.
+    missing, which `measured` then says. is_judged: False where it would be a cause, but tau can hardly rise.
+    explained_by: the name of another cause that is to be put right first, since this may only follow from it.
     """
 
     name: str
@@ -28,15 +28,22 @@ class Finding:
     is_note: bool = False
     gain: float | None = None
     is_measured: bool = True
+    is_judged: bool = True
     explained_by: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields, without advice where there is nothing to do."""
+        return asdict(self) | {"advice": self.advice if self.is_cause or self.is_note else ""}
 
 
 def unmeasured(name: str, why: str) -> Finding:
     """Where a check could not be made; why: what is missing."""
     return Finding(name=name, measured=why, normal="", is_measured=False)
+
+
+def unjudged(finding: Finding) -> Finding:
+    """Of a tau at its ceiling: what would explain a low one explains nothing."""
+    return evolve(finding, is_cause=False, is_judged=not finding.is_cause)
 
 
 def held_back(finding: Finding, why: str) -> Finding:
@@ -46,11 +53,12 @@ def held_back(finding: Finding, why: str) -> Finding:
 
 def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Causes first, by how much tau they explain, those that cannot be told in tau behind them, and behind these what
-    another cause explains; then notes; what was not measured last.
+    another cause explains; then notes; what was not judged or not measured last.
     """
     return sorted(findings, key=_rank)
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, bool, bool, float]:
+def _rank(finding: Finding) -> tuple[bool | float, ...]:
     weight = -(finding.gain or 0.0) if finding.is_cause else 0.0
-    return not finding.is_cause, not finding.is_note, not finding.is_measured, bool(finding.explained_by), weight
+    open_ends = (not finding.is_measured, not finding.is_judged, bool(finding.explained_by))
+    return not finding.is_cause, not finding.is_note, *open_ends, weight

@@ -9,6 +9,7 @@ from typing import Any
 from ops.dflash.decode import Decoded
 from ops.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
 from ops.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
+from ops.evaluate.run import is_repetition
 from ops.evaluate.statistics import steps_of
 from ops.evaluate.student import student_point
 from ops.tokenize_chat.shards import TokenSample
@@ -43,6 +44,18 @@ def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded])
         "mistake: texts that are hard to foresee have a lower tau with any draft",
         advice=f'more samples of "{by_tau[0]}", with answers of the target\'s own, where it is to be served',
         is_note=gain.is_certain and tau_of(highest) > CATEGORY_RATIO * tau_of(lowest),
+    )
+
+
+def repetition_finding(answers: Sequence[Decoded]) -> Finding:
+    """answers: decoded greedily, so that they are the target's own."""
+    repeated = sum(is_repetition(answer.tokens) for answer in answers)
+    return Finding(
+        name="repeated answers",
+        measured=f"{repeated} of {len(answers)} answers of the target repeat the same few tokens",
+        normal="at most half: any draft predicts those; beyond it tau says nothing about a real target",
+        advice="take a target with trained weights, whose answers do not repeat",
+        is_note=2 * repeated > len(answers),
     )
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import evolve
 
 from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
@@ -30,10 +29,10 @@ from ops.diagnose.chain import Chain
 from ops.diagnose.curve import curve_finding
 from ops.diagnose.features import features_finding
 from ops.diagnose.feeding import Mended, mend, unless_open
-from ops.diagnose.finding import Finding, sorted_findings, unmeasured
+from ops.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured
 from ops.diagnose.loadable import loadable, put_first
 from ops.diagnose.masks import anchors_by_category, mask_findings
-from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
+from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
 from ops.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
 from ops.diagnose.trained import explained, target_finding, trained_of
 from ops.files import read_json
@@ -70,7 +69,7 @@ def diagnose(
     run, as Evaluation.to_json has it, or null, "findings": [the fields of Finding, ...]}: causes first.
     "exported", "low" and "high" are null where the export cannot be used, the last two also for one prompt with a step.
     "mended": with all put right that can be without training; where that is next to block_size, nothing that only
-    explains a low tau is a cause. What is wrong at any tau stays one.
+    explains a low tau is a cause: "is_judged" is then false. What is wrong at any tau stays one.
 
     prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where nothing of the
     draft can be loaded or fits the target, logits are not finite, or no split holds a prompt.
@@ -101,12 +100,13 @@ def diagnose(
     others = [
         unless_open(random_finding(answers, by_chance), mended.findings),
         category_finding(held_out, answers),
+        repetition_finding(answers),
         *_against_training(chain, bench, mended, answers, prompts),
         *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
         curve_finding(curve, _recorded(chain)),
     ]
     if tau_of(answers) >= CEILING * mended.setting.config.block_size:
-        others = [evolve(finding, is_cause=False) for finding in others]
+        others = [unjudged(finding) for finding in others]
     findings = [explained(finding, of_target) for finding in (*wrong_at_any_tau, *others)]
     return {
         "node": chain.node,

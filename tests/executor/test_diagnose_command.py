@@ -24,6 +24,7 @@ FINE = {
     "is_cause": False,
     "is_note": False,
     "is_measured": True,
+    "is_judged": True,
     "normal": "so it should be",
     "explained_by": "",
 }
@@ -231,6 +232,22 @@ def test_a_cause_whose_mending_measured_lower_has_its_sign_and_one_prompt_no_int
     text = diagnosis_text(single)
     assert text.startswith("export: tau 2.00 of at most 8")
     assert text.endswith("layer ids (tau -0.16)")
+
+
+def test_a_cause_that_costs_nothing_is_told_apart_from_those_that_do():
+    idle = FINE | {"name": "mask token", "measured": "", "is_cause": True, "gain": 0.0}
+    assert diagnosis_text(result(idle)).endswith("\nwrong, though it costs nothing here: mask token")
+    costly = idle | {"name": "weights", "gain": 1.4}
+    assert diagnosis_text(result(costly, idle)).endswith(
+        "the weightiest first: weights (tau +1.40); wrong, though it costs nothing here: mask token"
+    )
+
+
+def test_what_was_not_judged_at_the_ceiling_of_tau_is_not_told_as_ok():
+    own = FINE | {"name": "own answers", "measured": "5%", "is_judged": False}
+    text = diagnosis_text(result(own))
+    assert "\n-      own answers: 5% | normal: so it should be | not judged: tau is at its ceiling\n" in text
+    assert text.endswith("none of the usual causes of a low tau; not judged, as tau is at its ceiling: own answers")
 
 
 def test_a_cause_that_another_explains_is_told_as_such():

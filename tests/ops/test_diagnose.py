@@ -95,8 +95,7 @@ def test_no_cause_is_named_of_a_healthy_draft(healthy):
 
 
 def test_layer_ids_off_by_one_are_named_and_nothing_else(chain, healthy, tmp_path):
-    spoilt = with_config(chain, tmp_path / "spoilt", dflash_config={"target_layer_ids": [LAYER + 1]})
-    result = diagnosed(spoilt)
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config={"target_layer_ids": [LAYER + 1]}))
     assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
     assert ["layer ids"] == causes(result)
     named = finding(result, "layer ids")
@@ -185,8 +184,9 @@ def test_without_a_record_the_target_s_mask_token_is_called_so_and_must_be_bette
 
 def test_where_putting_it_right_gives_whole_blocks_nothing_else_is_named(chain, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "CEILING", 0.5)
-    spoilt = with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500})
-    assert ["mask token"] == causes(diagnosed(spoilt, curve=FALLING))
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500}), curve=FALLING)
+    assert ["mask token"] == causes(result)
+    assert not finding(result, "length of training")["is_judged"]
 
 
 def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displaced, healthy):

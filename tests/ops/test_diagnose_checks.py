@@ -21,9 +21,9 @@ from ops.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gai
 from ops.diagnose.curve import curve_finding
 from ops.diagnose.features import features_finding
 from ops.diagnose.feeding import unless_open
-from ops.diagnose.finding import TOO_FEW, Finding, sorted_findings, unmeasured
+from ops.diagnose.finding import TOO_FEW, Finding, sorted_findings, unjudged, unmeasured
 from ops.diagnose.masks import anchors_by_category, look, mask_findings
-from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding
+from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
 from ops.diagnose.trained import explained, target_finding
 from ops.files import read_json, write_json
 from ops.load_target.model import Target
@@ -364,5 +364,21 @@ def test_causes_come_first_by_what_they_explain():
     followed = evolve(cause("follows", 9.0), explained_by="large")
     causes = [cause("small", 0.5), cause("untold", None), cause("large", 2.0)]
     note = Finding(name="note", measured="", normal="", is_note=True)
-    ordered = sorted_findings([unmeasured("gone", ""), followed, fine, note, *causes])
-    assert ["large", "small", "untold", "follows", "note", "fine", "gone"] == [found.name for found in ordered]
+    ordered = sorted_findings([unmeasured("gone", ""), unjudged(cause("open", 7.0)), followed, fine, note, *causes])
+    assert ["large", "small", "untold", "follows", "note", "fine", "open", "gone"] == [found.name for found in ordered]
+
+
+def test_at_the_ceiling_of_tau_a_cause_is_not_judged_and_what_is_none_has_no_advice():
+    cause = Finding(name="x", measured="", normal="", advice="mend it", is_cause=True)
+    fine = evolve(cause, is_cause=False)
+    assert (False, False) == (unjudged(cause).is_cause, unjudged(cause).is_judged)
+    assert unjudged(fine) == fine
+    advice = [found.to_json()["advice"] for found in (cause, evolve(fine, is_note=True), fine, unjudged(cause))]
+    assert ["mend it", "mend it", "", ""] == advice
+
+
+def test_answers_of_the_same_few_tokens_are_a_note():
+    cycle, text = Decoded((1, 2) * 10), Decoded(tuple(range(20)))
+    assert not repetition_finding([cycle, text]).is_note
+    found = repetition_finding([cycle, cycle, text])
+    assert found.is_note and "2 of 3 answers of the target repeat" in found.measured
