@@ -10,7 +10,7 @@ from attrs import frozen
 from dsl.graph import Graph
 from executor.combinations import Combination, combinations, final_metrics
 from executor.figure_order import is_main
-from executor.lines import columns
+from executor.lines import columns, counted
 from executor.record import NodeState
 from executor.results import result_rows
 from executor.sort_by import not_sorted, sorting
@@ -54,7 +54,7 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
     ]
     names = {name for row in rows for name in row.metrics}
     order = f", by {sort_by}" if sort_by in names else ""
-    lines = [f"results of {len(rows)} combinations{order}", columns(header, table)]
+    lines = [f"results of {counted(len(rows), 'combination')}{order}", columns(header, table)]
     if len(metrics) > MOST_METRICS:
         lines.append(f"and {len(metrics) - MOST_METRICS} more metrics: dflow ui, dflow status --json")
     return "\n".join([*lines, *filter(None, [not_sorted(graph, names)])])

@@ -130,7 +130,8 @@ def _speed(folder: Path) -> Iterator[Section]:
     yield Section(
         "Speed",
         Table(columns, rows),
-        f"Speed-up {measured['speedup']:.2f}{interval}, in {measured['batches']} batches of at most "
+        f"Speed-up {measured['speedup']:.2f}{interval}, in {measured['batches']} "
+        f"batch{'es' * (measured['batches'] != 1)} of at most "
         f"{measured['batch_size']}, each decoded both ways in turn. Verify is the target's forward passes behind the "
         "prefill, those of plain decoding too.",
     )

@@ -1,7 +1,7 @@
 """Samples from a folder of images: `<class>/<image>`, or all directly in it, without classes.
 
 Above either there may be the folders `train`, `val` and `test`. An image that lies beside such folders has no class, or
-no split, and is dropped.
+no split, and is dropped. Folders of which none holds an image count for none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def class_images(folder: Path, split_names: dict[str, str]) -> Iterator[ClassIma
 
     Hidden ones are passed over.
     """
-    top = _folders(folder)
+    top = _class_folders(folder)
     if top and all(name.lower() in split_names for name in top):
         yield from _beside(folder, Path())
         for name in top:
@@ -67,7 +67,7 @@ def image_folder_sample(
 
 
 def _of_classes(folder: Path, below: Path, split: str | None) -> Iterator[ClassImage]:
-    labels = _folders(folder / below)
+    labels = _class_folders(folder / below)
     if labels:
         yield from _beside(folder, below)
     for label in labels:
@@ -90,6 +90,20 @@ def _files(folder: Path, below: Path, label: str, split: str | None) -> Iterator
         for name in sorted(names):
             if not name.startswith("."):
                 yield ClassImage((Path(here) / name).relative_to(folder), label, split)
+
+
+def _class_folders(folder: Path) -> list[str]:
+    """The folders in it, unless none of them holds an image."""
+    names = _folders(folder)
+    return names if any(_holds_image(folder / name) for name in names) else []
+
+
+def _holds_image(folder: Path) -> bool:
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if any(Path(name).suffix.lower() in IMAGE_NAMES for name in names if not name.startswith(".")):
+            return True
+    return False
 
 
 def _folders(folder: Path) -> list[str]:

@@ -106,10 +106,7 @@ def _format_of_folder(folder: Path) -> str:
         raise DataError(f"{folder}: holds JSON files and Parquet files; {REMEDY}, or name one file")
     if found:
         return found[0]
-    is_flat = not any(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir())
-    below = (file for pattern in (["*"] if is_flat else ["*/*", "*/*/*"]) for file in folder.glob(pattern))
+    below = (file for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(pattern))
     if any(file.suffix.lower() in IMAGE_NAMES for file in below):
         return "image-folder"
-    raise DataError(
-        f"{folder}: holds neither JSON nor Parquet files, no Arrow data set and no images by class; {REMEDY}"
-    )
+    raise DataError(f"{folder}: holds neither JSON nor Parquet files, no Arrow data set and no images; {REMEDY}")

@@ -11,6 +11,7 @@ from attrs import frozen
 from dsl.errors import DataError
 from dsl.sizes import shown_bytes
 from ops.capture_targets.resources import feature_bytes
+from ops.ingest.image_folder import BESIDE
 from ops.load_target.sizes import ITEM_SIZES
 from ops.own_data.lengths import PixelRules
 from ops.own_data.survey import FRACTIONS, Survey, percentile
@@ -122,7 +123,9 @@ def _check(found: Survey, target: Target | None) -> None:
         )
     broken = found.faults.total()
     if broken and broken == found.decoded and found.with_images == found.samples:
-        reasons = ", ".join(f"{count} {reason} ({found.examples[reason]})" for reason, count in found.faults.items())
+        reasons = ", ".join(
+            f"{count} ({reason}, such as {found.examples[reason]})" for reason, count in found.faults.items()
+        )
         wrong.append(f"every sample has an image, and none of {found.decoded} looked at can be decoded: {reasons}")
     if not any(tally["train"] for tally in found.splits.values()):
         wrong.append("no sample is left for the split train")
@@ -233,15 +236,20 @@ def _fractions(found: Survey) -> tuple[float, float]:
 
 def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
     notes = []
+    loose = found.dropped[BESIDE]
+    if loose > found.samples:
+        notes.append(
+            f"most of the images are NOT used: {loose:,} lie beside folders, {found.samples:,} in them. Most likely "
+            "the loose ones are meant: move the folders elsewhere, or all images into one folder; for images by class, "
+            "move each loose one into the folder of its class"
+        )
     tally = found.splits[fractions]
     for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):
         if not tally[split]:
             notes.append(f"no sample falls into {split}, which {reads} reads: {_how_to_give(split, found.form)}")
     if found.samples < 1000:
-        notes.append(
-            f"{found.samples:,} samples show whether the chain runs; a draft worth serving takes many thousands "
-            "(the paper: 800,000)"
-        )
+        shown = f"{found.samples:,} samples show" if found.samples > 1 else "1 sample shows"
+        notes.append(f"{shown} whether the chain runs; a draft worth serving takes many thousands (the paper: 800,000)")
     return notes
 
 

@@ -8,11 +8,12 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 from attrs import Factory, define, field
 
 from dsl.errors import DataError
 from ops.ingest.image_folder import LABEL
-from ops.ingest.image_values import IMAGE_NAMES, MISSING, OUTSIDE
+from ops.ingest.image_values import MISSING, OUTSIDE
 from ops.ingest.op import Ingest
 from ops.ingest.read import Read, Reading, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
@@ -27,7 +28,10 @@ QUESTION = "What is in the image?"  # put to images by class
 SEEN = 8  # kinds of files that are named of a folder that holds nothing to read
 MOST_PIXELS, LEAST_SIDE = 64_000_000, 2  # the defaults of inject_images
 # Shares of val and test, the smallest first: those are taken that leave enough of both.
-FRACTIONS = ((0.01, 0.02), (0.02, 0.05), (0.05, 0.1), (0.1, 0.2), (0.1, 0.3), (0.1, 0.4), (0.2, 0.3), (0.3, 0.4))
+FRACTIONS = (
+    *((0.01, 0.02), (0.02, 0.05), (0.05, 0.1), (0.05, 0.2), (0.1, 0.2)),
+    *((0.05, 0.3), (0.1, 0.3), (0.1, 0.4), (0.2, 0.3), (0.3, 0.4)),
+)
 REMEDIES = {
     OUTSIDE: "--image-root names the folder of the images; --allow-outside takes them from wherever they lie",
     MISSING: "relative paths start from the file's own folder; --image-root names another one",
@@ -40,7 +44,7 @@ class Survey:
 
     decoded, faults: images that were decoded, and of those that could not be, reason -> images. splits: for each of
     FRACTIONS, split -> samples. given: splits that the data names itself. lengths: of up to MEASURED samples, counted
-    with exact and rules.
+    with exact and rules; names of classes are no answers, as the target's take their place.
     """
 
     source: Path
@@ -110,7 +114,7 @@ def survey(source: Path, counter: Counter, image_root: str | None = None, allow_
             _count(found, sample)
             for fractions, config in configs.items():
                 found.splits[fractions][split_of(config, sample)] += 1
-            _keep(measured, drawn, found.samples, lambda sample=sample: _length(counter, sample))
+            _keep(measured, drawn, found.samples, lambda sample=sample: _length(counter, sample, form))
             if sample.images and (found.decoded < DECODED or tried.random() < DECODED / found.with_images):
                 _decode(found, sample)
     found.lengths = measured
@@ -151,8 +155,10 @@ def _keep(measured: list[Length], drawn: random.Random, count: int, length: Call
         measured[place : place + 1] = [length()]
 
 
-def _length(counter: Counter, sample: RawSample) -> Length:
+def _length(counter: Counter, sample: RawSample, form: str) -> Length:
     sizes = [image_size(encoded) for encoded in map(_encoded, sample.images)]
+    if form == "image-folder":
+        sample = attrs.evolve(sample, turns=tuple(turn for turn in sample.turns if turn.role != "assistant"))
     return counter.length(sample, [size for size in sizes if size is not None])
 
 
@@ -183,21 +189,14 @@ def _seen(source: Path) -> str:
     if not kinds:
         return "\nit is empty"
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(SEEN))
-    pictures = sum(path.suffix.lower() in IMAGE_NAMES for path in source.glob("*"))
-    hint = (
-        "\nimages lie in a folder for each class, or all of them in a folder that has no folders; or name them in a "
-        "JSONL file with what is asked about each"
-        if pictures
-        else ""
-    )
-    return f"\nseen there: {told}{hint}"
+    return f"\nseen there: {told}"
 
 
 def _nothing(found: Survey) -> str:
     if not found.dropped:
         return f"{found.source}: holds no samples"
     reasons = "\n".join(
-        f"  {count} {reason}, such as {found.examples[reason]}"
+        f"  {count} ({reason}), such as {found.examples[reason]}"
         + (f"\n    {REMEDIES[reason]}" if reason in REMEDIES else "")
         for reason, count in found.dropped.most_common()
     )

@@ -56,15 +56,19 @@ def summary(found: Survey, advice: Advice, *, comment: bool = False) -> list[str
 
 
 def _about_data(found: Survey) -> list[str]:
-    samples = f"{found.samples:,} sample{'s' * (found.samples > 1)} ({found.form})"
+    samples = f"{_samples(found.samples)} ({found.form})"
     lines = [f"data: {samples}, {found.with_images:,} with images, {found.samples - found.with_images:,} text only"]
     for reason, count in found.dropped.most_common():
-        lines.append(f"dropped: {count:,} {reason}, such as {found.examples[reason]}")
+        lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}")
     if found.decoded:
         good = found.decoded - found.faults.total()
         lines.append(f"images: {good} of {found.decoded} looked at can be decoded{_sizes(found)}")
-    lines += [f"images: {count} {reason}, such as {found.examples[reason]}" for reason, count in found.faults.items()]
+    lines += [f"images: {count} ({reason}), such as {found.examples[reason]}" for reason, count in found.faults.items()]
     return lines
+
+
+def _samples(number: int) -> str:
+    return f"{number:,} sample{'s' * (number != 1)}"
 
 
 def _sizes(found: Survey) -> str:
@@ -81,14 +85,19 @@ def _about_lengths(found: Survey, advice: Advice) -> list[str]:
     how = "by the target's tokenizer" if found.exact else "estimated at 4 bytes a token"
     pictures = ", images as they are resized for it" if found.with_images and found.exact else ""
     lines = [
-        f"tokens of a sample: median {percentile(wholes, 0.5):,}, 95 % {percentile(wholes, 0.95):,}, longest "
-        f"{max(wholes):,} ({how}{pictures}; of {len(wholes):,} samples)"
+        f"tokens of a {'sample' if answers else 'prompt'}: median {percentile(wholes, 0.5):,}, "
+        f"95 % {percentile(wholes, 0.95):,}, longest {max(wholes):,} ({how}{pictures}; of {_samples(len(wholes))})"
     ]
     if answers:
         told = f"median {percentile(answers, 0.5):,}, 95 % {percentile(answers, 0.95):,}, longest {max(answers):,}"
         lines.append(f"tokens of an answer: {told}")
     if found.unanswered:
-        lines.append(f"answers: {found.unanswered:,} samples end with the user's turn; the target answers them")
+        lines.append(
+            f"answers: {_samples(found.unanswered)} end{'s' * (found.unanswered == 1)} with the user's turn; "
+            "the target answers them"
+        )
+    if found.form == "image-folder":
+        lines.append("answers: the names of classes are not taken for any; the target answers")
     length = "as long as the data's" if answers else "half as long as max_new_tokens"
     lines.append(f"tokens in all: about {advice.tokens:,}, if the target's answers are {length}")
     return lines
@@ -124,7 +133,7 @@ def _inject(found: Survey) -> list[str]:
         return ["[node.inject]                     # texts pass through", 'op = "inject_images"', 'samples = "@ingest"']
     lines = ["[node.inject]", 'op = "inject_images"', 'samples = "@ingest"']
     if found.several_images:
-        lines.append(f'image_policy = "in-place"         # {found.several_images:,} samples have several images')
+        lines.append(f'image_policy = "in-place"         # {_samples(found.several_images)} with several images')
     return lines
 
 

@@ -28,6 +28,7 @@ from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
 from ops.own_data import advice
+from ops.own_data.lengths import TURN_TOKENS
 from ops.own_data.text import PLACEHOLDER
 
 
@@ -89,9 +90,9 @@ def test_large_images_get_a_limit_and_broken_ones_are_counted(
     (project / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows * 5))
     assert 0 == main(["init", "data.jsonl", "--target", checkpoint(project / "target", sees=True)])
     said = capsys.readouterr().out
-    assert "dropped: 5 image missing, such as 3: no.png" in said
+    assert "dropped: 5 (image missing), such as 3: no.png" in said
     assert "images: 5 of 10 looked at can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
-    assert "images: 5 image undecodable, such as 2: 16 bytes" in said
+    assert "images: 5 (image undecodable), such as 2: 16 bytes" in said
     made = nodes(project / "pipeline.toml")
     assert [1_048_576] * 2 == [made[node]["max_pixels"] for node in ("regenerate", "tokenize")]
     assert 1280 + 256 == made["regenerate"]["max_prompt_tokens"]  # 1,024 for the image, and a quarter more
@@ -121,15 +122,23 @@ def test_the_same_samples_are_seen_in_every_format(
     assert source == project / made["ingest"]["source"] and not Path(made["ingest"]["source"]).is_absolute()
 
 
-def test_images_by_class_get_a_question(project: Path) -> None:
+def test_images_by_class_get_a_question_and_no_setting_is_taken_from_the_names_of_classes(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("cat", "dog"):
         (project / "photos" / name).mkdir(parents=True)
         for place in range(12):
             Image.new("RGB", (64, 48)).save(project / "photos" / name / f"{place}.png")
     assert 0 == main(["init", "photos", "--target", checkpoint(project / "target", sees=True)])
     made = nodes(project / "pipeline.toml")
-    assert ("What is in the image?", 8) == (made["ingest"]["question"], made["train"]["block_size"])
-    assert 2 == made["tokenize"]["min_loss_tokens"]  # the name of a class, and the token that ends the answer
+    assert ("What is in the image?", 16) == (made["ingest"]["question"], made["train"]["block_size"])
+    assert (32, 512) == (made["tokenize"]["min_loss_tokens"], made["regenerate"]["max_new_tokens"])
+    said = " ".join(capsys.readouterr().out.split())
+    tokens = 24 * (TURN_TOKENS + 5 + 4 + 256)  # five words, an image of 2 x 2 tokens, and half of 512
+    assert f"tokens in all: about {tokens:,}, if the target's answers are half as long as max_new_tokens" in said
+    assert f"stored; {tokens:,} tokens x" in said and tokens == made["tokenize"]["expected_tokens"]
+    assert "answers: the names of classes are not taken for any; the target answers" in said
+    assert "tokens of an answer" not in said and "median 14, 95 % 14, longest 14" in said
 
 
 @pytest.mark.parametrize(
@@ -170,10 +179,12 @@ def test_features_that_the_disk_does_not_hold_are_captured_while_training(
     [
         ("empty", ["holds neither JSON nor Parquet", "it is empty"]),
         ("papers", ["holds neither JSON nor Parquet", "seen there: 2 .pdf, 1 no suffix"]),
-        ("mixed", ["seen there: 3 .png, 1 .pdf", "images lie in a folder for each class, or all of them in a folder"]),
         ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "messages"']),
         ("nothing.jsonl", ["nothing.jsonl: holds no samples"]),
-        ("missing.jsonl", ["none of its 2 samples can be used", "2 image missing, such as 1: no.png", "--image-root"]),
+        (
+            "missing.jsonl",
+            ["none of its 2 samples can be used", "2 (image missing), such as 1: no.png", "--image-root"],
+        ),
         ("nowhere", ["nowhere: no such file or folder"]),
     ],
 )
@@ -184,10 +195,6 @@ def test_data_that_cannot_be_used_is_told_with_all_that_is_wrong(
     (project / "papers").mkdir()
     for name in ("a.pdf", "b.PDF", "c"):
         (project / "papers" / name).write_bytes(b"%PDF")
-    (project / "mixed" / "papers").mkdir(parents=True)
-    (project / "mixed" / "papers" / "a.pdf").write_bytes(b"%PDF")
-    for place in range(3):
-        Image.new("RGB", (8, 8)).save(project / "mixed" / f"{place}.png")
     (project / "broken.jsonl").write_text('{"messages": []}\n{"messages": \n{"conversations": 3}\n')
     (project / "nothing.jsonl").write_text("\n")
     chat(project / "missing.jsonl", 2, image="no.png")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
-from init_cases import chat, checkpoint, nodes, write_photos
+from init_cases import chat, checkpoint, nodes, write_flat_photos, write_photos
 from PIL import Image
 
 from dsl.read_toml import read_graph
@@ -40,7 +41,47 @@ def test_images_beside_folders_of_classes_are_counted(project: Path, capsys: pyt
     assert 0 == main(["init", "photos"])
     said = " ".join(capsys.readouterr().out.split())
     assert "data: 10 samples (image-folder), 10 with images" in said
-    assert "dropped: 3 image beside folders, such as 0.png: move it into one of them, or all images into one" in said
+    assert "dropped: 3 (image beside folders), such as 0.png: move it into one of them, or all images into one" in said
+
+
+def test_where_more_images_lie_beside_folders_than_in_them_it_is_told_first_which_are_not_used(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = write_flat_photos(project)
+    (photos / "cat").mkdir()
+    for place in range(3):
+        assert 0 == main(["init", "photos", "--force"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert (place in (1, 2)) == ("note: most of the images are NOT used: 3 lie beside folders" in said), said
+        Image.new("RGB", (64, 48 + place)).save(photos / "cat" / f"{place}.png")
+    assert 0 == main(["init", "photos", "--force"])
+    assert "NOT used" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("below", ["", "a.txt", "deeper/a.txt", ".hidden.png"])
+def test_folders_without_images_are_no_classes(project: Path, capsys: pytest.CaptureFixture[str], below: str) -> None:
+    other = write_flat_photos(project) / "train" / below
+    if below:
+        other.parent.mkdir(parents=True)
+        other.write_text("none of the images")
+    else:
+        other.mkdir()
+    assert 0 == main(["init", "photos"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "data: 3 samples (image-folder), 3 with images" in said
+    assert below.endswith(".txt") == (f"dropped: 1 (not an image), such as train/{below}" in said)
+
+
+@pytest.mark.parametrize("name", ["{}.jpg", "{}.png", "img{}.jpg", "IMG_{:04d}.jpg"])
+def test_of_ten_images_most_are_trained_on(project: Path, name: str) -> None:
+    (project / "photos").mkdir()
+    for place in range(10):
+        Image.new("RGB", (64, 48)).save(project / "photos" / name.format(place))
+    assert 0 == main(["init", "photos"])
+    told = re.search(r"# (\d+) train, (\d+) val, (\d+) test, drawn by hash", (project / "pipeline.toml").read_text())
+    assert told is not None
+    train, val, test = map(int, told.groups())
+    assert train >= 5 and min(val, test) >= 1 and 10 == train + val + test
 
 
 def test_texts_of_the_data_break_no_comment(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,7 +225,7 @@ def test_columns_of_an_older_sequence_become_turns(tmp_path):
     [
         (
             {"a.txt": b"hello"},
-            "holds neither JSON nor Parquet files, no Arrow data set and no images by class; say which",
+            "holds neither JSON nor Parquet files, no Arrow data set and no images; say which",
         ),
         ({"a.jsonl": b"{}", "b.parquet": b""}, "holds JSON files and Parquet files; say which"),
         ({"b.parquet": b"broken"}, "cannot be read as Parquet"),
