@@ -12,6 +12,8 @@ from dsl.shown import toml_text
 from executor.node_facts import params, values
 from executor.record import NodeState
 
+Choice = frozenset[tuple[str, str]]  # by group, the variant
+
 
 @define
 class Combination:
@@ -37,20 +39,23 @@ def combinations(graph: Graph) -> list[Combination]:
     Where nodes were copied by some of the groups alone, they belong to every combination with their variants.
     """
     chosen = {node.id: frozenset(node.copy.values.items()) for node in graph.nodes.values() if node.copy is not None}
-    distinct = list(dict.fromkeys(chosen.values()))
-    largest = max(map(len, distinct), default=0)
-    whole = [one for one in distinct if len(one) == largest or not any(one < other for other in distinct)]
-    found = {one: Combination() for one in whole}
-    owners: dict[frozenset[tuple[str, str]], list[Combination]] = {
-        one: [found[other] for other in whole if one <= other] for one in distinct
-    }
+    owners = whole_choices(chosen.values())
+    found = {one: Combination() for one, wholes in owners.items() if one in wholes}
     for node_id, one in chosen.items():
-        for combination in owners[one]:
-            combination.nodes.append(graph.nodes[node_id])
+        for whole in owners[one]:
+            found[whole].nodes.append(graph.nodes[node_id])
         if len(owners[one]) == 1:
-            owners[one][0].own.add(node_id)
+            found[owners[one][0]].own.add(node_id)
     _name(list(found.values()))
     return list(found.values())
+
+
+def whole_choices(chosen: Iterable[Choice]) -> dict[Choice, list[Choice]]:
+    """For each choice of variants those of whole combinations that it is a part of: of one that is whole, itself."""
+    distinct = list(dict.fromkeys(chosen))
+    largest = max(map(len, distinct), default=0)
+    whole = [one for one in distinct if len(one) == largest or not any(one < other for other in distinct)]
+    return {one: [other for other in whole if one <= other] for one in distinct}
 
 
 def _name(found: Iterable[Combination]) -> None:

@@ -8,23 +8,55 @@ from collections.abc import Sequence
 
 from executor.code_changes import told
 from executor.explain_text import moment, value_text
+from executor.lines import counted
 from executor.record import Record
-from executor.run_diff import MetricPair, NodeDiff
+from executor.run_diff import MetricPair, NodeDiff, RunsDiff
 
 WHERE = {"first": "only in the first", "second": "only in the second"}
 WIDTH = 100
+MOST_COMBINATIONS = 16
 
 
-def runs_text(first: Record, second: Record, nodes: Sequence[NodeDiff]) -> str:
-    """The two runs, a table of the nodes, what differs in each of them, and the metrics that differ."""
+def runs_text(first: Record, second: Record, found: RunsDiff) -> str:
+    """The two runs; a table of the nodes, what differs in each of them, and the metrics that differ.
+
+    The same for the copies of each of the first combinations, where one of them is a sweep.
+    """
     runs = [("first", first), ("second", second)]
     heads = [
         (word, record.run, record.state.pipeline, moment(record.state.started), record.status())
         for word, record in runs
     ]
     blocks = [_table(heads)]
+    if not found.combinations:
+        return "\n\n".join([*blocks, *_compared(found.nodes, "Every node")])
+    blocks.append(_swept(found))
+    if found.nodes:
+        blocks += _compared(found.nodes, "Every node that is not swept")
+    for combination in found.combinations[:MOST_COMBINATIONS]:
+        name = ", ".join(f"{group}={value}" for group, value in combination.values.items())
+        blocks += [f"--- {name} ---", *_compared(combination.nodes, "Every node of this combination")]
+    left = len(found.combinations) - MOST_COMBINATIONS
+    return "\n\n".join([*blocks, *([f"and {left} more combinations: dflow diff --json"] if left > 0 else [])])
+
+
+def _swept(found: RunsDiff) -> str:
+    """How many combinations, and of which values."""
+    other = "first" if found.swept == "second" else "second"
+    values: dict[str, dict[str, None]] = {}
+    for combination in found.combinations:
+        for group, value in combination.values.items():
+            values.setdefault(group, {})[value] = None
+    told = "\n".join(f"  {group}: {', '.join(each)}" for group, each in values.items())
+    count = counted(len(found.combinations), "combination")
+    head = f"The {found.swept} is a sweep of {count}; each copy of a node is compared with that node of the {other}:"
+    return f"{head}\n{told}"
+
+
+def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
+    blocks = []
     if all(node.is_same for node in nodes):
-        blocks.append("Every node has the same key parts, settings and artifact in both.")
+        blocks.append(f"{every} has the same key parts, settings and artifact in both.")
     else:
         blocks.append(_table([("node", "first", "second", ""), *map(_row, nodes)]))
         blocks += ["\n".join(lines) for node in nodes if len(lines := _details(node)) > 1]
@@ -34,18 +66,22 @@ def runs_text(first: Record, second: Record, nodes: Sequence[NodeDiff]) -> str:
     same = sum(pair.is_same for node in nodes for pair in node.metrics)
     if same:
         blocks.append(f"{same} final metrics are the same in both.")
-    return "\n\n".join(blocks)
+    return blocks
 
 
 def _row(node: NodeDiff) -> tuple[str, ...]:
     digests = [(digest or "-")[:12] for digest in node.digests]
     if node.where != "both":
-        return (node.node, *digests, WHERE[node.where])
+        return (node.node, *digests, _where(node))
     if None in node.digests:
         return (node.node, *digests, _unfinished(node))
     if node.digests[0] != node.digests[1]:
         return (node.node, *digests, "another artifact")
     return (node.node, *digests, "the same" if node.is_same else "the same artifact")
+
+
+def _where(node: NodeDiff) -> str:
+    return f"{WHERE[node.where]}{f', a copy of {node.copy_of}' if node.copy_of else ''}"
 
 
 def _unfinished(node: NodeDiff) -> str:
@@ -71,7 +107,7 @@ def _config(node: NodeDiff) -> list[str]:
     """The values of a node that only one run has, several in a line; what is none is left out."""
     values = [(change.name, change.new if node.where == "second" else change.old) for change in node.values]
     told = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
-    head = f"  {WHERE[node.where]}: "
+    head = f"  {_where(node)}: "
     return textwrap.wrap(told, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False)
 
 

@@ -10,7 +10,7 @@ from executor.commands.arguments import add_json, add_store
 from executor.exits import OK
 from executor.lines import print_json, print_lines
 from executor.record import Record, find_record, newest_records
-from executor.run_diff import compare_runs
+from executor.run_diff import compare_with_copies
 from executor.run_diff_text import runs_text
 from executor.store import Store, store_path
 
@@ -27,12 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
     first, second = _two(store.records, options.first, options.second)
-    nodes = compare_runs(store, first, second)
+    found = compare_with_copies(store, first, second)
     if options.json:
-        told = {"first": first.run, "second": second.run, "nodes": [node.to_json() for node in nodes]}
-        print_json(told)
+        nodes = [node.to_json() for node in found.nodes]
+        combinations = [combination.to_json() for combination in found.combinations]
+        print_json({"first": first.run, "second": second.run, "nodes": nodes, "combinations": combinations})
     else:
-        print_lines(runs_text(first, second, nodes))
+        print_lines(runs_text(first, second, found))
     return OK
 
 

@@ -1,4 +1,7 @@
-"""What differs between the runs of a report, each compared with the first that has a node, node by node."""
+"""What differs between the runs of a report, each compared with the first that has a node, node by node.
+
+Where a run has copies of nodes that another has not, its combinations stand in its place, see `columns_of`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from executor.recorded_graph import written_nodes
 from executor.report.facts import RunFacts
 from executor.report.markup import Markup, details, element, joined, paragraph, table
 from executor.report.overview import run_name
-from executor.run_diff import NodeDiff, compare_runs
+from executor.run_diff import NodeDiff, compare_parts
+from executor.run_parts import Part
 from executor.store import Store
 
 WHERE = {"first": "the node is not in this run", "second": "of the two, the node is in this run alone"}
@@ -32,18 +36,32 @@ class _Pair:
     nodes: Sequence[NodeDiff]
 
 
-def differences(store: Store, runs: Sequence[RunFacts]) -> Markup:
+def differences(store: Store, runs: Sequence[RunFacts], columns: Sequence[RunFacts]) -> Markup:
     """A table of values, a column for each run; then code, and what is not finished or only in some.
+
+    columns: the runs, with combinations in place of those that have a sweep.
 
     A run whose record is damaged is named, and compared with none.
     """
     damage = [(run, _damage(run)) for run in runs]
     untold = [paragraph(run_name(run), f" cannot be compared with others: {error}") for run, error in damage if error]
     whole = [run for run, error in damage if not error]
-    bases = {node_id: run.place for run in reversed(whole) for node_id in run.nodes}
-    pairs = [pair for run in whole[1:] for pair in _pairs(store, whole, run, bases)]
-    values = [_values(whole, pairs, bases)] if pairs else []
+    names = {run.run for run in whole}
+    compared = [column for column in columns if column.run in names] if _has_own_copies(whole) else whole
+    bases = {node_id: run.place for run in reversed(compared) for node_id in run.nodes}
+    pairs = [pair for run in compared[1:] for pair in _pairs(store, compared, run, bases)]
+    values = [_values(compared, pairs, bases)] if pairs else []
     return joined([*untold, *values, *map(_rest, pairs)])
+
+
+def _has_own_copies(runs: Sequence[RunFacts]) -> bool:
+    """Whether some run has a copy that another run lacks; those that all have are compared by their ids."""
+    copies = {node.id for run in runs for node in run.nodes.values() if node.template}
+    return any(not copies <= run.nodes.keys() for run in runs)
+
+
+def _part(run: RunFacts) -> Part:
+    return Part(run.record, {name: node.id for name, node in run.nodes.items()})
 
 
 def _damage(run: RunFacts) -> str:
@@ -57,10 +75,10 @@ def _damage(run: RunFacts) -> str:
 
 def _pairs(store: Store, runs: Sequence[RunFacts], run: RunFacts, bases: Mapping[str, int]) -> Iterator[_Pair]:
     """The run against the first one; and each node that the first lacks against the first run that has it, its base."""
-    yield _Pair(runs[0], run, compare_runs(store, runs[0].record, run.record))
+    yield _Pair(runs[0], run, compare_parts(store, _part(runs[0]), _part(run)))
     others = {bases[node_id] for node_id in run.nodes} - {runs[0].place, run.place}
     for base in [other for other in runs if other.place in others]:
-        nodes = compare_runs(store, base.record, run.record)
+        nodes = compare_parts(store, _part(base), _part(run))
         yield _Pair(base, run, [diff for diff in nodes if diff.where == "both" and bases[diff.node] == base.place])
 
 
@@ -109,7 +127,7 @@ def _rest(pair: _Pair) -> Markup:
 def told_of(diff: NodeDiff) -> Iterable[str]:
     """One line where something differs."""
     if diff.where != "both":
-        yield f"{diff.node}: {WHERE[diff.where]}"
+        yield f"{diff.node}{f', a copy of {diff.copy_of}' if diff.copy_of else ''}: {WHERE[diff.where]}"
     elif None in diff.digests:
         yield f"{diff.node}: finished in {'one of them only' if any(diff.digests) else 'neither of them'}"
     elif diff.digests[0] != diff.digests[1]:

@@ -86,7 +86,7 @@ def report_text(store: Store, records: Sequence[Record]) -> str:
 def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
     """With several runs, what differs comes first."""
     shown, columns = asked_of(runs), columns_of(runs)
-    several = [Block("differences", "Differences", differences(store, runs))] if len(runs) > 1 else []
+    several = [Block("differences", "Differences", differences(store, runs, columns))] if len(runs) > 1 else []
     return [
         Block("runs", "Runs" if len(runs) > 1 else "Run", overview(runs)),
         Block("combinations", "Combinations", combinations_block(runs, columns)),

@@ -12,14 +12,16 @@ from executor.report.markup import Markup, details, element, joined, limited, pa
 
 
 def configs(runs: Sequence[RunFacts]) -> Markup:
-    """Each node's values, folded away; how many differ stands outside."""
+    """Each node's values, folded away; how many differ between the runs that have the node stands outside."""
 
     def of_node(node_id: str) -> Markup:
         values = [_config(run.nodes.get(node_id)) for run in runs]
         names = dict.fromkeys(name for of_run in values for name in of_run)
-        differing = sum(differ([of_run.get(name, ABSENT) for of_run in values]) for name in names)
-        op = next(run.nodes[node_id].op for run in runs if node_id in run.nodes)
-        head = joined([element("b", node_id), f" {op}", f", {differing} differ" if differing else ""])
+        there = [of_run for run, of_run in zip(runs, values, strict=True) if node_id in run.nodes]
+        differing = sum(differ([of_run.get(name, ABSENT) for of_run in there]) for name in names)
+        node = next(run.nodes[node_id] for run in runs if node_id in run.nodes)
+        origin = f", a copy of {node.template}" if node.template else ""
+        head = joined([element("b", node_id), f" {node.op}{origin}", f", {differing} differ" if differing else ""])
         return details(head, compared(runs, values, "value"))
 
     return limited(node_ids(runs), of_node, has_heads=False)

@@ -130,3 +130,33 @@ def test_values_of_a_sweep_are_never_markup(tmp_path: Path) -> None:
     page = report(toy)
     assert "script" not in page.tags
     assert "<script>alert(1)</script>" in page.text("combinations")
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [(("plain", "swept"), ["7", "4", "6"]), (("swept", "plain", "other"), ["4", "6", "7", "3"])],
+)
+def test_each_copy_stands_beside_the_node_that_it_is_a_copy_of(
+    tmp_path: Path, order: tuple[str, ...], expected: list[str]
+) -> None:
+    toy = counting(tmp_path, PIPELINE)
+    ran = {
+        "plain": run(toy),
+        "swept": run(toy, "--sweep", "filter.kept=[4,6]"),
+        "other": run(toy, "-s", "filter.kept=3"),
+    }
+    page = report(toy, *(ran[name] for name in order))
+    [rows] = page.tables["differences"]
+    assert [["filter", "kept", *expected]] == rows[1:]
+    told = page.text("differences")
+    assert [0, 0] == [told.count(word) for word in ("not in this run", "in this run alone")]
+    assert len(expected) - 1 == told.count("what differs: kept")
+    assert "filter-kept_4 keep, a copy of filter" in " ".join(page.text("configs").split())
+
+
+def test_copies_that_two_runs_have_are_compared_by_their_ids(tmp_path: Path) -> None:
+    toy = counting(tmp_path, PIPELINE)
+    sweep = ("--sweep", "filter.kept=[4,6]")
+    first, second = run(toy, *sweep), run(toy, *sweep, "-s", "filter-kept_6.lost=1")
+    [rows] = report(toy, first, second).tables["differences"]
+    assert [["filter-kept_6", "lost", "0", "1"]] == rows[1:]

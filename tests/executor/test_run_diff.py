@@ -14,7 +14,7 @@ from executor.cli import main
 from executor.exits import FAILED
 from executor.explain import ValueChange
 from executor.record import find_record
-from executor.run_diff import MetricPair, NodeDiff, compare_runs
+from executor.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs
 from executor.run_diff_text import runs_text
 from executor.store import Store
 
@@ -201,4 +201,5 @@ def test_the_table_says_in_which_run_a_node_is_not_finished(
     store = Store.open(toy.store, write=False)
     first, second = (find_record(store.records, run) for run in runs_of(toy)[:2])
     node = evolve(compare_runs(store, first, second)[0], digests=digests, where="both")
-    assert told in [line.strip().rpartition("  ")[2] for line in runs_text(first, second, [node]).splitlines()]
+    lines = runs_text(first, second, RunsDiff([node])).splitlines()
+    assert told in [line.strip().rpartition("  ")[2] for line in lines]
