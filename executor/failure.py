@@ -65,7 +65,7 @@ HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((), "mend the code, by the traceback"),
 )
 # To the last hint, where the op is resumable.
-ADOPT = "; then `dflow resume --adopt` takes up the work that it had saved"
+ADOPT = "; then `dflow resume {run} --adopt` takes up the work that it had saved"
 
 
 @frozen
@@ -93,10 +93,10 @@ class Failure:
     def is_any_of(self, names: Sequence[str]) -> bool:
         return not set(names).isdisjoint(self.names)
 
-    def hint(self, *, resumable: bool = False) -> str:
-        """What the user can do about it. resumable: the op is, so that work of before can be taken up."""
+    def hint(self, run: str, *, resumable: bool = False) -> str:
+        """What the user can do about it. resumable: the op is, so that work of the run can be taken up."""
         names, hint = next((names, hint) for names, hint in HINTS if not names or self.is_any_of(names))
-        return f"{hint}{ADOPT}" if resumable and not names else hint
+        return f"{hint}{ADOPT.format(run=run)}" if resumable and not names else hint
 
 
 def class_names(error: BaseException) -> tuple[str, ...]:

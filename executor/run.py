@@ -375,7 +375,7 @@ class Runner:
         state = self._state(node_id)
         state.state, state.error = "failed", text
         self._failed.append(node_id)
-        hint = failure.hint(resumable=self._graph.nodes[node_id].op.resumable)
+        hint = failure.hint(self._record.run, resumable=self._graph.nodes[node_id].op.resumable)
         self._record.save_node(node_id)
         self._record.event(node_id, "state", state="failed", error=text, hint=hint, seconds=state.seconds)
         self._display.changed(node_id)

@@ -153,7 +153,7 @@ class OutOfMemoryError(RuntimeError):
     ],
 )
 def test_a_failure_says_what_to_do(failure, expected):
-    assert failure.hint().startswith(expected)
+    assert failure.hint("r1").startswith(expected)
 
 
 def test_the_last_hint_fits_every_failure_and_no_name_stands_twice():
