@@ -14,6 +14,7 @@ from dsl.fingerprint import read_code
 from dsl.graph import Graph
 from executor.disk import clear_errors
 from executor.keys import class_symbols, code_roots, run_symbols
+from executor.symlinks import new_file, remove_link
 
 FOLDER = "code"
 
@@ -27,9 +28,11 @@ def keep_texts(store: Path, graph: Graph, node_id: str, code: Mapping[str, str])
         if hash in missing:  # else edited since the key was made
             path = _path(store, hash)
             with clear_errors(path):
+                remove_link(path.parent)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 fresh = path.with_name(f".{hash}.{os.getpid()}.{node_id}")  # another may keep it too
-                fresh.write_text(text, encoding="utf-8")
+                with new_file(fresh) as file:
+                    file.write(text.encode())
                 fresh.replace(path)
 
 

@@ -8,7 +8,7 @@ is removed after that; what a kill leaves of it, the next gc takes.
 from __future__ import annotations
 
 import os
-import shutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,9 +25,9 @@ from executor.jsonlines import compact, read_lines, read_object, sync_folder
 from executor.lease import held_now, put_away
 from executor.store import Store
 from executor.store_lock import nothing_taken
-from executor.verify import DAMAGED, MEMO
-
-GONE = ".gone-"
+from executor.store_names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
+from executor.symlinks import new_file, remove
+from executor.verify import MEMO
 
 Kind = Literal["artifact", "work", "leftover"]
 
@@ -63,7 +63,9 @@ def survey(store: Store, *, keep: int, pulled: bool = True) -> Survey:
 
     Raises StoreError where a record cannot be read.
     """
-    objects = _folders(store.path / "objects")  # before the records: what a run commits meanwhile is not among them
+    objects = _own(
+        store.path / "objects", IN_OBJECTS
+    )  # before the records: what a run commits meanwhile is not among them
     records = all_records(store.records)
     kept = kept_runs(records, keep)
     index = read_index(store)
@@ -89,14 +91,16 @@ def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
         fail_point("gc:renamed")
     for path in gone:
         with clear_errors(path), suppress(FileNotFoundError):  # another gc is at the same leftover
-            shutil.rmtree(path)
+            remove(path)
         fail_point("gc:removed")
     _shorten(store.path / MEMO, {item.path.name for item in found.goes if item.kind == "artifact"})
     return found
 
 
-def _folders(path: Path) -> list[Path]:
-    return sorted(folder for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
+def _own(path: Path, *names: re.Pattern[str]) -> list[Path]:
+    """What has a name of dflow's own in a folder; anything else there is not dflow's to remove."""
+    found = path.iterdir() if path.is_dir() else ()
+    return sorted(each for each in found if any(name.fullmatch(each.name) for name in names) and each.is_dir())
 
 
 def _artifacts(objects: Sequence[Path], use: InUse) -> Iterator[Item]:
@@ -109,8 +113,11 @@ def _artifacts(objects: Sequence[Path], use: InUse) -> Iterator[Item]:
 
 
 def _work(store: Store, use: InUse) -> Iterator[Item]:
-    for folder in _folders(store.path / "work"):
-        if folder.name.startswith("."):
+    for folder in _own(store.path / "work", IN_WORK, REMOVED_FROM_WORK):
+        if folder.is_symlink():
+            yield Item(folder, "leftover", folder_size(folder), "a link in the place of a work folder")
+            continue
+        if REMOVED_FROM_WORK.fullmatch(folder.name):
             yield Item(folder, "leftover", folder_size(folder), "the rest of a work folder that was removed")
             continue
         run = str((read_object(folder / "lease") or {}).get("run") or "?")
@@ -122,10 +129,12 @@ def _work(store: Store, use: InUse) -> Iterator[Item]:
 
 
 def _is_leftover(folder: Path) -> bool:
-    return folder.name.startswith(".") or folder.name.endswith(DAMAGED)
+    return folder.is_symlink() or DIGEST.fullmatch(folder.name) is None
 
 
 def _leftover_label(folder: Path) -> str:
+    if folder.is_symlink():
+        return "a link in the place of an artifact"
     return "a damaged artifact" if folder.name.endswith(DAMAGED) else "the rest of an artifact that was removed"
 
 
@@ -142,7 +151,7 @@ def _out_of_the_way(item: Item) -> Path | None:
         return item.path
     gone = item.path.with_name(f"{GONE}{item.path.name}-{os.getpid()}")
     with clear_errors(item.path):
-        shutil.rmtree(gone, ignore_errors=True)  # of a killed process that had the same id
+        remove(gone)  # of a killed process that had the same id
         item.path.rename(gone)
     fail_point("gc:renaming")
     return gone
@@ -159,7 +168,7 @@ def _shorten(path: Path, digests: set[str]) -> None:
         if not kept:
             path.unlink()
             return
-        with fresh.open("wb") as file:
+        with new_file(fresh) as file:
             file.writelines(map(compact, kept))
             file.flush()
             os.fsync(file.fileno())

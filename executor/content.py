@@ -18,6 +18,7 @@ from attrs import frozen
 
 from dsl.errors import StageError
 from executor.jsonlines import sync_folder
+from executor.symlinks import plain_status
 
 MANIFEST = "manifest.json"
 MEASUREMENTS = "measurements.json"
@@ -77,7 +78,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _sealed(path: Path, go_on: Callable[[], None]) -> FileEntry:
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
         sha256 = _sha256(file, go_on)
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())
@@ -85,10 +86,14 @@ def _sealed(path: Path, go_on: Callable[[], None]) -> FileEntry:
 
 
 def altered_files(folder: Path, manifest: Mapping[str, Any], go_on: Callable[[], None] = lambda: None) -> list[str]:
-    """Names of an artifact's files that are gone, or hold something else than when it was committed; reads them all."""
+    """Names of an artifact's files that are gone, or hold something else than when it was committed; reads them all.
+
+    A link in the place of a file, or of a folder that files are in, is something else.
+    """
     altered = []
     for name, entry in manifest["files"].items():
         try:
+            plain_status(folder, name)
             with (folder / name).open("rb", buffering=0) as file:
                 is_same = _sha256(file, go_on) == entry["sha256"]
         except OSError:

@@ -18,6 +18,7 @@ REFUSED = {
     errno.EROFS: "its file system is read-only; choose another --store (or DFLOW_STORE)",
     errno.EACCES: "this user has no permission; change that, or choose another --store (or DFLOW_STORE)",
     errno.EPERM: "this user has no permission; change that, or choose another --store (or DFLOW_STORE)",
+    errno.ELOOP: "a symbolic link leads round in a circle there, or stands where dflow follows none",
     errno.ENOENT: "its folder is gone; was it removed while a run used it?",
 }
 # What a user can mend, wherever it comes up.

@@ -30,7 +30,7 @@ def disk_use(store: Store, keep: int) -> dict[str, Any]:
     pipelines = dict.fromkeys(record.state.pipeline for record in records)
     return {
         "store": str(store.path),
-        "total": folder_size(store.path),
+        "total": folder_size(store.path.resolve()),
         "artifacts": sum(sizes.values()),
         "shared": sum(sizes[digest] for digest, runs in holders.items() if runs > 1),
         "unused": sum(size for digest, size in sizes.items() if digest not in holders),

@@ -18,6 +18,8 @@ from attrs import frozen
 
 from executor.content import MANIFEST
 from executor.jsonlines import read_object, write_json
+from executor.store_names import OUT, RUN
+from executor.symlinks import is_folder
 
 NOTE = "ended.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -50,6 +52,10 @@ class Ended:
         if (note.get("key"), note.get("boot")) != (key, _boot()):
             return None
         out = folder / note["out"]
+        if not (
+            OUT.fullmatch(out.name) and out.parent == folder and is_folder(out) and RUN.fullmatch(note["line"]["run"])
+        ):
+            return None
         if MANIFEST not in note["files"]:
             (out / MANIFEST).unlink(missing_ok=True)
             for half_written in out.glob(f".{MANIFEST}.*"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from executor.symlinks import is_folder
+
 
 def folder_size(path: Path) -> int:
-    """The sizes of all files at or below a path together; what vanishes meanwhile counts nothing."""
-    if not path.is_dir():
+    """The sizes of all files at or below a path together, but of what vanishes meanwhile or is behind a link."""
+    if not is_folder(path):
         return _size(str(path))
     return sum(_size(os.path.join(here, name)) for here, _, names in os.walk(path) for name in names)  # noqa: PTH118
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from executor.jsonlines import read_object
 from executor.record import Record
+from executor.symlinks import open_own
 
 # The states of runs and nodes in MLflow's words; "running" where nothing runs any more was killed.
 STATUS = {"done": "FINISHED", "failed": "FAILED"}
@@ -47,7 +48,7 @@ def only_sender(folder: Path) -> Iterator[None]:
 
     The process beside a run ends with its executor, but not at the same moment: the record's lock may be free before.
     """
-    with (folder / "mlflow.lock").open("w") as lock:
+    with os.fdopen(open_own(folder / "mlflow.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

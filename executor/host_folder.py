@@ -25,6 +25,7 @@ import attrs
 from attrs import frozen
 
 from executor.jsonlines import read_object, write_json
+from executor.symlinks import new_file, open_own
 
 BEAT_S = 1.0
 SILENT_S = 30.0
@@ -101,7 +102,8 @@ class HostFolder:
     def order_end(self, how: str) -> None:
         """how: "term" or "kill"."""
         fresh = self.path / f".end.{threading.get_ident()}"  # two threads of the executor may order it at once
-        fresh.write_text(how)
+        with new_file(fresh) as file:
+            file.write(how.encode())
         fresh.replace(self.path / "end")
 
     def ordered_end(self) -> str:
@@ -136,7 +138,7 @@ class Beat:
             return
         self._next, self._number = now + BEAT_S, self._number + 1
         # In place and of one width: a full disk silences nobody. Closed each time: other hosts see it from then on.
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        descriptor = open_own(self._path, os.O_WRONLY | os.O_CREAT)
         try:
             os.pwrite(descriptor, b"%020d" % self._number, 0)
         finally:

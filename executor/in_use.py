@@ -18,6 +18,7 @@ from executor.jsonlines import read_object
 from executor.record import Record, RunState, is_begun
 from executor.serving import is_served
 from executor.store import COMMIT, IndexLine, Store
+from executor.store_names import KEY
 from executor.tags import tags_of
 
 PULLED = "pulled"  # the acceptance of an index line whose artifact another store computed
@@ -137,7 +138,7 @@ def is_pulled(line: IndexLine) -> bool:
 def read_index(store: Store) -> dict[str, list[IndexLine]]:
     """All lines of the index by key."""
     folder = store.path / "index"
-    keys = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
+    keys = sorted(path.name for path in folder.iterdir() if KEY.fullmatch(path.name)) if folder.is_dir() else []
     return {key: store.index(key) for key in keys}
 
 

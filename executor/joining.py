@@ -36,6 +36,7 @@ from executor.launch import stage_environment
 from executor.left_over import STAGE, stage_mark
 from executor.machine import devices
 from executor.redaction import RedactedLog
+from executor.symlinks import is_folder
 from executor.worker import STOP_ASKED, Job
 
 RANKS_END_WITHIN_S = 10.0
@@ -64,7 +65,7 @@ class Offers:
         return None
 
     def _offered(self) -> Iterator[Path]:
-        for work_folder in self._work.glob("*"):
+        for work_folder in filter(is_folder, self._work.glob("*")):
             with suppress(FileNotFoundError):  # a commit has removed it just now
                 yield from (path.parent for path in work_folder.glob("hosts-*/offer.json"))
 

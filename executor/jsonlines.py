@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.disk import clear_errors
+from executor.symlinks import new_file, open_own
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
@@ -27,7 +28,7 @@ def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bo
     """Append several lines by one write."""
     line = b"".join(compact(value) for value in values)
     with clear_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -95,7 +96,7 @@ def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bo
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with clear_errors(path):
         try:
-            with fresh.open("wb") as file:
+            with new_file(fresh) as file:
                 file.write(text)
                 if durable:
                     file.flush()

@@ -22,7 +22,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import socket
 import threading
 import time
@@ -37,6 +36,8 @@ from executor.disk import clear_errors
 from executor.fail_points import fail_point
 from executor.jsonlines import read_object
 from executor.left_over import end_left_over
+from executor.store_names import KEY, REMOVED_FROM_WORK
+from executor.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
 
 KEPT = ("lease", "ranks")
 LATE_WRITERS_S = 60.0
@@ -75,6 +76,7 @@ class Lease:
         cannot be known here.
         """
         with clear_errors(self.folder):
+            remove_link(self.folder)
             with suppress(FileExistsError):  # exist_ok would look again, when the holder may just have renamed it
                 self.folder.mkdir(parents=True)
             return self._try_acquire()
@@ -103,7 +105,7 @@ class Lease:
         """
         end_left_over(self.folder)
         deadline = time.monotonic() + LATE_WRITERS_S
-        descriptor = os.open(self.folder / "ranks", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_own(self.folder / "ranks", os.O_RDWR | os.O_CREAT)
         try:
             while not _try_lock(descriptor):
                 if time.monotonic() > deadline:
@@ -130,14 +132,18 @@ class Lease:
 
         Returns the run that left it there, None where there is none. This folder's own state must be empty.
         """
-        others = [path for path in self.folder.parent.iterdir() if path != self.folder and "." not in path.name]
+        others = [
+            path
+            for path in self.folder.parent.iterdir()
+            if path != self.folder and KEY.fullmatch(path.name) and is_folder(path)
+        ]
         for folder in sorted(others, key=_started, reverse=True):
             if (read_object(folder / "work.json") or {}).get("key_without_code") != key_without_code:
                 continue
             with Lease(folder, self._run_id) as other:
-                if not (other.work_dir.is_dir() and other._try_acquire_quietly()):
+                if not (is_folder(other.work_dir) and other._try_acquire_quietly()):
                     continue
-                shutil.rmtree(self.work_dir, ignore_errors=True)
+                remove(self.work_dir)
                 fail_point("lease:adopting")
                 other.work_dir.rename(self.work_dir)
                 fail_point("lease:adopted")
@@ -155,16 +161,17 @@ class Lease:
             raise LeaseLost(f"{self.folder}: another process took the lease over")
 
     def empty(self, *, keep_state: bool) -> None:
-        """Remove what earlier attempts left; the op's own state only where it is not to be kept."""
+        """Remove what earlier attempts left; the op's own state only where it is not to be kept.
+
+        Nothing is kept through which the op would write out of the folder: of its state, links that lead there go.
+        """
         with clear_errors(self.folder):
             for path in self.folder.iterdir():
-                if path.name in KEPT or (keep_state and path == self.work_dir):
+                if path.name in KEPT or (keep_state and path == self.work_dir and is_folder(path)):
                     continue
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                remove(path)
                 fail_point("lease:clearing")
+            remove_links_out_of(self.work_dir)
             self.out_dir.mkdir()
             self.work_dir.mkdir(exist_ok=True)
         fail_point("lease:emptied")
@@ -177,7 +184,7 @@ class Lease:
         fail_point("lease:removing")
         self._drop()
         fail_point("lease:released")
-        shutil.rmtree(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
+        remove(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
 
     def set_aside(self) -> Path:
         """Give the lease back, and keep the work folder under another name, where no key and no `adopt` finds it."""
@@ -229,7 +236,7 @@ class Lease:
     def _open_locked(self) -> int | None:
         """A locked descriptor of the lease file that stands at the path now, or None where somebody else holds it."""
         try:
-            descriptor = os.open(self.folder / "lease", os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = open_own(self.folder / "lease", os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # the holder committed, and removed the folder just now
             return None
         if _try_lock(descriptor) and _same_file(descriptor, self.folder / "lease"):
@@ -283,9 +290,9 @@ class Lease:
 
 def remove_leftovers(work: Path) -> None:
     """Remove the folders that `Lease.remove` had renamed when its process was killed."""
-    for path in work.glob(".*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+    for path in work.iterdir():
+        if REMOVED_FROM_WORK.fullmatch(path.name):
+            remove(path, ignore_errors=True)
 
 
 def put_away(folder: Path) -> Path | None:
@@ -316,7 +323,7 @@ def share_ranks(folder: Path, token: int, lease_id: str) -> int:
     Raises LeaseLost where the lease went on to another holder before this process came to work, and
     FileNotFoundError where the work folder is gone.
     """
-    descriptor = os.open(folder / "ranks", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = open_own(folder / "ranks", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     holder = read_object(folder / "lease") or {}
     if (holder.get("token"), holder.get("id")) != (token, lease_id):

@@ -10,6 +10,7 @@ from typing import Any
 
 from dsl.errors import StoreError
 from executor.jsonlines import append_line, compact, read_lines
+from executor.symlinks import new_file
 
 SPARE_LINES = 1000
 
@@ -42,5 +43,6 @@ class Memo:
     def _rewrite(path: Path, held: Mapping[str, Mapping[str, Any]]) -> None:
         """What another process appends meanwhile is lost, and worked out once more."""
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_bytes(b"".join(compact(line) for line in held.values()))
+        with new_file(fresh) as file:
+            file.writelines(map(compact, held.values()))
         fresh.replace(path)

@@ -16,17 +16,19 @@ from pathlib import Path
 from executor.content import MANIFEST, OUTSIDE_DIGEST
 from executor.disk import clear_errors
 from executor.jsonlines import read_object
+from executor.symlinks import is_folder, remove, remove_link
 
 FOLDER = "outside_digest"
 
 
 def keep_own_files(record: Path, key: str, out: Path) -> None:
     """Copy those of a sealed out_dir into a run's record, in the place of what an earlier attempt left there."""
-    if not record.is_dir():
+    if not is_folder(record):
         return
     kept = record / FOLDER / key
     with clear_errors(kept):
-        shutil.rmtree(kept, ignore_errors=True)
+        remove_link(kept.parent)
+        remove(kept)
         kept.mkdir(parents=True)
         for name in OUTSIDE_DIGEST:
             if (out / name).exists():

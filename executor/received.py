@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 from dsl.errors import StoreError
 from executor.content import MANIFEST, FileEntry
 from executor.store import IndexLine
+from executor.store_names import DIGEST, RUN
 
-DIGEST = re.compile(r"[0-9a-f]{64}")
-RUN = re.compile(r"\w[\w.-]*", re.ASCII)
 NAME_BYTES = 255
 
 Check = Callable[[Any], bool]

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -42,11 +41,12 @@ from dsl.graph import Graph
 from executor.flocks import is_held, take
 from executor.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
 from executor.recorded_graph import damaged, load_graph, recorded_table, save_graph, written_nodes
+from executor.store_names import RUN_ID
+from executor.symlinks import links_in, open_own, refuse_links
 from executor.tags import tagged_folder, tags_of
 
 STATE = "state.jsonl"
 PLAN = "plan.json"
-RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4,}")
 
 State = Literal["pending", "running", "done", "failed"]
 Status = Literal["running", "done", "failed", "stopped", "killed"]
@@ -242,11 +242,12 @@ class Record:
     def lock(self, *, to_send: bool = False) -> None:
         """Held by the process that works on this run, for its life; to_send: shared by those that send what it was.
 
-        Raises StoreError where another process keeps this one out.
+        Raises StoreError where another process keeps this one out, or where a link is in the record.
         """
         if self._lock is not None:
             return
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        refuse_links(links_in(self.folder))
+        descriptor = open_own(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         if not take(descriptor, fcntl.LOCK_SH if to_send else fcntl.LOCK_EX):
             os.close(descriptor)
             is_alive = "still running; wait for it, or stop it first"

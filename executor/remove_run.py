@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from dsl.errors import StoreError
@@ -12,6 +11,8 @@ from executor.record import Record, RunState
 from executor.serving import is_served
 from executor.store import Store
 from executor.store_lock import nothing_taken
+from executor.store_names import RUN_ID
+from executor.symlinks import is_folder, links_in, remove
 from executor.tags import tags_of
 
 
@@ -19,20 +20,28 @@ def remove_run(store: Store, folder: Path) -> None:
     """Remove a run's record, logs and figures, also where the record is damaged.
 
     It is renamed out of its place first; what a kill leaves of it goes when the store is opened the next time.
+    Of a record that is a link the link goes, and what is behind it stays as it is.
     Raises StoreError where the run is going on, being served, or tagged.
     """
     record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # what it holds does not matter
     with nothing_taken(store.path), clear_errors(folder):
-        if not folder.is_dir():
+        if RUN_ID.fullmatch(folder.name) is None:
+            raise StoreError(f"{folder}: this is no record of a run, so it is not removed")
+        if folder.is_symlink():
+            folder.unlink()
+            return
+        if not is_folder(folder):
             raise StoreError(f"run {folder.name} is gone already")
         require_untagged(folder)
         if is_served(folder):
             raise StoreError(f"run {folder.name} is being served; stop that first")
+        for link in links_in(folder):
+            link.unlink()
         record.lock()
         gone = store.path / "work" / f".{folder.name}"
         folder.rename(gone)
     fail_point("rm:renamed")
-    shutil.rmtree(gone, ignore_errors=True)
+    remove(gone, ignore_errors=True)
     record.unlock()
 
 

@@ -18,6 +18,7 @@ from executor.chat_request import ServerError, is_healthy
 from executor.keys import PROJECT
 from executor.lines import print_lines
 from executor.log_tail import LINES
+from executor.symlinks import new_file
 
 POLL_S = 0.5
 TELL_EVERY_S = 5.0
@@ -33,7 +34,7 @@ class Server:
         self.log = log
         life_line, self._held = os.pipe()
         path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with log.open("wb") as output:
+        with new_file(log) as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "executor.guard", str(life_line), *command],
                 env={

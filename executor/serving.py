@@ -14,14 +14,19 @@ from pathlib import Path
 from executor.disk import clear_errors
 from executor.flocks import is_held
 from executor.store_lock import artifacts_taken
+from executor.symlinks import links_in, open_own, refuse_links
 
 
 @contextmanager
 def serving(store: Path, record: Path) -> Iterator[None]:
-    """From the moment that this is entered, `dflow gc` keeps the run; one that is collecting is waited for."""
+    """From the moment that this is entered, `dflow gc` keeps the run; one that is collecting is waited for.
+
+    Raises StoreError where a link is in the record.
+    """
     lock = record / f"serving-{os.getpid()}"
     with artifacts_taken(store), clear_errors(lock):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        refuse_links(links_in(record))
+        descriptor = open_own(lock, os.O_RDWR | os.O_CREAT)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield

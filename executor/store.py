@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,11 +29,15 @@ from executor.flocks import keeps_others_out
 from executor.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.lease import Lease, remove_leftovers
 from executor.own_files import keep_own_files
-from executor.store_lock import artifacts_taken
+from executor.store_lock import LOCK, artifacts_taken
+from executor.store_names import DIGEST, OUT, RUN
+from executor.symlinks import is_folder, plain_status, refuse_links, remove
 
 FORMAT = 2  # 1: a record's state was one file, state.json, which is read still
 COMMIT = "commit.json"
 FOLDERS = ("objects", "index", "work", "records")
+# mlflow.db and mlartifacts may be links: MLflow writes them, and dflow removes nothing there.
+NO_LINKS = (*FOLDERS, "code", "smoke", "format", LOCK, "mlflow.lock")
 PROJECT_MARKS = ("pyproject.toml", ".git")
 
 
@@ -97,12 +100,23 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, write: bool) -> Store:
-        """Raises StoreError if the store is newer than this program, cannot be written, or has no working locks."""
+        """Raises StoreError if the store is newer than this program, cannot be written, or has no working locks.
+
+        write: also where one of its folders is a link, since what is behind that is not the store's to remove.
+        """
         _check_format(path)
         store = cls(path)
         if write:
+            store.refuse_links()
             store._make()
         return store
+
+    def refuse_links(self) -> None:
+        """For whoever may rename or write below a folder of the store. Raises StoreError where one is a link."""
+        refuse_links(
+            (self.path / name for name in NO_LINKS),
+            f"remove the link and move what is behind it into its place, or move all of {self.path} and link that",
+        )
 
     @property
     def records(self) -> Path:
@@ -210,7 +224,10 @@ class Store:
         if begun is None or not begun.keys() >= _LINE_NEEDS:
             ended = Ended.read(lease.folder, key)
             return None if ended is None else self._commit(lease, key, ended)
-        entry, out = IndexLine.from_json(begun), lease.folder / begun.get("out", "out")
+        name = begun.get("out", "out")
+        if not (OUT.fullmatch(name) and DIGEST.fullmatch(begun["digest"]) and RUN.fullmatch(begun["run"])):
+            return None
+        entry, out = IndexLine.from_json(begun), lease.folder / name
         sealed = _manifest(out)
         is_whole = (
             sealed is not None and sealed["digest"] == entry.digest and not altered_files(out, sealed, lease.go_on)
@@ -233,7 +250,7 @@ class Store:
         target = self.object_path(digest)
         with clear_errors(target):
             if not self.altered(digest):
-                shutil.rmtree(out)
+                remove(out)
             else:
                 self._replace(out, target, digest)
             fail_point("commit:renamed")
@@ -243,20 +260,26 @@ class Store:
 
     def _replace(self, out: Path, target: Path, digest: str) -> None:
         aside = out.with_name("altered")
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
         try:
-            if target.exists():  # files of it were lost or altered; the fresh ones take its place
+            if (
+                target.exists() or target.is_symlink()
+            ):  # files of it were lost or altered; the fresh ones take its place
                 target.rename(aside)
                 fail_point("commit:aside")
             out.rename(target)
         except OSError:
             if self.manifest(digest) is None:
                 raise
-            shutil.rmtree(out)  # another key's stage with the same content was faster
+            remove(out)  # another key's stage with the same content was faster
 
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:  # a link that leads nowhere
+            raise StoreError(
+                f"{self.path}: this link, or one above, leads nowhere; make the folder it leads to"
+            ) from error
         except FileNotFoundError as error:  # where no folder can be made at all, below /proc say
             raise StoreError(f"{self.path}: no folder can be made there; choose another --store") from error
         except OSError as error:
@@ -298,7 +321,12 @@ def _altered(folder: Path) -> list[str]:
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """A manifest that names files and a digest; None where it is not there, or is not one after a crash."""
+    """A manifest that names files and a digest; None where it is not there, or is not one after a crash.
+
+    An artifact is a folder: what a link in its place leads to is none.
+    """
+    if not is_folder(folder):
+        return None
     manifest = read_object(folder / MANIFEST)
     return manifest if manifest is not None and {"files", "digest"} <= manifest.keys() else None
 
@@ -349,7 +377,7 @@ def _check_locks(path: Path) -> None:
 def _is_intact(folder: Path, manifest: Mapping[str, Any]) -> bool:
     for name, entry in manifest["files"].items():
         try:
-            size = (folder / name).stat().st_size
+            size = plain_status(folder, name).st_size
         except OSError:
             return False
         if size != entry["size"]:

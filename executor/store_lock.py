@@ -18,6 +18,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from executor.disk import clear_errors
 from executor.lines import print_lines
+from executor.symlinks import open_own
 
 LOCK = "gc.lock"
 
@@ -60,7 +61,7 @@ def nothing_taken(store: Path) -> Iterator[None]:
 @contextmanager
 def _locked(store: Path, kind: int) -> Iterator[None]:
     with clear_errors(store / LOCK):
-        descriptor = os.open(store / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_own(store / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         _lock(descriptor, kind)
         yield

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dsl.errors import StoreError
 from executor.jsonlines import read_json, write_json
+from executor.symlinks import links_in, refuse_links
 
 TAGS = "tags.json"
 _NAME = re.compile(r"[^\W\d][\w.+-]*")
@@ -38,6 +39,7 @@ def add_tag(folder: Path, name: str) -> None:
         raise StoreError(
             f'run {holder.name} has the tag "{name}"; take it away first: dflow tag {holder.name} {name} --remove'
         )
+    refuse_links(links_in(folder))
     alike = [other.name for other in folder.parent.iterdir() if other.name.endswith(name)]
     if alike:
         raise StoreError(f'"{name}" cannot be a tag: it is the end of the id of run {alike[0]}; choose another name')
@@ -49,6 +51,7 @@ def remove_tag(folder: Path, name: str) -> None:
     tags = tags_of(folder)
     if name not in tags:
         raise StoreError(f'run {folder.name} has no tag "{name}"; its tags: {", ".join(tags) or "none"}')
+    refuse_links(links_in(folder))
     tags.remove(name)
     if tags:
         write_json(folder / TAGS, tags)

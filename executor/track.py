@@ -38,6 +38,7 @@ from executor.jsonlines import write_json
 from executor.model_files import ModelFiles, mlmodel, model_name
 from executor.node_facts import Dataset
 from executor.points import Point
+from executor.symlinks import open_own
 
 METRICS_IN_A_BATCH = 1000
 PARAMS_IN_A_BATCH = 100
@@ -308,7 +309,7 @@ def _file_of(uri: str) -> Path:
 def _locked(store: Path, uri: str) -> Iterator[None]:
     """Held while something is made that several processes may make at once; beside a database that stores share."""
     folder = _file_of(uri).parent if uri.startswith("sqlite:") else store
-    with (folder / "mlflow.lock").open("w") as lock:
+    with os.fdopen(open_own(folder / "mlflow.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -28,6 +28,7 @@ from executor.received import NotAsExpected, manifest_files
 from executor.record import Record
 from executor.remote import Remote
 from executor.store import IndexLine, Store
+from executor.symlinks import links_in, new_file
 from executor.verify import check
 
 FILES_AT_ONCE = 8
@@ -168,6 +169,8 @@ def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, tell:
         fresh = lease.folder / f"pulled-{wanted.digest[:16]}"
         manifest, files = _manifest(remote, wanted)
         with clear_errors(fresh):
+            for link in links_in(fresh):
+                link.unlink()
             fresh.mkdir(exist_ok=True)
             _fetch(remote, wanted.digest, files, fresh, progress)
             fail_point("pull:fetched")
@@ -231,7 +234,7 @@ def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh:
 
 
 def _write_manifest(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+    with new_file(path) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -9,9 +9,8 @@ A damaged artifact is set aside as objects/<digest>.damaged, so that no run take
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -25,13 +24,13 @@ from executor.content import MANIFEST, FileEntry, artifact_digest
 from executor.jsonlines import append_lines, read_json, read_lines
 from executor.stamps import Stamp, is_settled
 from executor.store import Store
+from executor.store_names import DAMAGED, DIGEST
+from executor.symlinks import plain_status, remove
 
 MEMO = "verified.jsonl"
-DAMAGED = ".damaged"
-_DIGEST = re.compile("[0-9a-f]{64}")
 CHUNK = 1 << 24  # bytes read between two calls of progress
 
-What = Literal["missing", "size", "content", "extra", "unreadable"]
+What = Literal["missing", "size", "content", "extra", "unreadable", "link"]
 Progress = Callable[[int], None]  # takes the bytes that were checked since the last call
 
 
@@ -50,6 +49,7 @@ class Damage:
             "content": "holds something else",
             "extra": "does not belong there",
             "unreadable": "cannot be read from the disk",
+            "link": "is a link, or lies behind one",
         }
         return f"{self.digest[:12]}: {self.name} {said[self.what]}"
 
@@ -78,7 +78,7 @@ def check(
 def committed(store: Store) -> list[str]:
     """The digests of all artifacts in the store."""
     folder = store.path / "objects"
-    return sorted(path.name for path in folder.iterdir() if _DIGEST.fullmatch(path.name)) if folder.is_dir() else []
+    return sorted(path.name for path in folder.iterdir() if DIGEST.fullmatch(path.name)) if folder.is_dir() else []
 
 
 def set_aside(store: Store, digests: Iterable[str]) -> None:
@@ -87,8 +87,8 @@ def set_aside(store: Store, digests: Iterable[str]) -> None:
         target = store.object_path(digest)
         damaged = target.with_name(target.name + DAMAGED)
         try:
-            if target.exists():
-                shutil.rmtree(damaged, ignore_errors=True)  # of an earlier time: what came in its place is damaged too
+            if target.exists() or target.is_symlink():
+                remove(damaged)  # of an earlier time: what came in its place is damaged too
                 target.rename(damaged)
         except FileNotFoundError:  # another check was faster
             pass
@@ -125,6 +125,8 @@ class _Artifact:
 
     def _files(self) -> dict[str, FileEntry] | Damage:
         """The files by the manifest, which must be those of the digest."""
+        if self._folder.is_symlink():
+            return self._damage("its folder", "link")
         try:
             manifest: dict[str, Any] | None = read_json(self._folder / MANIFEST)
             if manifest is None:
@@ -142,6 +144,7 @@ class _Artifact:
         path = self._folder / name
         now = time.time()
         try:
+            plain_status(self._folder, name)
             stamp = Stamp.of(path)
             if stamp.size != entry.size:
                 return "size"
@@ -158,8 +161,8 @@ class _Artifact:
             return "missing"
         except PermissionError as error:
             raise _refused(path, error) from error
-        except OSError:
-            return "unreadable"
+        except OSError as error:
+            return "link" if error.errno == errno.ELOOP else "unreadable"
         return None
 
     def _sha256(self, path: Path) -> str:
@@ -173,7 +176,7 @@ class _Artifact:
 
 def _names(folder: Path) -> list[str]:
     """Files under an artifact's folder; hidden ones are the file system's or an editor's own business."""
-    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+    files = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
     names = (path.relative_to(folder).as_posix() for path in files)
     return [name for name in names if name != MANIFEST and not name.rpartition("/")[2].startswith(".")]
 

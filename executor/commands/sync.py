@@ -53,8 +53,12 @@ def _send_all(store: Store, *, everything: bool) -> int:
             continue
         try:
             record.lock(to_send=True)
-        except StoreError:
-            print_lines(f"run {record.run} is still running and sends by itself")
+        except StoreError as error:
+            if record.is_locked():
+                print_lines(f"run {record.run} is still running and sends by itself")
+            else:
+                print_lines(f"dflow: run {record.run} is not sent: {error}", error=True)
+                code = FAILED
             continue
         if not _is_readable(record):
             code = FAILED

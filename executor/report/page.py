@@ -30,6 +30,7 @@ from executor.report.settings import configs, environment
 from executor.report.style import PAGE_STYLE
 from executor.report.troubles import troubles
 from executor.store import Store
+from executor.symlinks import new_file
 
 # A browser loads nothing but what the file holds, in the frames of artifacts' own pages neither.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -55,7 +56,8 @@ def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
     text = report_text(opened, find_records(opened.records, run_ids))
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with output_errors(path):
-        fresh.write_text(text, encoding="utf-8", errors="backslashreplace")
+        with new_file(fresh) as file:
+            file.write(text.encode(errors="backslashreplace"))
         fresh.replace(path)
 
 

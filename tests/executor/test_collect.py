@@ -24,6 +24,8 @@ from executor.store import Store
 from executor.tags import add_tag
 from executor.verify import check, set_aside
 
+UNKNOWN_KEY = "5" * 64  # of which no record knows
+
 
 @pytest.fixture
 def toy(tmp_path):
@@ -125,7 +127,7 @@ def test_a_running_run_keeps_what_may_yet_be_cut_off(toy):
 def test_what_a_running_run_has_just_committed_stays_before_its_record_says_so(toy):
     session = begin(toy)
     store = session.store
-    with store.lease("a key of which the record knows nothing yet", session.record.run) as lease:
+    with store.lease(UNKNOWN_KEY, session.record.run) as lease:
         lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
@@ -175,19 +177,19 @@ def test_a_commit_that_was_cut_off_can_be_completed(toy, monkeypatch):
     session = begin(toy)
     store = session.store
     monkeypatch.setattr(store, "_append", lambda key, entry: None)
-    with store.lease("k", session.record.run) as lease:
+    with store.lease(UNKNOWN_KEY, session.record.run) as lease:
         lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
         line = {"run": session.record.run, "neutral": {}, "acceptance": "computed"}
-        digest = store.commit(lease, "k", {"format": 1}, line)
+        digest = store.commit(lease, UNKNOWN_KEY, {"format": 1}, line)
     ended(session.record, "stopped")
     gc(toy, 1)
     assert artifacts(toy) == {digest}
     fresh = Store.open(toy.store, write=True)
-    with fresh.lease("k", session.record.run) as lease:
+    with fresh.lease(UNKNOWN_KEY, session.record.run) as lease:
         lease.acquire(print, lambda: False)
-        assert (fresh.finish_commit(lease, "k"), fresh.newest("k").digest) == (digest, digest)
+        assert (fresh.finish_commit(lease, UNKNOWN_KEY), fresh.newest(UNKNOWN_KEY).digest) == (digest, digest)
 
 
 def test_unfinished_work_stays_while_its_run_is_kept(toy):
@@ -202,7 +204,7 @@ def test_unfinished_work_stays_while_its_run_is_kept(toy):
 
 def test_work_that_somebody_holds_stays(toy):
     store = Store.open(toy.store, write=True)
-    with store.lease("k", "r") as lease:
+    with store.lease(UNKNOWN_KEY, "r") as lease:
         lease.acquire(print, lambda: False)
         found = gc(toy, 0)
         assert [(item.kind, item.why) for item in found.stays] == [
@@ -218,8 +220,8 @@ def test_damaged_artifacts_and_the_rest_of_a_killed_gc_go(toy):
     store = Store.open(toy.store, write=True)
     edit(store.object_path(kept.state.nodes["d"].digest) / "sub" / "text.txt", "x")
     set_aside(store, [kept.state.nodes["d"].digest])
-    (toy.store / "objects" / ".gone-abc-1").mkdir()
-    (toy.store / "work" / ".abc.1").mkdir()
+    (toy.store / "objects" / f".gone-{UNKNOWN_KEY}-1").mkdir()
+    (toy.store / "work" / f".{UNKNOWN_KEY}.{32 * '0'}").mkdir()
     assert sorted(item.kind for item in survey(store, keep=1).goes) == ["leftover"] * 3
     gc(toy, 1)
     assert artifacts(toy) == digests(kept) - {kept.state.nodes["d"].digest}

@@ -160,26 +160,30 @@ def test_the_op_keeps_its_state_but_not_its_output(tmp_path):
 
 
 def test_work_of_the_same_key_without_code_is_adopted_unless_somebody_is_on_it(tmp_path):
-    for name, run in (("old", "r1"), ("new", "r2"), ("held", "r3"), ("other", "r4")):
-        with Lease(tmp_path / name, run) as lease:
+    old, new, held, other, elsewhere, mine = (tmp_path / (letter * 64) for letter in "012345")
+    for folder, run in ((old, "r1"), (new, "r2"), (held, "r3"), (other, "r4")):
+        with Lease(folder, run) as lease:
             lease.acquire(print, never)
             lease.empty(keep_state=False)
-            (lease.work_dir / name).write_text("")
-            (lease.folder / "work.json").write_text(json.dumps({"key_without_code": "x" if name != "other" else "y"}))
-    shutil.copytree(tmp_path / "new", tmp_path / "elsewhere")
-    elsewhere = {"token": 1, "host": "elsewhere", "pid": 7, "run": "r0", "released": False}
-    (tmp_path / "elsewhere" / "lease").write_text(json.dumps(elsewhere))
-    shutil.copytree(tmp_path / "new", tmp_path / ".new.1.7")  # its process was killed while it removed the folder
+            (lease.work_dir / f"of {run}").write_text("")
+            (folder / "work.json").write_text(json.dumps({"key_without_code": "x" if folder != other else "y"}))
+    shutil.copytree(new, elsewhere)
+    holder = {"token": 1, "host": "elsewhere", "pid": 7, "run": "r0", "released": False}
+    (elsewhere / "lease").write_text(json.dumps(holder))
+    removed = tmp_path / f".{new.name}.{'7' * 32}"
+    shutil.copytree(new, removed)  # its process was killed while it removed the folder
+    strange = [tmp_path / name for name in ("new", f".{new.name}.1.7", ".snapshot")]
+    for folder in strange:
+        shutil.copytree(new, folder)
     (tmp_path / ".locks.1").write_text("")
     (tmp_path / "stray").write_text("")
-    for age, name in enumerate((".new.1.7", "elsewhere", "held", "new", "old")):
-        os.utime(tmp_path / name / "work.json", (1000 - age, 1000 - age))
-    with (tmp_path / "held" / "lease").open("r+") as held, Lease(tmp_path / "mine", "r5") as lease:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    for age, folder in enumerate((removed, *strange, elsewhere, held, new, old)):
+        os.utime(folder / "work.json", (1000 - age, 1000 - age))
+    with (held / "lease").open("r+") as lock, Lease(mine, "r5") as lease:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         lease.acquire(print, never)
         assert lease.adopt("x") == "r2"
-        assert [path.name for path in lease.work_dir.iterdir()] == ["new"]
+        assert [path.name for path in lease.work_dir.iterdir()] == ["of r2"]
     remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".locks.1", "elsewhere", "held", "mine", "old", "other", "stray"
-    ]  # fmt: skip
+    stay = {old, held, other, elsewhere, mine, *strange, tmp_path / ".locks.1", tmp_path / "stray"}
+    assert set(tmp_path.iterdir()) == stay

@@ -1,0 +1,111 @@
+"""Symbolic links in a store: what they lead to is never written or removed.
+
+A link that stands where dflow writes or deletes is taken away itself. Where that would lose what a user may have moved
+aside on purpose, in a run's record or in the place of a whole folder of the store, it is refused by name. So do others:
+git refuses to clone a repository whose objects are a link (CVE-2022-39253, CVE-2023-22490), Nix a store that is one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import IO
+
+from dsl.errors import StoreError
+
+MODE = 0o644
+MOVE_BACK = "remove the link, and move what is behind it into its place"
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder itself stands there, not a link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def plain_status(folder: Path, name: str) -> os.stat_result:
+    """The status of a file below a folder; name: relative, with "/".
+
+    Raises OSError where it is not there, with ELOOP where it, or what it lies in, is a link or the like.
+    """
+    path = str(folder)
+    parts = name.split("/")
+    for part in parts[:-1]:
+        path = f"{path}/{part}"
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    path = f"{path}/{parts[-1]}"
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return status
+
+
+def remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a folder with all that is in it, a file, or a link, never what a link leads to. Raises OSError."""
+    if is_folder(path):
+        shutil.rmtree(path, ignore_errors)  # which follows no link either, and unlinks those that it finds
+        return
+    with suppress(OSError) if ignore_errors else nullcontext():
+        path.unlink(missing_ok=True)
+
+
+def remove_link(path: Path) -> None:
+    """Remove a link; what is none stays, where another process puts a folder in its place meanwhile too."""
+    if path.is_symlink():
+        with suppress(FileNotFoundError, IsADirectoryError):
+            path.unlink()
+
+
+def links_in(folder: Path) -> Iterator[Path]:
+    """Every link at or below a path; none of them is followed."""
+    if folder.is_symlink():
+        yield folder
+        return
+    for here, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(here, name)
+            if path.is_symlink():
+                yield path
+
+
+def remove_links_out_of(folder: Path) -> None:
+    """Remove the links below a folder that lead out of it. Others are the business of who made them."""
+    inside = Path(os.path.realpath(folder))
+    for link in links_in(folder):
+        if not Path(os.path.realpath(link)).is_relative_to(inside):
+            link.unlink()
+
+
+def refuse_links(paths: Iterable[Path], instead: str = MOVE_BACK) -> None:
+    """Raises StoreError for the first of these paths that is a link. instead: what to do about it."""
+    for path in paths:
+        if path.is_symlink():
+            raise StoreError(
+                f"{path} is a symbolic link to {path.readlink()}; dflow writes and deletes there, and follows no link: "
+                f"{instead}"
+            )
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of a file that is dflow's own; a link in its place is removed first. Raises OSError."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, MODE)
+    except OSError as error:
+        if error.errno != errno.ELOOP or not path.is_symlink():
+            raise
+    remove_link(path)
+    return os.open(path, flags | os.O_NOFOLLOW, MODE)
+
+
+def new_file(path: Path) -> IO[bytes]:
+    """A file that is made anew, whatever stood there: a link is removed, and not written through. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
