@@ -138,7 +138,8 @@ def is_pulled(line: IndexLine) -> bool:
 def read_index(store: Store) -> dict[str, list[IndexLine]]:
     """All lines of the index by key."""
     folder = store.path / "index"
-    keys = sorted(path.name for path in folder.iterdir() if KEY.fullmatch(path.name)) if folder.is_dir() else []
+    found = folder.iterdir() if folder.is_dir() else ()
+    keys = sorted(path.name for path in found if KEY.fullmatch(path.name) and path.is_file())
     return {key: store.index(key) for key in keys}
 
 

@@ -1,0 +1,304 @@
+"""What a link in a store leads to stays as it is: names, contents, modes and times."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from imitated_runs import artifacts, run, toy_pipeline
+from toy_ops import ONE_NODE, Toy
+
+from dsl.errors import StoreError
+from executor.cli import main
+from executor.content import MANIFEST
+from executor.ended import BOOT, NOTE
+from executor.lease import Lease
+from executor.record import Record
+from executor.serving import serving
+from executor.store import COMMIT, Store
+from executor.symlinks import new_file, open_own
+from executor.tags import add_tag
+
+HASH, OTHER = "5" * 64, "6" * 64
+RUN = "20260101-000000-abcd"
+OWN_NAMES = [
+    HASH, f"{HASH}.{'7' * 8}", f".{HASH}.{'8' * 32}", f".{HASH}.{'7' * 8}.{'8' * 32}", f".{RUN}", RUN,
+    f"{HASH}.damaged", f".gone-{HASH}-1",
+]  # fmt: skip
+STRANGE_NAMES = [
+    ".snapshot", ".nfs0001", ".git", ".gone-abc-1", f".gone-{HASH}", f".gone-{HASH}-1.bak", f".{HASH}", f".{HASH}.7",
+    f"{HASH}.orig", f"{HASH}0", HASH.replace("5", "A"), "x.damaged", "notes", ".20260101", f"{RUN}.bak",
+]  # fmt: skip
+
+
+def fill(folder: Path) -> None:
+    """All that dflow might take for its own, and what nobody may remove, some of it read-only."""
+    for name in (*OWN_NAMES, *STRANGE_NAMES):
+        (folder / name / "sub").mkdir(parents=True)
+        (folder / name / "sub" / "data").write_text(name)
+        for file in ("lease", "ranks", "lock", "text.txt", MANIFEST, f".{MANIFEST}.1", "state.jsonl", "work.json"):
+            (folder / name / file).write_text("{}\n")
+        (folder / name / "text.txt").chmod(0o444)
+    (folder / OTHER).write_text(json.dumps({"digest": HASH, "run": RUN, "time": 1.0}) + "\n")
+    (folder / "half a line").write_text("without an end")
+
+
+def look(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Mode, time and content of everything at and below a folder; links are not followed."""
+    found = {}
+    for path in (folder, *folder.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, content)
+    return found
+
+
+@pytest.fixture
+def canary(tmp_path):
+    folder = tmp_path / "behind the link"
+    folder.mkdir()
+    fill(folder)
+    return folder
+
+
+@pytest.fixture
+def toy(tmp_path):
+    return toy_pipeline(tmp_path / "mine")
+
+
+def dflow(toy, *arguments):
+    return main([*arguments, "--store", str(toy.store)])
+
+
+WRITING = [
+    "run FILE", "run FILE --smoke 3", "resume", "gc --delete --keep 0", "rm RUN --yes", "tag RUN best", "verify",
+    "pull SHARED FILE", "sync --all", "agent --once",
+    "accept FILE a --reason why --yes",
+]  # fmt: skip
+READING = ["status", "plan FILE", "gc --keep 0", "du", "push SHARED RUN"]
+
+
+@pytest.mark.parametrize("name", ["objects", "index", "work", "records", "code", "smoke"])
+def test_what_is_behind_a_linked_folder_of_a_store_stays(toy, canary, tmp_path, capsys, name):
+    """The real folder of a store that was used, with other things beside what dflow put there."""
+    done = run(toy, "a.text=x")
+    run(toy, fail_at="d", contents="other")
+    assert 0 == dflow(toy, "push", str(tmp_path / "shared"), done.run)
+    linked = toy.store / name
+    linked.mkdir(exist_ok=True)
+    for path in linked.iterdir():
+        shutil.move(path, canary / path.name)
+    linked.rmdir()
+    linked.symlink_to(canary)
+    before = look(canary)
+    words = {"FILE": str(toy.file), "SHARED": str(tmp_path / "shared"), "RUN": done.run}
+    for command in (*READING, *WRITING):
+        capsys.readouterr()
+        code = dflow(toy, *[words.get(word, word) for word in command.split()])
+        said = capsys.readouterr().err
+        assert before == look(canary), command
+        if command in WRITING:
+            assert (1, True) == (code, f"{linked} is a symbolic link to {canary}; dflow writes" in said), command
+            assert f"move what is behind it into its place, or move all of {toy.store} and link that" in said
+
+
+def test_the_store_itself_may_be_a_link_and_what_mlflow_writes(toy, canary, tmp_path):
+    kept = run(toy)
+    shutil.move(toy.store, tmp_path / "large disk")
+    toy.store.symlink_to(tmp_path / "large disk")
+    (tmp_path / "large disk" / "mlartifacts").symlink_to(canary)
+    (tmp_path / "large disk" / "mlflow.db").symlink_to(canary / OTHER)
+    before = look(canary)
+    assert 0 == dflow(toy, "verify")
+    assert 0 == dflow(toy, "rm", kept.run, "--yes")
+    assert 0 == dflow(toy, "gc", "--delete", "--keep", "0")
+    assert (set(), before) == (artifacts(toy), look(canary))
+
+
+def test_a_store_that_is_a_link_to_nowhere_is_refused_by_name(toy, tmp_path):
+    toy.store.symlink_to(tmp_path / "gone")
+    with pytest.raises(StoreError, match="this link, or one above, leads nowhere; make the folder it leads to"):
+        Store.open(toy.store, write=True)
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("name", ["format", "gc.lock", "mlflow.lock"])
+def test_a_store_whose_own_file_is_a_link_is_refused(toy, canary, name):
+    run(toy)
+    (toy.store / name).unlink(missing_ok=True)
+    (canary / name).write_text("2\n")
+    (toy.store / name).symlink_to(canary / name)
+    before = look(canary)
+    with pytest.raises(StoreError, match=f"{name} is a symbolic link to"):
+        Store.open(toy.store, write=True)
+    assert before == look(canary)
+
+
+def test_what_dflow_did_not_name_stays_in_a_store(toy):
+    run(toy)
+    folders = [toy.store / folder / name for folder in ("objects", "work") for name in STRANGE_NAMES]
+    for folder in folders:
+        shutil.copytree(toy.store / "index", folder)
+    (toy.store / "index" / "notes").write_text(json.dumps({"digest": HASH, "run": RUN, "time": 1.0}) + "\n")
+    (toy.store / "records" / "notes").mkdir()
+    before = [look(folder) for folder in folders]
+    assert 0 == dflow(toy, "gc", "--delete", "--keep", "0")
+    assert 1 == dflow(toy, "rm", "notes", "--yes")
+    assert before == [look(folder) for folder in folders]
+    assert ["notes"] == [path.name for path in (toy.store / "index").iterdir()]
+    assert set(STRANGE_NAMES) == artifacts(toy) == {path.name for path in (toy.store / "work").iterdir()}
+    assert (toy.store / "records" / "notes").is_dir()
+
+
+def test_links_in_a_store_go_and_what_they_lead_to_stays(toy, canary, tmp_path, capsys):
+    kept = run(toy)
+    failed = run(toy, "a.text=x", fail_at="d", contents="other")
+    assert 0 == dflow(toy, "push", str(tmp_path / "shared"), kept.run)
+    whole, altered, gone, extra = (kept.state.nodes[name].digest for name in "abcd")
+    objects, work = toy.store / "objects", toy.store / "work"
+    shutil.move(objects / whole, canary / "whole")  # what it leads to is whole, but no artifact of this store
+    (objects / whole).symlink_to(canary / "whole")
+    shutil.move(objects / altered / "sub", canary / "sub")
+    (objects / altered / "sub").symlink_to(canary / "sub")
+    (objects / gone / "sub" / "text.txt").rename(canary / "text.txt")
+    (objects / gone / "sub" / "text.txt").symlink_to(canary / "text.txt")
+    (objects / extra / "more").symlink_to(canary)
+    for name in (HASH, f"{altered}.damaged", f".gone-{HASH}-1"):
+        (objects / name).symlink_to(canary)
+    for name in (HASH, f"{HASH}.{'7' * 8}", f".{HASH}.{'8' * 32}", f".{RUN}"):
+        (work / name).symlink_to(canary)
+    unfinished = work / failed.state.nodes["d"].key
+    for name in ("out-7-01234567", "altered", "results-1", "state/sub"):
+        (unfinished / name).symlink_to(canary)
+    (failed.folder / "figures").symlink_to(canary)
+    (toy.store / "records" / RUN).symlink_to(canary)
+    (toy.store / "verified.jsonl").unlink(missing_ok=True)
+    (toy.store / "verified.jsonl").symlink_to(canary / "half a line")
+    before = look(canary)
+    assert [False] * 4 == [Store.open(toy.store, write=False).has(each) for each in (whole, altered, gone, HASH)]
+    assert 1 == dflow(toy, "verify")
+    said = capsys.readouterr().err
+    for damage in (f"{whole[:12]}: its folder is a link", f"{altered[:12]}: sub/text.txt is a link"):
+        assert damage in said
+    assert f"{gone[:12]}: sub/text.txt is a link" in said and f"{extra[:12]}: more does not belong there" in said
+    assert 0 == dflow(toy, "pull", str(tmp_path / "shared"), str(toy.file))
+    assert all(Store.open(toy.store, write=False).has(each) for each in (whole, altered, gone, extra))
+    assert before == look(canary)
+    assert 0 == dflow(toy, "rm", failed.run, "--yes")
+    assert 0 == dflow(toy, "rm", RUN, "--yes")
+    assert 0 == dflow(toy, "gc", "--delete", "--keep", "0", "--pulled")
+    assert (set(), []) == (artifacts(toy), list(work.iterdir()))
+    assert before == look(canary)
+
+
+def test_a_run_writes_through_no_link(tmp_path, canary):
+    """Real processes: an attempt that failed in the middle, whose folders and files links take the place of."""
+    (tmp_path / "mine").mkdir()
+    steps = '\n[node.d]\nop = "steps"\ntext = "@a"\n'
+    toy = Toy(tmp_path / "mine", ONE_NODE + steps)
+    assert 1 == toy.dflow("run", str(toy.file), "-s", "d.fail_at=3").returncode
+    nodes = toy.state()["nodes"]
+    made, unfinished = nodes["a"]["digest"], toy.store / "work" / nodes["d"]["key"]
+    shutil.move(toy.store / "objects" / made, canary / "made")
+    (toy.store / "objects" / made).symlink_to(canary / "made")
+    (toy.store / "work" / nodes["a"]["key"]).symlink_to(canary / HASH)
+    for name in ("lease", "ranks", "state/done.txt"):
+        (canary / Path(name).name).write_text((unfinished / name).read_text())
+        (unfinished / name).unlink()
+        (unfinished / name).symlink_to(canary / Path(name).name)
+    (unfinished / "state" / "inside").symlink_to("place")
+    (toy.store / "index" / nodes["d"]["key"]).symlink_to(canary / OTHER)
+    shutil.rmtree(toy.store / "code")
+    (toy.store / "code.jsonl").unlink()
+    (toy.store / "code.jsonl").symlink_to(canary / "half a line")
+    before = look(canary)
+    ran = toy.dflow("run", str(toy.file))
+    assert 0 == ran.returncode, ran.stderr
+    assert before == look(canary)
+    assert {"a": ("done", "miss"), "d": ("done", "resumed")} == toy.caches()
+    assert ("hello", "5") == (toy.text("a"), toy.text("d"))
+    assert [] == [path for path in toy.store.rglob("*") if path.is_symlink()]
+
+
+@pytest.mark.parametrize("name", ["figures", "events.jsonl", "d.log", "lock", ""])
+def test_a_run_whose_record_holds_a_link_does_not_go_on(toy, canary, name):
+    record = run(toy, fail_at="d")
+    record.state.nodes["a"].cache = "miss"
+    record.save_node("a")  # so that MLflow lacks it
+    link = record.folder / name
+    if link.exists():
+        shutil.move(link, canary / "moved")
+    else:
+        (canary / "moved").mkdir()
+    link.symlink_to(canary / "moved")
+    before = look(canary)
+    refused = f"{link} is a symbolic link to {canary / 'moved'}; .*move what is behind it into its place"
+    for write in (
+        lambda: Record.load(record.folder).lock(),
+        lambda: Record.load(record.folder).lock(to_send=True),
+        lambda: add_tag(record.folder, "best"),
+        lambda: serving(toy.store, record.folder).__enter__(),
+    ):
+        with pytest.raises(StoreError, match=refused):
+            write()
+    assert [1, 1, 1] == [dflow(toy, *command) for command in (["resume"], ["sync", record.run], ["sync"])]
+    assert before == look(canary)
+    assert 0 == dflow(toy, "rm", record.run, "--yes")
+    assert before == look(canary)
+
+
+@pytest.mark.parametrize("out", ["out-1-01234567", "../../../behind the link", "..", ""])
+def test_no_note_in_a_work_folder_leads_a_commit_out_of_it(toy, canary, out):
+    """`ended.json` and `commit.json` name the folder that is to be committed: a link, or a way out."""
+    run(toy)
+    store = Store.open(toy.store, write=True)
+    with store.lease(HASH, RUN) as lease:
+        assert lease.acquire(print, lambda: False)
+        (lease.folder / "out-1-01234567").symlink_to(canary)
+        files = {
+            path.relative_to(canary).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ino]
+            for path in canary.rglob("*")
+            if path.is_file()
+        }
+        (canary / MANIFEST).write_text(json.dumps({"digest": OTHER, "files": {}}))
+        line = {"run": RUN, "neutral": {}, "acceptance": "computed"}
+        note = {"key": HASH, "out": out, "boot": BOOT.read_text().strip(), "files": files, "manifest": {}, "line": line}
+        before = look(canary)
+        (lease.folder / NOTE).write_text(json.dumps(note))
+        assert store.finish_commit(lease, HASH) is None
+        (lease.folder / COMMIT).write_text(json.dumps({**line, "digest": OTHER, "time": 1.0, "out": out}))
+        assert store.finish_commit(lease, HASH) is None
+        assert (before, []) == (look(canary), store.index(HASH))
+        (lease.folder / COMMIT).unlink()
+        lease.empty(keep_state=True)
+    assert before == look(canary)
+
+
+def test_a_work_folder_that_is_a_link_is_not_adopted(tmp_path, canary):
+    (canary / HASH / "work.json").write_text(json.dumps({"key_without_code": "x"}))
+    (canary / HASH / "state").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / HASH).symlink_to(canary / HASH)
+    before = look(canary)
+    with Lease(tmp_path / "work" / OTHER, RUN) as lease:
+        assert lease.acquire(print, lambda: False)
+        assert lease.adopt("x") is None
+    assert before == look(canary)
+
+
+def test_a_file_of_dflow_is_made_in_the_place_of_a_link(tmp_path):
+    (tmp_path / "theirs").write_text("theirs")
+    for name, content in (("theirs", ""), ("nowhere", ""), (".", "")):
+        (tmp_path / "own").symlink_to(tmp_path / name)
+        os.close(open_own(tmp_path / "own", os.O_RDWR | os.O_CREAT))
+        assert (False, content) == ((tmp_path / "own").is_symlink(), (tmp_path / "own").read_text())
+        (tmp_path / "own").unlink()
+        (tmp_path / "own").symlink_to(tmp_path / name)
+        with new_file(tmp_path / "own") as file:
+            file.write(b"mine")
+        assert (False, "mine") == ((tmp_path / "own").is_symlink(), (tmp_path / "own").read_text())
+        (tmp_path / "own").unlink()
+    assert {"theirs": "theirs"} == {path.name: path.read_text() for path in tmp_path.iterdir()}
