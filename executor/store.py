@@ -325,7 +325,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 
     An artifact is a folder: what a link in its place leads to is none.
     """
-    if not is_folder(folder):
+    if not is_folder(folder) or (folder / MANIFEST).is_symlink():
         return None
     manifest = read_object(folder / MANIFEST)
     return manifest if manifest is not None and {"files", "digest"} <= manifest.keys() else None

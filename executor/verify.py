@@ -127,6 +127,8 @@ class _Artifact:
         """The files by the manifest, which must be those of the digest."""
         if self._folder.is_symlink():
             return self._damage("its folder", "link")
+        if (self._folder / MANIFEST).is_symlink():
+            return self._damage(MANIFEST, "link")
         try:
             manifest: dict[str, Any] | None = read_json(self._folder / MANIFEST)
             if manifest is None:

@@ -163,9 +163,9 @@ def test_links_in_a_store_go_and_what_they_lead_to_stays(toy, canary, tmp_path, 
     (objects / whole).symlink_to(canary / "whole")
     shutil.move(objects / altered / "sub", canary / "sub")
     (objects / altered / "sub").symlink_to(canary / "sub")
-    (objects / gone / "sub" / "text.txt").rename(canary / "text.txt")
-    (objects / gone / "sub" / "text.txt").symlink_to(canary / "text.txt")
     (objects / extra / "more").symlink_to(canary)
+    (objects / gone / MANIFEST).rename(canary / MANIFEST)
+    (objects / gone / MANIFEST).symlink_to(canary / MANIFEST)
     for name in (HASH, f"{altered}.damaged", f".gone-{HASH}-1"):
         (objects / name).symlink_to(canary)
     for name in (HASH, f"{HASH}.{'7' * 8}", f".{HASH}.{'8' * 32}", f".{RUN}"):
@@ -183,7 +183,7 @@ def test_links_in_a_store_go_and_what_they_lead_to_stays(toy, canary, tmp_path, 
     said = capsys.readouterr().err
     for damage in (f"{whole[:12]}: its folder is a link", f"{altered[:12]}: sub/text.txt is a link"):
         assert damage in said
-    assert f"{gone[:12]}: sub/text.txt is a link" in said and f"{extra[:12]}: more does not belong there" in said
+    assert f"{gone[:12]}: {MANIFEST} is a link" in said and f"{extra[:12]}: more does not belong there" in said
     assert 0 == dflow(toy, "pull", str(tmp_path / "shared"), str(toy.file))
     assert all(Store.open(toy.store, write=False).has(each) for each in (whole, altered, gone, extra))
     assert before == look(canary)
