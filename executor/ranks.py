@@ -76,6 +76,7 @@ def _start(rank: int, ranks: int, job: str, environment: Mapping[str, str]) -> R
     process = subprocess.Popen(
         [sys.executable, "-m", "executor.worker", job],
         env={**environment, AGENT: str(os.getpid()), **rank_environment(rank, ranks)},
+        start_new_session=True,  # its own share of a busy machine, and a group that can be signalled
     )
     return Rank(rank, process, os.pidfd_open(process.pid))
 
@@ -142,9 +143,9 @@ class _Watch:
             self._send(number)
 
     def _send(self, number: int) -> None:
-        """A rank that was not waited for still owns its process id, so nobody else can be hit."""
+        """With what a rank started. One that was not waited for still owns its process group, so nobody else is hit."""
         for rank in self._running.values():
-            os.kill(rank.process.pid, number)
+            os.killpg(rank.process.pid, number)
 
 
 if __name__ == "__main__":

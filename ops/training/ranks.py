@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dsl.errors import StopRequested
 from dsl.stage import RENDEZVOUS, Stage
+from ops.training.peers import own_peers
 
 WAIT_FOR_OTHERS = timedelta(minutes=30)  # torch's own, for a rank that comes late to the store
 T = TypeVar("T")
@@ -53,7 +54,8 @@ def joined(stage: Stage) -> Iterator[None]:
     if mine:
         backend = "nccl" if stage.device == "cuda" else "gloo"
         store = meeting_store(stage.rank, stage.world_size)
-        dist.init_process_group(backend, store=store, rank=stage.rank, world_size=stage.world_size)
+        with own_peers():
+            dist.init_process_group(backend, store=store, rank=stage.rank, world_size=stage.world_size)
     together = False
     try:
         yield
