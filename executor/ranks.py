@@ -53,7 +53,7 @@ def main() -> int:
     woken = _wake_up_by(PASSED_ON)
     environment = {name: value for name, value in os.environ.items() if name not in OTHER_MEETINGS}
     ranks = [_start(rank, int(count), job, {**environment, RENDEZVOUS: store}) for rank in range(int(count))]
-    ended_badly = _Watch(ranks, woken).until_all_ended()
+    ended_badly = Watch(ranks, woken).until_all_ended()
     if ended_badly:
         write_json(Path(exits), ended_badly)
     return 1 if ended_badly else 0
@@ -94,7 +94,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     """Python's handler, beside which the number goes to the wake-up descriptor."""
 
 
-class _Watch:
+class Watch:
     """Over the ranks until none is left."""
 
     def __init__(self, ranks: list[Rank], woken: int) -> None:
