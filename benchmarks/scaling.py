@@ -24,7 +24,6 @@ import math
 import multiprocessing
 import os
 import re
-import socket
 import sys
 import tempfile
 import time
@@ -159,20 +158,17 @@ def report(name: str, degree: int, sizes: Sizes, ranks: list[Measured]) -> bool:
 
 def measure(name: str, degree: int, sizes: Sizes) -> list[Measured]:
     """What each of `degree` fresh processes measured."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory() as folder:
         # The server imports torch once for all; it never computes, so forking it is safe.
         multiprocessing.set_forkserver_preload(["ops.sequence_parallel.exchange"])
-        mp.start_processes(one_rank, (name, degree, sizes, folder, port), nprocs=degree, start_method="forkserver")
+        mp.start_processes(one_rank, (name, degree, sizes, folder), nprocs=degree, start_method="forkserver")
         return [Measured(**torch.load(Path(folder) / f"{rank}.pt", weights_only=True)) for rank in range(degree)]
 
 
-def one_rank(rank: int, name: str, degree: int, sizes: Sizes, folder: str, port: int) -> None:
+def one_rank(rank: int, name: str, degree: int, sizes: Sizes, folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(degree)}
-    dist.init_process_group("gloo")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", degree), rank=rank, world_size=degree)
     group = make_mesh(degree, degree, torch.device("cpu")).get_group("sp")
     # A small step first: connections, threads and code are in memory before the measurement.
     step(make_exchange(name, group), evolve(sizes, context=16 * degree, anchors=2 * degree), rank, degree)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from attrs import evolve, frozen
 from matplotlib.figure import Figure
 
 from dsl.errors import DflowError, StopRequested
+from dsl.stage import RENDEZVOUS
 from executor.keys import node_inputs
 from executor.record import find_record
 from executor.store import Store, store_path
@@ -107,22 +107,17 @@ def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]
 
 def curve(config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int) -> list[float]:
     """The loss of each of the first steps, trained by this many fresh processes, one thread each."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with tempfile.TemporaryDirectory() as folder:
         # The server imports torch once for all; it never computes, so forking it is safe.
         multiprocessing.set_forkserver_preload(["ops.train_dflash.run"])
-        arguments = (config, inputs, steps, ranks, Path(folder), port)
+        arguments = (config, inputs, steps, ranks, Path(folder))
         mp.start_processes(one_rank, arguments, nprocs=ranks, start_method="forkserver")
         return read_json(Path(folder) / "losses.json")
 
 
-def one_rank(
-    rank: int, config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int, folder: Path, port: int
-) -> None:
+def one_rank(rank: int, config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {RENDEZVOUS: str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo"}
     out_dir, work_dir = folder / "out", folder / "work"
     for made in (out_dir, work_dir):
         made.mkdir(exist_ok=True)

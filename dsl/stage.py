@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+RENDEZVOUS = "DFLOW_RENDEZVOUS"  # the variable that names the file over which the ranks of one host meet
+
 
 class Stage(Protocol):
     """One execution of a node. Ops write files under `out_dir`, report through the methods, and return.

@@ -1,7 +1,7 @@
 """Why a stage failed: of all its ranks the one that failed first, and its cause.
 
-A rank that dies takes others along: their collectives fail, torchrun sends them SIGTERM, and they end themselves. They
-report what they saw, often before the one that died could. So lost connections come last, whatever their time.
+A rank that dies takes others along: their collectives fail, their parent sends them SIGTERM, and they end themselves.
+They report what they saw, often before the one that died could. So lost connections come last, whatever their time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import frozen
 
 from executor.disk import is_full
 
-# What a rank dies of because of others: SIGTERM of torchrun, SIGALRM of its own, SIGABRT of a communication library.
+# What a rank dies of because of others: SIGTERM of its parent, SIGALRM of its own, SIGABRT of a communication library.
 TAKEN_ALONG = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}
 SEEN_WITHIN_S = 1.0
 KILLED, NO_RESULT, DISK_FULL, TIMEOUT, HOST_LOST = signal.SIGKILL.name, "no result", "disk full", "timeout", "host lost"
@@ -111,8 +111,9 @@ def cause_of(
 ) -> Failure | None:
     """The error of the rank that failed first, with the ranks that ended after it; None where no rank failed.
 
-    results are the ranks' own (see `executor.worker`), exits those that torchrun saw (see `executor.torchrun`). hosts:
-    of each rank, where there are several. Which of two hosts was first is told by their clocks.
+    results are the ranks' own (see `executor.worker`), exits those that their parents saw (see `executor.ranks`,
+    `executor.torchrun`). hosts: of each rank, where there are several. Which of two hosts was first is told by their
+    clocks.
     """
     ends = _ends(results, exits, hosts)
     if not ends:
@@ -175,7 +176,7 @@ def _ends(
         result = results[rank]
         # A rank may be killed after its work, while it waits for the others to leave together.
         if result is None or (result["status"] != "failed" and code < 0):
-            # torchrun dates in whole seconds, after it looked: make a kill older than what it may have caused at once.
+            # Seen after it happened, by torchrun in whole seconds: make a kill older than what it may have caused.
             when = seen["time"] - SEEN_WITHIN_S
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
             ends.append(_End(rank, when, code in TAKEN_ALONG, f"{names_of[rank]} {_exit_text(code)}", names))

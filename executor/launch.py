@@ -1,4 +1,4 @@
-"""Where a stage runs: a process of its own, or torchrun's ranks on one host or several, ended with the executor."""
+"""Where a stage runs: a process of its own, or ranks on one host or several, ended with the executor."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class StageProcess:
         self._asked_at: float | None = None
         self._asked = threading.Event()
         self._life_line_path = folder / f"alive-{lease.attempt}"
-        job_path = folder / f"job-{lease.attempt}.json"
+        job_path, rendezvous = folder / f"job-{lease.attempt}.json", folder / f"rendezvous-{lease.attempt}"
         full_job = Job(
             folder=str(folder),
             token=lease.token,
@@ -101,6 +101,8 @@ class StageProcess:
         )
         with clear_errors(folder):
             self._results.mkdir()
+            if launch.kind == "torchrun" and launch.nnodes == 1:
+                rendezvous.mkdir(mode=0o700)  # who may write there could run code in the ranks
             write_json(job_path, attrs.asdict(full_job, recurse=False))
             os.mkfifo(self._life_line_path)
             self._life_line = os.open(self._life_line_path, os.O_RDWR)
@@ -112,7 +114,9 @@ class StageProcess:
             return children.start(module, arguments, environment, output)
 
         self._several = self._on_several_hosts(lease, share, full_job, start) if launch.nnodes > 1 else None
-        self._child: Child | SeveralHosts = self._several or start(*_command(launch, job_path, self._results))
+        self._child: Child | SeveralHosts = self._several or start(
+            *_command(launch, job_path, self._results, rendezvous)
+        )
 
     def _on_several_hosts(
         self, lease: Lease, share: Share, job: Job, start: Callable[[str, Sequence[str]], Child]
@@ -185,7 +189,7 @@ class StageProcess:
         return self._notes.read()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (torchrun passes it on).
+        """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (the parent of the ranks passes it on).
 
         Where the stage has ended already, its folder may be gone; on a full disk the signal alone has to do.
         """
@@ -215,7 +219,7 @@ class StageProcess:
     def _shown(self, failure: Failure) -> tuple[str, ...]:
         """Of several ranks the traceback of the one that is the cause, else the end of the log that it wrote to.
 
-        The log has more: the others say what they saw of its end, often before it does, and torchrun at length.
+        The log has more: the others say what they saw of its end, often before it does.
         """
         host = (failure.rank or 0) // self._launch.nproc
         log = host_log(self._log, host)
@@ -257,12 +261,11 @@ def _sum(results: Sequence[Mapping[str, Any] | None], name: str) -> int | None:
     return sum(known) if known else None
 
 
-def _command(launch: Launch, job: Path, results: Path) -> tuple[str, list[str]]:
-    """The module whose `main` a stage on one host runs, and its arguments."""
+def _command(launch: Launch, job: Path, results: Path, rendezvous: Path) -> tuple[str, list[str]]:
+    """The module whose `main` a stage on one host runs, and its arguments. rendezvous: an empty folder."""
     if launch.kind == "process":
         return "executor.worker", [str(job)]
-    ranks = ["--standalone", "--nproc-per-node", str(launch.nproc)]
-    return "executor.torchrun", [exits_path(results, 0), *ranks, "-m", "executor.worker", str(job)]
+    return "executor.ranks", [exits_path(results, 0), str(rendezvous / "store"), str(launch.nproc), str(job)]
 
 
 def _result(path: Path) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@
     work/<key>/state        what the op keeps between attempts
     work/<key>/ended.json, commit.json      what is to be, and what is being committed, see ended.py and store.py
     work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launch.py
+    work/<key>/rendezvous-<attempt>/        mode 0700: where ranks on one host meet, see ranks.py
     work/<key>/code-<attempt>.json          the project's source files that the stage runs, see snapshot.py
     work/<key>/hosts-<attempt>/                                             see host_folder.py
     work/<key>.<id>/            work that data changed under, see attempt.py

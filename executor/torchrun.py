@@ -1,10 +1,10 @@
-"""torchrun with a note of the ranks that ended badly, for what only their parent can know: the signal that killed one.
+"""torchrun, for ranks on several hosts, with a note of those that ended badly, for what only their parent can know.
 
     python -m executor.torchrun <exits> <arguments of torchrun>
 
-Writes a file, <exits>: a list of {"rank", "code", "time"}: code is the exit code, or minus the signal's number;
-time is in whole seconds, when torchrun saw it. torchrun looks every 0.1 s, sends SIGTERM to the others as soon as one
-rank has failed, and SIGKILL 30 s later: `executor.worker` ends them earlier.
+Writes a file, <exits>: a list of {"rank", "code", "time"}: code is the exit code, or minus the number of the signal
+that killed it; time is in whole seconds, when torchrun saw it. torchrun looks every 0.1 s, sends SIGTERM to the others
+as soon as one rank has failed, and SIGKILL 30 s later: `executor.worker` ends them earlier.
 """
 
 from __future__ import annotations

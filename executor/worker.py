@@ -1,13 +1,13 @@
 """The child's side of a stage: load the inputs, import the op's run module, call it, and say how it ended.
 
-    python -m executor.worker <work>/job-<attempt>.json          (torchrun starts one of these per rank)
+    python -m executor.worker <work>/job-<attempt>.json          (one of these per rank)
 
 This module imports no torch; the op's run module does where it needs to. A process ends at once when the executor is
 gone: it watches a FIFO whose only writer is the executor. One that comes late, to a work folder that went on to another
 attempt, ends too. What an op raises is written to results-<attempt>/<rank>.json.
 
-SIGTERM asks for a stop where the executor has said so in results-<attempt>/stop. Else it is torchrun's, to the ranks
-that are left when one has failed: they end within END_WITHIN_S, even those that hang in a collective.
+SIGTERM asks for a stop where the executor has said so in results-<attempt>/stop. Else it is their parent's, to the
+ranks that are left when one has failed: they end within END_WITHIN_S, even those that hang in a collective.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STOPPED = 75
 EXECUTOR_GONE = GONE
 NO_LOG = 71  # the exit code of a stage whose log could not be opened
 STOP_ASKED = "stop"
-AGENT = "DFLOW_AGENT"  # the process id of torchrun
+AGENT = "DFLOW_AGENT"  # the process id of the ranks' parent, see ranks.py and torchrun.py
 END_WITHIN_S = 10
 WATCH_EVERY_S = 0.5
 PROGRESS_EVERY_S = 0.2
@@ -134,7 +134,7 @@ class WorkerStage:
 
 
 def main() -> int:
-    if AGENT in os.environ:  # torchrun's ranks, who may hold the interpreter for long
+    if AGENT in os.environ:  # ranks, who may hold the interpreter for long
         end_with_parent(int(os.environ[AGENT]))
     told = read_json(Path(sys.argv[1]))
     if told is None:  # a later attempt cleared the folder

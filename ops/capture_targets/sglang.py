@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch.distributed as dist
 from attrs import define, frozen
 
 from dsl.errors import ConfigError, DataError
@@ -25,6 +24,7 @@ from ops.sglang_engine.layers import Recipe
 from ops.sglang_engine.process import context_length
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.training.ranks import meeting_store
 from ops.vision.families import VisionFamily, family_of
 
 # What was compared with transformers' states, see docs/sglang.md.
@@ -170,8 +170,8 @@ def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) ->
 
 
 def agreed_port(stage: Stage, tp_degree: int) -> int:
-    """A free port that the ranks of one group share, told through torchrun's store."""
-    store, _rank, _world_size = next(dist.rendezvous("env://", rank=stage.rank, world_size=stage.world_size))
+    """A free port that the ranks of one group share, told through the store of all ranks."""
+    store = meeting_store(stage.rank, stage.world_size)
     key = f"capture_targets/port of group {stage.rank // tp_degree}"
     if stage.rank % tp_degree == 0:
         with socket.socket() as free:

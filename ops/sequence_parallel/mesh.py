@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ops.training.peers import own_peers
+
 DP, SP, FLAT = "dp", "sp", "dp_sp"
 
 
@@ -18,7 +20,8 @@ def make_mesh(world_size: int, sp_degree: int, device: torch.device) -> DeviceMe
     A collective: every rank calls it, after joining the default process group, with a degree that `check_degree` (see
     degree.py) let pass. Rank r stands at (r // sp_degree, r % sp_degree).
     """
-    return init_device_mesh(device.type, (world_size // sp_degree, sp_degree), mesh_dim_names=(DP, SP))
+    with own_peers():
+        return init_device_mesh(device.type, (world_size // sp_degree, sp_degree), mesh_dim_names=(DP, SP))
 
 
 def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -26,4 +29,5 @@ def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
     A collective. Averaging over it divides by the number of all ranks, those of sp included.
     """
-    return init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=(FLAT,))
+    with own_peers():
+        return init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=(FLAT,))

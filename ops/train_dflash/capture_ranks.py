@@ -5,7 +5,7 @@ answer before it asks again. So nothing is captured further ahead than the train
 and a rank that captures keeps no state: it knows no plan, and a restart loses what was in the buffer. A training rank
 that waits always reads, so no answer can hold another rank's up.
 
-The ranks talk over stream sockets in a private folder of the machine that torchrun runs on, not through collectives:
+The ranks talk over stream sockets in a private folder of the machine that they run on, not through collectives:
 these would have to keep an order with those of the training, which run in another thread, and a rank that dies would
 be noticed late. Here the connection breaks at once, on either side; the error is one of torch.distributed, which the
 executor takes for what it is: the trace of another rank's end. The training ranks form the default process group among
@@ -35,7 +35,7 @@ from dsl.errors import ConfigError, StopRequested
 from dsl.stage import Stage
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.online import Take, Taken
-from ops.training.ranks import deal
+from ops.training.ranks import deal, meeting_store
 
 
 @frozen
@@ -115,7 +115,7 @@ def serve(take: Take, stage: Stage, training: TrainingStage) -> None:
     number = stage.rank - training.world_size
     rows = training.world_size // stage.sp_degree
     clients = sum(number in serving(row, rows, capture_ranks) for row in range(rows)) * stage.sp_degree
-    store = _store(stage)
+    store = meeting_store(stage.rank, stage.world_size)
     with Listener(family="AF_UNIX", backlog=max(1, clients)) as listener:
         store.set(_place(number), listener.address)
         connections = [listener.accept() for _ in range(clients)]
@@ -177,7 +177,7 @@ class CaptureRanks:
         """Wait until they are ready, and connect."""
         rows = training.world_size // training.sp_degree
         capture_ranks = training.whole.world_size - training.world_size
-        store = _store(training.whole)
+        store = meeting_store(training.whole.rank, training.whole.world_size)
         connections = []
         for number in serving(training.rank // training.sp_degree, rows, capture_ranks):
             connections.append(Client(store.get(_place(number)).decode(), family="AF_UNIX"))
@@ -234,12 +234,6 @@ def _bytes(tensor: Tensor) -> Any:
 def _place(number: int) -> str:
     """The key under which a capture rank, counted from 0, says where it listens."""
     return f"capture/{number}"
-
-
-def _store(stage: Stage) -> dist.Store:
-    """The key-value store that torchrun's environment names."""
-    store, _, _ = next(dist.rendezvous("env://", rank=stage.rank, world_size=stage.world_size))
-    return store
 
 
 @contextmanager

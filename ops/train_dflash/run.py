@@ -55,7 +55,7 @@ from ops.training.nonfinite import SKIPPED, NonFinite
 def train_dflash(config: TrainDflash, stage: Stage) -> None:
     """Train over the plan of batches and write a DraftCheckpoint; resumes from the newest checkpoint in work_dir.
 
-    Under torchrun every step's samples are dealt over the dp ranks and each sample's context and blocks over the sp
+    Over several ranks every step's samples are dealt over the dp ranks and each sample's context and blocks over the sp
     ranks, which changes results by rounding only; the last `capture_ranks` ranks train nothing and capture for the
     others. Raises DataError for inputs that do not belong together and for losses that stay non-finite, ConfigError for
     a mesh that does not fit, and StopRequested after saving when the stage is asked to stop.

@@ -1,12 +1,14 @@
-"""The ranks of a training: joining, sums over all of them, and when FSDP2 communicates.
+"""The ranks of a stage: where they meet, joining, sums over all of them, and when FSDP2 communicates.
 
 For one process everything here is the identity.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -15,14 +17,31 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from dsl.errors import StopRequested
-from dsl.stage import Stage
+from dsl.stage import RENDEZVOUS, Stage
+from ops.training.peers import own_peers
 
+WAIT_FOR_OTHERS = timedelta(minutes=30)  # torch's own, for a rank that comes late to the store
 T = TypeVar("T")
+
+
+def meeting_store(rank: int, world_size: int) -> dist.Store:
+    """The key-value store of the stage's ranks: a file that only this user can open where all are on one host, and
+    there is no network in between; that of torchrun, which its environment names, where they are on several.
+
+    Whoever can write to it can take a rank's place, and ranks unpickle what they send each other.
+    """
+    file = os.environ.get(RENDEZVOUS)
+    if not file:
+        store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=world_size))
+        return store
+    store = dist.FileStore(file)  # of no fixed number of ranks: dflow removes the file, none of them does
+    store.set_timeout(WAIT_FOR_OTHERS)
+    return store
 
 
 @contextmanager
 def joined(stage: Stage) -> Iterator[None]:
-    """Join the process group of the stage's ranks where torchrun's environment says, and leave it behind a barrier.
+    """Join the process group of the stage's ranks, and leave it behind a barrier.
 
     Without the barrier a rank that ends first tears connections down that others still use. After an error there is
     no barrier, since the others may never come to it, and no leaving over nccl, which would wait for them too. A stop
@@ -34,7 +53,9 @@ def joined(stage: Stage) -> Iterator[None]:
     mine = not dist.is_initialized()
     if mine:
         backend = "nccl" if stage.device == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=stage.rank, world_size=stage.world_size)
+        store = meeting_store(stage.rank, stage.world_size)
+        with own_peers():
+            dist.init_process_group(backend, store=store, rank=stage.rank, world_size=stage.world_size)
     together = False
     try:
         yield

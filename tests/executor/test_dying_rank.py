@@ -32,9 +32,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from dsl.errors import DataError
+from ops.training.ranks import meeting_store
 
 def die(config, stage):
-    dist.init_process_group("gloo")
+    store = meeting_store(stage.rank, stage.world_size)
+    dist.init_process_group("gloo", store=store, rank=stage.rank, world_size=stage.world_size)
     for _ in range(3):
         dist.all_reduce(torch.ones(1))
     if stage.rank == 1:

@@ -1,0 +1,76 @@
+"""The sockets of processes as /proc shows them."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+
+from attrs import frozen
+
+LISTENS = "0A"
+ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, see netdevice(7)
+
+
+@frozen
+class Listener:
+    """A TCP socket that listens. address: the one that it was bound to."""
+
+    pid: int
+    address: IPv4Address | IPv6Address
+    port: int
+
+
+def tree(root: int) -> list[int]:
+    """A process and all its descendants that live."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):  # it ended just now
+            continue
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def listeners(pids: Iterable[int]) -> list[Listener]:
+    """Every TCP socket, of IPv4 and IPv6, at which these processes listen."""
+    rows = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENS:
+                rows[f"socket:[{fields[9]}]"] = _endpoint(fields[1])
+    return [Listener(pid, *rows[link]) for pid in pids for link in sorted(_links(pid) & rows.keys())]
+
+
+def _links(pid: int) -> set[str]:
+    try:
+        return {str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
+    except FileNotFoundError:  # it ended just now
+        return set()
+
+
+def _endpoint(text: str) -> tuple[IPv4Address | IPv6Address, int]:
+    """The kernel shows an address as numbers of 32 bits in the machine's own order of bytes."""
+    address, port = text.split(":")
+    packed = b"".join(struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8))
+    return (IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)), int(port, 16)
+
+
+def interfaces_to_others() -> list[str]:
+    """The network interfaces with an IPv4 address that is not the loopback's."""
+    found = []
+    with socket.socket() as any_socket:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(any_socket, ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
+                if not IPv4Address(answer[20:24]).is_loopback:
+                    found.append(name)
+    return found
