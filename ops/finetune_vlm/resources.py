@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dsl.launch import Launch
 from dsl.op import is_builtin
 from dsl.resources import Outlook, Resources
+from dsl.sizes import shown_bytes
 from ops.dflash.footprint import MASTER
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.tiny_config import tiny_config
@@ -41,7 +43,18 @@ def finetune_vlm_resources(outlook: Outlook) -> Resources:
         "target": sizes.parameters * item_size,
         "checkpoints": (config.keep_checkpoints + 1) * states * MASTER,
     }
-    return Resources(memory=memory, disk=disk, foreseen=target)
+    return Resources(memory=memory, disk=disk, notes=_notes(sizes.parameters, states, outlook.launch), foreseen=target)
+
+
+def _notes(parameters: int, states: int, launch: Launch) -> tuple[str, ...]:
+    """What a training takes of the machine's own memory, beside that of the GPUs."""
+    saved = (
+        f"rank 0 holds {shown_bytes(states * MASTER)} of weights and moments in the machine's memory for a checkpoint"
+    )
+    if launch.world_size == 1:
+        return (saved,)
+    loaded = shown_bytes(launch.nproc * parameters * MASTER)
+    return saved, f"the {launch.nproc} ranks of a machine start with {loaded} of its memory, before weights are sharded"
 
 
 def _start(config: FinetuneVlm, tokens: TokensForeseen | None, outlook: Outlook) -> Mapping[str, Any]:

@@ -12,8 +12,10 @@ from dsl.errors import ConfigError
 from dsl.graph import Graph
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
+from dsl.resources import Resources
 from executor.launch import stage_environment
 from executor.machine import Capacity, device_order, too_much
+from executor.resources import too_large_for_gpus
 from executor.worker import _device
 
 OPS = """
@@ -124,6 +126,17 @@ def test_more_ranks_than_gpus_are_told_by_plan_and_refused_by_run(tmp_path: Path
     assert said in toy.dflow("plan", str(toy.file), CUDA_VISIBLE_DEVICES="4,6").stdout
     result = toy.dflow("run", str(toy.file), CUDA_VISIBLE_DEVICES="4,6")
     assert (result.returncode, said in result.stderr, list(toy.store.glob("records/*"))) == (2, True, [])
+
+
+def test_a_node_that_no_gpu_here_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    needs = {"n": Resources(memory={"weights": 90 * 10**9, "gradients": 41 * 10**9})}
+    said = "n: memory: DOES NOT FIT: each rank needs 131.0 GB, and a GPU here has 80.0 GB"
+    whole, on_cpu = graph(tmp_path, ""), graph(tmp_path, 'device = "cpu"')
+    assert too_large_for_gpus(whole, needs, lambda: 80 * 10**9) == [said]
+    assert too_large_for_gpus(whole, needs, lambda: 141 * 10**9) == []
+    assert too_large_for_gpus(whole, needs, lambda: None) == []
+    assert too_large_for_gpus(on_cpu, needs, lambda: 80 * 10**9) == []
 
 
 def test_stages_see_their_own_gpus_and_those_without_see_none(tmp_path: Path) -> None:
