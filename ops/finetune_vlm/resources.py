@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsl.launch import Launch
 from dsl.op import is_builtin
 from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
@@ -43,18 +42,9 @@ def finetune_vlm_resources(outlook: Outlook) -> Resources:
         "target": sizes.parameters * item_size,
         "checkpoints": (config.keep_checkpoints + 1) * states * MASTER,
     }
-    return Resources(memory=memory, disk=disk, notes=_notes(sizes.parameters, states, outlook.launch), foreseen=target)
-
-
-def _notes(parameters: int, states: int, launch: Launch) -> tuple[str, ...]:
-    """What a training takes of the machine's own memory, beside that of the GPUs."""
-    saved = (
-        f"rank 0 holds {shown_bytes(states * MASTER)} of weights and moments in the machine's memory for a checkpoint"
-    )
-    if launch.world_size == 1:
-        return (saved,)
-    loaded = shown_bytes(launch.nproc * parameters * MASTER)
-    return saved, f"the {launch.nproc} ranks of a machine start with {loaded} of its memory, before weights are sharded"
+    kept = shown_bytes(states * MASTER)
+    notes = (f"rank 0 holds {kept} of weights and moments in the machine's memory while a checkpoint is written",)
+    return Resources(memory=memory, disk=disk, notes=notes, foreseen=target)
 
 
 def _start(config: FinetuneVlm, tokens: TokensForeseen | None, outlook: Outlook) -> Mapping[str, Any]:
