@@ -33,6 +33,7 @@ from ops.capture_targets.backend import default_batch_tokens
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_shard, plan_shards
+from ops.capture_targets.writing import Shard
 from ops.files import write_json, write_jsonl
 from ops.load_target.model import Target
 from ops.tokenize_chat.shards import TokenReader, TokenSample, write_token_shard
@@ -210,7 +211,9 @@ def measure(
 
     def run(name: str, budget: int) -> float:
         start = time.perf_counter()
-        capture_shard(folder / name, plan, backend, reader, layer_ids, config, budget)
+        shard = Shard([record["tokens"] for record in reader.records], getattr(torch, config.dtype))
+        capture_shard(shard, plan, backend, reader, layer_ids, config, budget)
+        shard.write(folder / name)
         return plan.tokens / (time.perf_counter() - start)
 
     budgets = {

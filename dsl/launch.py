@@ -70,7 +70,8 @@ class Launch:
     rank (0: the cores divided by the ranks). device "auto" takes cuda where there is one.
 
     gpus, cpus and memory ("24 GiB") are what the stage takes of `[machine]` while it runs, so that nodes that fit
-    together run side by side. An attempt ends after timeout seconds (0: never). An error that may pass is tried again
+    together run side by side. Without gpus, an op that computes on a GPU takes one for each rank, and others see none
+    unless device is "cuda". An attempt ends after timeout seconds (0: never). An error that may pass is tried again
     retries times, the first time after retry_wait seconds, each next time after twice as long.
     """
 

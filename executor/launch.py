@@ -27,13 +27,16 @@ from executor.keys import PROJECT
 from executor.lease import Lease
 from executor.left_over import STAGE, stage_mark
 from executor.log_tail import Notes, last_lines
-from executor.machine import Share
+from executor.machine import VISIBLE, Share, device_order
 from executor.redaction import RedactedLog
 from executor.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # What a rank's result has to tell, by its status.
 TOLD_OF = {"done": {"device", "loaded"}, "stopped": set(), "failed": {"class", "message", "time", "lost_connection"}}
+# Each rank starts a pool of processes that compile: as many as it has CPU threads, where the user has not chosen.
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+MOST_COMPILE_THREADS = 32  # torch's own limit
 NOTE = "dflow: "
 ASKED_WITHIN_S = 5.0
 
@@ -284,7 +287,9 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
     return {
         **os.environ,
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
-        **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}),
+        **device_order(),
+        **({} if gpus is None else {VISIBLE: ",".join(gpus)}),
+        COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",

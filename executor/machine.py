@@ -17,6 +17,7 @@ from executor.capacity import machine_memory
 from executor.slurm import hosts_allocated, more_hosts, too_few
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
 WAY_OUT = "ask for less, or run it on a larger machine; [machine] says what a run may use of this one"
 
 
@@ -39,11 +40,16 @@ class Demand:
 
 @frozen
 class Capacity:
-    """What a run may use together. gpus are the devices by the names that CUDA_VISIBLE_DEVICES takes."""
+    """What a run may use together. gpus are the devices by the names that CUDA_VISIBLE_DEVICES takes.
+
+    takes_none: `[machine]` gives the run no GPU, so that its nodes see none; else, where gpus is empty, they see what
+    CUDA finds without nvidia-smi.
+    """
 
     cpus: int
     memory: int
     gpus: tuple[str, ...]
+    takes_none: bool = False
 
     @classmethod
     def of_this_machine(cls, machine: Machine) -> Capacity:
@@ -53,16 +59,24 @@ class Capacity:
             machine.cpus or len(os.sched_getaffinity(0)),
             machine.memory_bytes or machine_memory(),
             gpus if machine.gpus is None else gpus[: machine.gpus],
+            machine.gpus == 0,
         )
 
     def demand(self, node: GraphNode) -> Demand:
         """Of the CPUs a node takes those of its threads where they are given, else all: heavy nodes run alone."""
         launch = node.launch
         cpus = launch.cpus or min(launch.threads * launch.nproc or self.cpus, self.cpus)
-        gpus = launch.gpus
-        if gpus is None and node.op.gpu and self.gpus and launch.device != "cpu":
-            gpus = min(launch.nproc, len(self.gpus))
-        return Demand(cpus, launch.memory_bytes or 0, gpus)
+        return Demand(cpus, launch.memory_bytes or 0, self._gpus_of(node))
+
+    def _gpus_of(self, node: GraphNode) -> int | None:
+        """A GPU for each rank of an op that computes on one; an op that does not sees none unless it asks for some."""
+        if node.launch.gpus is not None:
+            return node.launch.gpus
+        if not computes_on_gpu(node):
+            return 0
+        if not self.gpus and node.launch.device == "auto":
+            return 0 if self.takes_none else None
+        return node.launch.nproc if self.gpus or self.takes_none else None
 
 
 class Free:
@@ -93,6 +107,20 @@ class Free:
         self._gpus |= set(share.gpus or ())
 
 
+def computes_on_gpu(node: GraphNode) -> bool:
+    """Whether the node takes a GPU where there is one: by its op and its device, or by device = "cuda" alone."""
+    device = node.launch.device
+    return device == "cuda" or (device == "auto" and node.op.gpu)
+
+
+def device_order() -> dict[str, str]:
+    """The environment variable by which the numbers that nvidia-smi lists name the same devices for CUDA.
+
+    CUDA numbers the fastest device 0. Who has chosen devices or an order for dflow is left with what that means.
+    """
+    return {} if VISIBLE in os.environ or ORDER in os.environ else {ORDER: "PCI_BUS_ID"}
+
+
 def threads_of(launch: Launch, machine: Machine | None = None) -> int:
     """CPU threads of each rank: as given, else the node's CPUs, or all that the run may use, divided by the ranks."""
     cpus = launch.cpus or (machine and machine.cpus) or len(os.sched_getaffinity(0))
@@ -107,20 +135,19 @@ def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
         if allocated is not None and 1 < node.launch.nnodes > allocated:
             message = too_few(node.launch.nnodes, allocated)
             mistakes.append(Mistake(message, f"node.{node_id}.launch.nnodes", hint=more_hosts(node.launch.nnodes)))
-        demand = capacity.demand(node)
-        for field, asked, there in (
-            ("cpus", demand.cpus, capacity.cpus),
-            ("gpus", demand.gpus or 0, len(capacity.gpus)),
-            ("memory", demand.memory, capacity.memory),
+        demand, launch = capacity.demand(node), node.launch
+        if launch.gpus and launch.gpus < launch.nproc and computes_on_gpu(node):
+            message = f"{_amount(launch.gpus, 'GPU')} for {launch.nproc} ranks, each of which takes one"
+            hint = f"give gpus = {launch.nproc}, or leave gpus out"
+            mistakes.append(Mistake(message, f"node.{node_id}.launch.gpus", hint=hint))
+        for field, unit, asked, there, hint in (
+            ("cpus", "CPU", demand.cpus, capacity.cpus, WAY_OUT),
+            (_gpu_field(launch), "GPU", demand.gpus or 0, len(capacity.gpus), _fewer_gpus(launch, len(capacity.gpus))),
+            ("memory", "", demand.memory, capacity.memory, WAY_OUT),
         ):
             if asked > there:
-                mistakes.append(
-                    Mistake(
-                        f"asks for {_amount(asked, field)}, but the run may use {_amount(there, field)}",
-                        f"node.{node_id}.launch.{field}",
-                        hint=WAY_OUT,
-                    )
-                )
+                message = f"asks for {_amount(asked, unit)}, but the run may use {_amount(there, unit)}"
+                mistakes.append(Mistake(message, f"node.{node_id}.launch.{field}", hint=hint))
     return mistakes
 
 
@@ -138,9 +165,24 @@ def devices() -> tuple[str, ...]:
     return tuple(listed.stdout.split()) if listed.returncode == 0 else ()
 
 
-def _amount(number: int, field: str) -> str:
-    return (
-        shown_bytes(number)
-        if field == "memory"
-        else f"{number} {'CPU' if field == 'cpus' else 'GPU'}{'s' * (number != 1)}"
-    )
+def _gpu_field(launch: Launch) -> str:
+    """The field of the launch that says how many GPUs a node takes."""
+    if launch.gpus is not None:
+        return "gpus"
+    return "nproc" if launch.nproc > 1 else "device"
+
+
+def _fewer_gpus(launch: Launch, there: int) -> str:
+    """What helps a node that takes more GPUs than there are."""
+    if launch.gpus is not None or launch.nproc == 1:
+        return WAY_OUT
+    ranks = there - there % launch.sp_degree
+    fewer = [f"nproc = {ranks}"] if ranks else []
+    if there and not ranks:
+        fewer = [f"nproc = {there} with sp_degree = {there}"]
+    return "each rank takes one: give " + " or ".join([*fewer, 'device = "cpu"'])
+
+
+def _amount(number: int, unit: str) -> str:
+    """unit: empty for bytes."""
+    return f"{number} {unit}{'s' * (number != 1)}" if unit else shown_bytes(number)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsl.errors import DflowError
 from dsl.graph import Graph, GraphNode
 from dsl.resources import Outlook, Resources, load_resources
+from dsl.sizes import shown_bytes
+from executor.machine import computes_on_gpu, devices
 
 
 def graph_resources(graph: Graph, made: Mapping[str, Path], free_disk: int) -> dict[str, Resources]:
@@ -48,6 +50,20 @@ def resources_row(need: Resources) -> dict[str, Any]:
         "disk_per": need.disk_per,
         "notes": list(need.notes),
     }
+
+
+def too_large_for_gpus(graph: Graph, needs: Mapping[str, Resources], gpu_memory: Callable[[], int | None]) -> list[str]:
+    """A line for each node that computes on a GPU and needs more memory than the smallest one here has."""
+    needed = {node_id: sum(need.memory.values()) for node_id, need in needs.items() if need.memory}
+    on_gpu = {node_id: size for node_id, size in needed.items() if computes_on_gpu(graph.nodes[node_id])}
+    there = gpu_memory() if on_gpu and devices() else None
+    if there is None:
+        return []
+    return [
+        f"{node_id}: memory: DOES NOT FIT: each rank needs {shown_bytes(size)}, and a GPU here has {shown_bytes(there)}"
+        for node_id, size in on_gpu.items()
+        if size > there
+    ]
 
 
 def free_bytes(folder: Path) -> int:

@@ -36,7 +36,8 @@ def require_met(graph: Graph, decisions: Mapping[str, Decision]) -> None:
 
 def _asks_for_something(node: GraphNode) -> bool:
     launch = node.launch
-    return any((launch.cpus, launch.gpus, launch.memory, launch.nnodes > 1))
+    by_ranks = launch.device == "cuda" or (node.op.gpu and launch.device == "auto" and launch.nproc > 1)
+    return any((launch.cpus, launch.gpus, launch.memory, launch.nnodes > 1, by_ranks))
 
 
 def _of_node(node: GraphNode) -> Mapping[str, str]:

@@ -255,13 +255,22 @@ def _inputs(node: GraphNode, artifacts: Mapping[str, list[str]]) -> dict[str, An
 
 
 def _device(asked: str) -> str:
-    """ "auto" is cuda where the op's run module uses torch and torch finds a GPU, else cpu."""
+    """ "auto" is cuda where the op's run module uses torch and torch finds a GPU, else cpu.
+
+    Raises ConfigError where a device is asked for that is not there, or ranks are more than the GPUs that they see.
+    """
     torch = sys.modules.get("torch")
     has_cuda = torch is not None and torch.cuda.is_available()
     if asked == "cuda" and torch is not None and not has_cuda:
         raise ConfigError('launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"')
     if torch is not None and has_cuda and asked != "cpu":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if rank >= count:
+            raise ConfigError(
+                f"rank {rank} of this machine finds no GPU for itself among the {count} that the stage sees; give "
+                f'launch.nproc = {count}, or launch.device = "cpu"'
+            )
+        torch.cuda.set_device(rank)
         return "cuda"
     return "cpu"
 

@@ -9,13 +9,14 @@ from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.wiring import Absent
 from executor.begin import make_planner
+from executor.capacity import gpu_memory
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
 from executor.exits import OK
-from executor.lines import print_json
+from executor.lines import print_json, print_lines
 from executor.plan_rows import plan_rows
 from executor.plan_text import print_plan, print_resources
 from executor.previous import PreviousNodes
-from executor.resources import free_bytes, graph_resources, resources_row
+from executor.resources import free_bytes, graph_resources, resources_row, too_large_for_gpus
 from executor.selection import require_others, selected
 from executor.store import Store, store_path
 from executor.unmet import unmet
@@ -54,6 +55,8 @@ def main(options: argparse.Namespace) -> int:
     else:
         print_plan(rows, missing)
         print_resources(graph, needs, free_disk, store.path)
+        for line in too_large_for_gpus(graph, needs, gpu_memory):
+            print_lines(line)
     return OK
 
 

@@ -142,6 +142,7 @@ def _torch(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
     elif facts["gpus"]:
         sizes = {f"{name}, {shown_bytes(size)}" for name, size in zip(facts["gpus"], facts["memory"], strict=True)}
         yield Finding("GPU", "ok", f"{len(facts['gpus'])} x {' and '.join(sorted(sizes))}")
+        yield _compile(facts["compile_fault"])
     elif listed and not facts["cuda"]:
         yield Finding("GPU", "missing", f"{len(listed)} here, and this torch is built for CPUs", TORCH_INDEX)
     elif listed:
@@ -151,6 +152,14 @@ def _torch(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
     else:
         told = "none: everything runs on the CPU, which is right for tiny targets alone"
         yield Finding("GPU", "warning", told)
+
+
+def _compile(fault: str) -> Finding:
+    """Whether kernels can be compiled for the GPU, as training does there."""
+    if not fault:
+        return Finding("torch.compile", "ok", "a C compiler and Triton make kernels for the GPU")
+    remedy = "install gcc, Python's headers (python3-dev), and the Triton that torch was released with"
+    return Finding("torch.compile", "missing", f"makes no kernel for the GPU, which training needs: {fault}", remedy)
 
 
 def _transformers(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
 def torch_facts() -> dict[str, Any]:
-    """Its version and build, and the GPUs that it can compute on; warnings are those of CUDA's initialisation."""
+    """Its version and build, and the GPUs that it can compute on; warnings are those of CUDA's initialisation.
+
+    fault, compile_fault: why the first GPU cannot compute, and why nothing can be compiled for it, or empty texts.
+    """
     torch = importlib.import_module("torch")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -34,7 +39,28 @@ def torch_facts() -> dict[str, Any]:
             torch.ones(8, 8, device="cuda").matmul(torch.ones(8, 8, device="cuda")).sum().item()
         except RuntimeError as error:  # a GPU that this build has no code for, or one that is full
             fault = str(error).splitlines()[0]
-    return {**facts, "fault": fault}
+    compile_fault = compile_fault_on("cuda") if count and not fault else ""
+    return {**facts, "fault": fault, "compile_fault": compile_fault}
+
+
+def compile_fault_on(device: str) -> str:
+    """Why torch.compile does not work on a device, "" where it does: it needs a C compiler, and Triton on a GPU.
+
+    Nothing that an earlier process compiled is used. torch is not loaded yet, or has compiled nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix="dflow-doctor-") as caches:
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": caches}
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        torch = importlib.import_module("torch")
+        try:
+            if device == "cuda":
+                importlib.import_module("triton")
+            given = torch.full((8,), 2.0, device=device)
+            found = torch.compile(lambda values: values * values + 1)(given).tolist()
+        except (ImportError, OSError, RuntimeError, AssertionError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return "" if found == [5.0] * 8 else f"4 + 1 came out as {found[0]}"
 
 
 def transformers_facts() -> dict[str, Any]:

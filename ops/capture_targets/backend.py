@@ -18,7 +18,9 @@ from ops.tokenize_chat.shards import TokenSample
 
 @frozen(eq=False)
 class States:
-    """What is kept of one sample, on the CPU: features [S, F], and the states behind the final norm [S, M] or None."""
+    """What is kept of one sample, on the CPU or the target's device: features [S, F], and the states behind the final
+    norm [S, M] or None.
+    """
 
     features: Tensor
     final_hidden: Tensor | None

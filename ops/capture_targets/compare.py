@@ -216,7 +216,7 @@ def with_transformers(
 ) -> Given:
     """Sample by sample, so that nothing is padded."""
     backend = HuggingFaceBackend.load(evolve(request.node.config, dtype=dtype), request.target, device)
-    states = [backend.forward([sample], layer_ids)[0].features for sample in samples]
+    states = [backend.forward([sample], layer_ids)[0].features.cpu() for sample in samples]
     log_probs = [token_log_probs(backend.target, collate([sample], device))[0].cpu() for sample in samples]
     return Given(states, log_probs)
 

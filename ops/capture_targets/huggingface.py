@@ -31,8 +31,8 @@ class HuggingFaceBackend:
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
     ) -> list[States]:
-        """One pass, padded on the right; what is padding is cut off."""
-        features_BSF, final_BSM = forward_batch(self.target, samples, layer_ids, final_hidden=final_hidden)
+        """One pass, padded on the right; what is padding is cut off. The states are on the target's device."""
+        features_BSF, final_BSM = device_batch(self.target, samples, layer_ids, final_hidden=final_hidden)
         lengths = [len(sample.input_ids) for sample in samples]
         return [
             States(features_BSF[place, :length], None if final_BSM is None else final_BSM[place, :length])
@@ -47,15 +47,23 @@ class HuggingFaceBackend:
         """Nothing but memory, which goes with the object."""
 
 
-@torch.inference_mode()
 def forward_batch(
     target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Features [B, S, F] and, where asked for, final hidden states [B, S, M] of one forward pass, padded, on the CPU.
+    """Features [B, S, F] and, where asked for, final hidden states [B, S, M] of one padded forward pass, on the CPU."""
+    features_BSF, final_BSM = device_batch(target, samples, layer_ids, final_hidden=final_hidden)
+    return features_BSF.cpu(), None if final_BSM is None else final_BSM.cpu()
+
+
+@torch.inference_mode()
+def device_batch(
+    target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The same on the target's device.
 
     Samples with and without images go together. Pixel rows need no budget of their own: merge_size^2 of them make an
     image token, and vision attention stays within an image.
     """
     with target.capture_inputs(layer_ids) as captured:
         final_BSM = target.hidden(target.inputs(samples))
-    return captured.features().cpu(), final_BSM.cpu() if final_hidden else None
+    return captured.features(), final_BSM if final_hidden else None

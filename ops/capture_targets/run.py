@@ -1,11 +1,9 @@
 """Capture hidden states of the target, shard by shard, with the backend that the config names.
 
-A shard is a run of consecutive samples of one split. Each finished shard is renamed into the work folder, so a killed
-capture goes on with the next one. Inside a shard samples are batched by length; the features do not depend on it but
-for rounding. Several ranks share the shards out, and rank 0 writes the artifact once all of them are there; the shards
-are the same bytes whoever made them.
-
-    T tokens of a shard, F = layers * hidden size, M hidden size
+A shard is a run of consecutive samples of one split. A thread writes each finished one while the next is captured, and
+renames it into the work folder, so a killed capture goes on with the next one. Inside a shard samples are batched by
+length; the features do not depend on it but for rounding. Several ranks share the shards out, and rank 0 writes the
+artifact once all of them are there; the shards are the same bytes whoever made them.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,13 +25,15 @@ from ops.capture_targets.backend import Backend, Halving, default_batch_tokens
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.shards import feature_info, write_feature_shard
-from ops.files import finish_file, link_or_copy, write_json
+from ops.capture_targets.shards import feature_info
+from ops.capture_targets.writing import Shard, ShardWriter
+from ops.files import link_or_copy, write_json
 from ops.load_target.model import check_images_fit, check_tokens_fit, read_config, target_info
 from ops.tokenize_chat.shards import TokenReader
 from ops.vision.families import Family, family_of
 
 LOOK_EVERY_S = 0.2
+PARTS_THAT_FILL = 16  # a GPU is busy with so small a part of the default batch_tokens: 512 tokens
 # Imported by constants, which nobody follows, so that both are in the key of SGLang's captures alone (`chosen_code`).
 PINNED = "ops.sglang_engine.version"
 SERVED = "ops.capture_targets.sglang"
@@ -131,54 +129,44 @@ def capture_shards(
     """Capture this rank's shards, and write them where it is the first of its group. Raises StopRequested."""
     halving = Halving(backend, shares_model=config.tp_degree > 1)
     budget = config.batch_tokens or default_batch_tokens(stage.device)
+    unpadded = stage.device == "cuda" and config.backend == "huggingface"
+    filled = budget // PARTS_THAT_FILL if unpadded else budget
     writes = stage.rank % config.tp_degree == 0
     show_progress(plans, stage)
-    for plan in mine:
-        if backend.any_rank(stage.stop_requested()):
-            raise StopRequested(f"capture stopped before {plan.file}; finished shards are kept")
-        path = stage.work_dir / plan.file if writes else None
-        capture_shard(path, plan, halving, readers[plan.split], layer_ids, config, budget)
-        show_progress(plans, stage)
+    with ShardWriter() as writer:
+        for plan in mine:
+            if backend.any_rank(stage.stop_requested()):
+                raise StopRequested(f"capture stopped before {plan.file}; finished shards are kept")
+            reader, dtype = readers[plan.split], getattr(torch, config.dtype)
+            shard = Shard([record["tokens"] for record in reader.records[plan.start : plan.end]], dtype)
+            capture_shard(shard if writes else None, plan, halving, reader, layer_ids, config, budget, filled)
+            if writes:
+                writer.write(shard, stage.work_dir / plan.file)
+            show_progress(plans, stage)
 
 
 def capture_shard(
-    path: Path | None,
+    shard: Shard | None,
     plan: ShardPlan,
     backend: Backend | Halving,
     reader: TokenReader,
     layer_ids: Sequence[int],
     config: CaptureTargets,
     batch_tokens: int,
+    filled: int | None = None,
 ) -> None:
-    """Write one shard; the file appears whole or not at all. In memory are its states, and the samples of one batch.
+    """Fill one shard; see `batches_by_length` for batch_tokens and filled. In memory are its states, and the samples of
+    one batch.
 
-    With a path of None the passes are run for the other ranks' sake, and their states dropped.
+    With a shard of None the passes are run for the other ranks' sake, and their states dropped.
     """
-    dtype = getattr(torch, config.dtype)
     lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
-    offsets = [0, *accumulate(lengths)]
-    input_ids_T = torch.empty(offsets[-1], dtype=torch.int64)
-    loss_mask_T = torch.empty(offsets[-1], dtype=torch.bool)
-    features_TF = final_TM = None
-    for batch in batches_by_length(lengths, batch_tokens):
+    for batch in batches_by_length(lengths, batch_tokens, filled):
         samples = [reader.sample(plan.start + row) for row in batch]
         captured = backend.forward(samples, layer_ids, final_hidden=config.final_hidden)
-        if path is None:
-            continue
-        for row, sample, states in zip(batch, samples, captured, strict=True):
-            if features_TF is None:
-                features_TF = torch.empty(offsets[-1], states.features.shape[1], dtype=dtype)
-            if final_TM is None and states.final_hidden is not None:
-                final_TM = torch.empty(offsets[-1], states.final_hidden.shape[1], dtype=dtype)
-            here = slice(offsets[row], offsets[row + 1])
-            input_ids_T[here], loss_mask_T[here] = sample.input_ids, sample.loss_mask
-            features_TF[here] = states.features
-            if final_TM is not None and states.final_hidden is not None:
-                final_TM[here] = states.final_hidden
-    if path is not None and features_TF is not None:
-        partial = path.with_suffix(".partial")
-        write_feature_shard(partial, features_TF, input_ids_T, loss_mask_T, torch.tensor(offsets), final_TM)
-        finish_file(partial, path)
+        if shard is not None:
+            for row, sample, states in zip(batch, samples, captured, strict=True):
+                shard.put(row, sample, states)
 
 
 def show_progress(plans: Sequence[ShardPlan], stage: Stage) -> int:
@@ -215,14 +203,22 @@ def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[Shar
     return plans
 
 
-def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Indices in batches of similar length whose padded size stays within `batch_tokens` (one sample at least)."""
+def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | None = None) -> list[list[int]]:
+    """Indices in batches of similar length whose padded size stays within `batch_tokens` (one sample at least).
+
+    A batch of `filled` tokens takes only samples of its last one's length, so that nothing is padded for its sake:
+    padding needs a mask, which keeps attention from its fastest kernels on a GPU. None fills batches to the end.
+    """
     batches: list[list[int]] = []
+    last = 0
     for index in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        if batches and lengths[index] * (len(batches[-1]) + 1) <= batch_tokens:
+        length, count = lengths[index], len(batches[-1]) if batches else 0
+        takes_others = filled is None or last * count < filled
+        if batches and length * (count + 1) <= batch_tokens and (takes_others or length == last):
             batches[-1].append(index)
         else:
             batches.append([index])
+        last = length
     return batches
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from dsl.op import is_builtin
 from dsl.resources import Outlook, Resources
+from dsl.sizes import shown_bytes
 from ops.dflash.footprint import MASTER
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.tiny_config import tiny_config
@@ -41,7 +42,9 @@ def finetune_vlm_resources(outlook: Outlook) -> Resources:
         "target": sizes.parameters * item_size,
         "checkpoints": (config.keep_checkpoints + 1) * states * MASTER,
     }
-    return Resources(memory=memory, disk=disk, foreseen=target)
+    kept = shown_bytes(states * MASTER)
+    notes = (f"rank 0 holds {kept} of weights and moments in the machine's memory while a checkpoint is written",)
+    return Resources(memory=memory, disk=disk, notes=notes, foreseen=target)
 
 
 def _start(config: FinetuneVlm, tokens: TokensForeseen | None, outlook: Outlook) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.tiny import tiny_qwen3_vl
+from ops.load_target.ends import stored_dtype
 from ops.load_target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
 from ops.load_target.run import find_checkpoint
 from ops.sequence_parallel.target_degree import check_target_degree
@@ -22,7 +23,10 @@ BUILTIN = "builtin:tiny-qwen3-vl"
 
 
 def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tuple[Target, Path | None]:
-    """The target with float32 weights, and the directory that it comes from; for several ranks on the CPU.
+    """The target with float32 weights, and the directory that it comes from.
+
+    For several ranks it is on the CPU, and as it is stored: all ranks of a machine share the files' pages until each
+    has its part of the masters (see ParallelTarget).
 
     Raises DataError for an unknown name, a checkpoint that cannot be a target, and tokens that do not fit it; and
     ConfigError, before weights are read, for ranks that cannot share its sequences.
@@ -36,7 +40,8 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
     processor = load_processor(str(directory), trust_remote_code=trust)
     info = describe_target(directory, reader.info["mask_token_id"], processor.eos_token_ids, trust_remote_code=trust)
     check_tokens_fit(reader.info, info)
-    target = Target.from_directory(directory, info, device)
+    stored = stored_dtype(directory) if stage.world_size > 1 else None
+    target = Target.from_directory(directory, info, device, stored or torch.float32)
     check_images_fit(reader, target.family)
     return target, directory
 

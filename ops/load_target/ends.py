@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -20,6 +21,7 @@ from ops.vision.families import OTHER_PARTS
 
 EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
 HEAD_ENDINGS = ("lm_head.weight",)
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # by safetensors
 
 
 @frozen
@@ -52,18 +54,33 @@ def find_ends(
     return Ends(embed, embed)
 
 
-def frozen_ends(target: TargetModel) -> tuple[Tensor, Tensor]:
-    """Embedding and lm_head weight, float32 [V, M] each, read alone from the checkpoint's files."""
+def frozen_ends(
+    target: TargetModel, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Embedding and lm_head weight, [V, M] each, read alone from the checkpoint's files.
+
+    They go from the file's pages to the device and are cast there: a rank takes no host memory of its own for them.
+    """
     info: Mapping[str, Any] = read_json(target.path / "target.json")
     files = tensor_files(target.path / "model")
 
     def read(key: str) -> Tensor:
         with safe_open(files[key], framework="pt") as tensors:
-            return tensors.get_tensor(key).float()
+            return tensors.get_tensor(key).to(device).to(dtype)
 
     embed = read(info["embed_key"])
     head = embed if info["lm_head_key"] == info["embed_key"] else read(info["lm_head_key"])
     return embed, head
+
+
+def stored_dtype(directory: Path) -> torch.dtype | None:
+    """The dtype of a checkpoint's floating tensors; None where they have several, or one that nothing computes in."""
+    found: set[str] = set()
+    for file in sorted(set(tensor_files(directory).values())):
+        with safe_open(file, framework="pt") as tensors:
+            found |= {each.get_dtype() for each in map(tensors.get_slice, tensors.keys())}
+    floating = {name for name in found if name.startswith(("F", "BF"))}
+    return DTYPES.get(floating.pop()) if len(floating) == 1 else None
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.files import read_json
-from ops.load_target.ends import find_ends
+from ops.load_target.ends import find_ends, stored_dtype
 from ops.tokenize_chat.shards import TokenReader, TokenSample
 from ops.vision.batch import ModelInputs, collate
 from ops.vision.families import Family, VisionFamily, family_of, text_part
@@ -43,7 +43,11 @@ class Target:
     def from_directory(
         cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Target:
-        """The same from a checkpoint directory; its own code runs only where `info` has trust_remote_code."""
+        """The same from a checkpoint directory; its own code runs only where `info` has trust_remote_code.
+
+        Weights are loaded in the dtype of the files, which transformers leaves in the files' pages; all processes of a
+        machine share those. From there each goes to the device by itself, and is cast there.
+        """
         family = family_of(read_config(directory))
         trust = bool(info.get("trust_remote_code", False))
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
@@ -51,7 +55,7 @@ class Target:
         model, report = family.auto_class.from_pretrained(
             directory,
             config=config,
-            dtype=dtype,
+            dtype=stored_dtype(directory) or dtype,
             attn_implementation="sdpa",
             trust_remote_code=trust,
             output_loading_info=True,
@@ -61,8 +65,8 @@ class Target:
                 f"{directory}: the files lack {', '.join(sorted(report['missing_keys'])[:5])}, which the model would "
                 "get at random; is the checkpoint whole?"
             )
-        model = model.to(device).eval().requires_grad_(False)
-        return cls(model, info, torch.device(device))
+        place_weights(model, device, dtype)
+        return cls(model.eval().requires_grad_(False), info, torch.device(device))
 
     @property
     def hidden_size(self) -> int:
@@ -160,6 +164,17 @@ class LayerInputs:
     def features(self) -> Tensor:
         """[B, S, L * M] of the last forward pass, layers side by side in the order of the ids."""
         return torch.cat([self.by_layer[k] for k in self.layer_ids], dim=-1)
+
+
+def place_weights(model: nn.Module, device: str, dtype: torch.dtype) -> None:
+    """Move a model to the device, and cast what a checkpoint holds of it, one tensor at a time.
+
+    What the model computes for itself, such as rotary frequencies, keeps its dtype.
+    """
+    saved = model.state_dict().keys()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        moved = tensor.data.to(device)
+        tensor.data = moved.to(dtype) if name in saved and moved.is_floating_point() else moved
 
 
 def target_info(target: TargetModel) -> dict[str, Any]:

@@ -63,8 +63,9 @@ class ParallelTarget:
     ) -> Self:
         """Shard the model over all ranks; a collective, after joining the default process group.
 
-        Each layer goes to the device by itself, so a target on the CPU never lies on a device as a whole. One process
-        needs no group, and keeps its model whole. Which parameters are trained is decided before. Raises ConfigError,
+        Each layer goes to the device by itself, cast to the masters' dtype just before, so a target on the CPU never
+        lies on a device as a whole, and its masters not on the CPU. One process needs no group, and keeps its model
+        whole. Which parameters are trained is decided before. Raises ConfigError,
         on every rank alike, for a degree that does not fit (see target_degree.py).
         """
         device = torch.device(device)
@@ -72,10 +73,9 @@ class ParallelTarget:
         check_target_degree(model.config.to_dict(), world_size=world_size, sp_degree=sp_degree)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.to(torch.promote_types(dtype, torch.float32))
         exchange = None
         if world_size == 1:
-            model.to(device)
+            model.to(device, torch.promote_types(dtype, torch.float32))
         else:
             mesh = make_mesh(world_size, sp_degree, device)
             _shard(model, flat_mesh(mesh), dtype)
@@ -201,8 +201,8 @@ def _shard(model: PreTrainedModel, flat: DeviceMesh, dtype: torch.dtype) -> None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=masters, cast_forward_inputs=False)
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
-            fully_shard(module, mesh=flat, mp_policy=policy)
-    fully_shard(model, mesh=flat, mp_policy=policy)
+            fully_shard(module.to(masters), mesh=flat, mp_policy=policy)
+    fully_shard(model.to(masters), mesh=flat, mp_policy=policy)
 
 
 def _share_sequences(target: Target) -> None:

@@ -68,8 +68,8 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
     train = _stream(config, inputs, "train", place, take)
     engine = Engine(
         model=_model(config, stage, inputs, place, mesh),
-        embed_VM=inputs.embed_VM.to(place.device, place.dtype),
-        head_VM=inputs.head_VM.to(place.device, place.dtype),
+        embed_VM=inputs.embed_VM,
+        head_VM=inputs.head_VM,
         loss=train.loss,
         attend=choose_attention(place.device, draft, place.dtype)[1],
         exchange=_exchange(config, inputs, train, mesh),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.online import OnlineReader, describe_features, token_mistakes
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.shape import draft_shape
+from ops.training import ranks
 
 Reader = FeatureReader | OnlineReader
 _Opened = tuple[dict[str, Any], Reader, Reader, list[str]]
@@ -27,7 +29,8 @@ _Opened = tuple[dict[str, Any], Reader, Reader, list[str]]
 
 @frozen
 class Inputs:
-    """embed and head are the target's, float32 [V, M]; steps are those to be trained, `max_steps` applied.
+    """embed and head are the target's, [V, M], on the rank's device in the config's dtype. steps are those to train,
+    `max_steps` applied.
 
     captured: what features.json says of the features, or would say, without the shards.
     """
@@ -67,7 +70,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
         raise DataError(f"{source.path}: {listed}")
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
     draft = draft_config(config, target, captured)
-    embed_VM, head_VM = frozen_ends(target)
+    embed_VM, head_VM = frozen_ends(target, ranks.device_of(stage), getattr(torch, config.dtype))
     return Inputs(
         draft=draft,
         captured=captured,

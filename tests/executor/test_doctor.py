@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
@@ -16,6 +17,7 @@ from threading import Thread
 
 import pytest
 from rich.console import Console
+from torch._inductor import config as inductor
 
 from executor.cli import main
 from executor.commands import doctor
@@ -23,6 +25,7 @@ from executor.doctor import host, libraries, tracking
 from executor.doctor.finding import Finding
 from executor.doctor.host import host_findings
 from executor.doctor.libraries import Requirement, declared, loaded_findings, version_findings
+from executor.doctor.probe import compile_fault_on
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
 from executor.lease import Lease
@@ -104,10 +107,29 @@ def test_a_gpu_that_torch_cannot_use_is_told_with_the_cause(
     monkeypatch: pytest.MonkeyPatch, facts: dict[str, object], gpus: tuple[str, ...], level: str, told: str
 ) -> None:
     monkeypatch.setattr(libraries, "devices", lambda: gpus)
-    whole = {"version": "2.13.0", "gpus": [], "memory": [], "warnings": [], "fault": "", **facts}
+    whole = {"version": "2.13.0", "gpus": [], "memory": [], "warnings": [], "fault": "", "compile_fault": "", **facts}
     found = by_name(loaded_findings(probe(f"print({json.dumps(whole)!r})")))
     assert "ok" == found["torch"].level
     assert level == found["GPU"].level and told in found["GPU"].told
+
+
+def test_a_gpu_that_nothing_can_be_compiled_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "devices", lambda: ("0",))
+    whole = {"version": "2.11.0", "cuda": "13.0", "gpus": ["H200"], "memory": [141e9], "warnings": [], "fault": ""}
+    for fault, level in (("", "ok"), ("ModuleNotFoundError: No module named 'triton'", "missing")):
+        found = by_name(loaded_findings(probe(f"print({json.dumps(whole | {'compile_fault': fault})!r})")))
+        assert (level, "ok") == (found["torch.compile"].level, found["GPU"].level)
+        assert fault in found["torch.compile"].told
+
+
+@pytest.mark.filterwarnings("default")  # the compiler's own
+def test_the_probe_compiles_and_says_why_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with inductor.patch({"cpp.cxx": ("/no/such/compiler",)}):
+        assert "InvalidCxxCompiler" in compile_fault_on("cpu")
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_a_torchvision_that_does_not_fit_is_named_as_the_cause() -> None:

@@ -20,6 +20,7 @@ from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import batches_by_length, capture_shard, capture_targets, plan_shards
 from ops.capture_targets.shards import FeatureReader
+from ops.capture_targets.writing import Shard
 from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
@@ -263,7 +264,7 @@ def test_a_shard_in_the_making_holds_the_samples_of_two_batches_at_most(tokens, 
     lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
     largest = max(len(batch) for batch in batches_by_length(lengths, 400))
     assert largest < len(lengths) / 4
-    capture_shard(tmp_path / "shard.safetensors", plan, HuggingFaceBackend(loaded), reader, (1, 2), config(), 400)
+    capture_shard(Shard(lengths, torch.float32), plan, HuggingFaceBackend(loaded), reader, (1, 2), config(), 400)
     assert largest <= reader.most_held <= 2 * largest
     assert 0 == reader.held
 

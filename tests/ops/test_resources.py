@@ -6,6 +6,7 @@ be within FACTOR of that, above and below.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,21 @@ def test_the_built_in_target_and_a_draft_for_it_are_foreseen_before_they_are_mad
     captured = {"mask_token_id": 5, "target_layer_ids": [1, 3, 5], "num_target_layers": 8, "positions": "sequential"}
     drafted = draft_config(config, target, captured)
     assert evolve(drafted, mask_token_id=0, max_position_embeddings=1) == evolve(shape, max_position_embeddings=1)
+
+
+def test_training_a_target_of_8_billion_parameters_is_said_to_need_its_whole_state(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_vl", tmp_path / "small")
+    config = read_config(folder / "config.json")
+    config["text_config"] |= {"hidden_size": 4096, "num_hidden_layers": 36, "intermediate_size": 12288, "head_dim": 128}
+    config["text_config"] |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151_936}
+    config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(config))
+    training = FinetuneVlm(tokens=Ref("t"), init=str(folder), dtype="bfloat16", micro_batch_tokens=1)
+    alone, shared = (foresee(training, launch=launch) for launch in (Launch(), Launch(kind="torchrun", nproc=8)))
+    state = [sum(each.memory[part] for part in ("weights", "gradients", "optimizer")) for each in (alone, shared)]
+    assert [131, 45] == [round(size / 1e9) for size in state]  # float32 weights, gradients and two moments
+    held = "rank 0 holds 98.3 GB of weights and moments in the machine's memory while a checkpoint is written"
+    assert (held,) == alone.notes == shared.notes
 
 
 def test_a_target_of_experts_alone_needs_the_width_of_the_drafts_mlp(tmp_path: Path) -> None:
