@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 Result = TypeVar("Result")
 
@@ -15,16 +16,23 @@ Result = TypeVar("Result")
 MOST_GRAPHS = 64
 
 
-def compiled(function: Callable[..., Result], *, fullgraph: bool = False) -> Callable[..., Result]:
+def compiled(
+    function: Callable[..., Result], *, open_dimension: int = 0, fullgraph: bool = False
+) -> Callable[..., Result]:
     """The function compiled with sizes left open, for up to MOST_GRAPHS kinds of inputs.
 
-    Raises torch's FailOnRecompileLimitHit where there are more. The limit is set around each call, since torch 2.13
-    keeps its settings by thread.
+    open_dimension: of every tensor argument, has nothing to do with any other size. Sizes that are equal by chance when
+    the function is compiled would else be taken for the same number, and cost a graph when they differ. Raises torch's
+    FailOnRecompileLimitHit where there are too many graphs.
     """
     inner = torch.compile(function, dynamic=True, fullgraph=fullgraph)
 
     @functools.wraps(function)
-    def call(*arguments: object, **named: object) -> Result:
+    def call(*arguments: Any, **named: Any) -> Result:
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                torch._dynamo.maybe_mark_dynamic(argument, open_dimension)
+        # Around each call, since torch 2.13 keeps its settings by thread.
         with torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True):
             return inner(*arguments, **named)
 

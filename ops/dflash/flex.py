@@ -127,7 +127,7 @@ def block_mask(visible: Visible, queries: int, keys: int, device: torch.device) 
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    return compiled(flex_kernel)
+    return compiled(flex_kernel, open_dimension=2)
 
 
 @cache
