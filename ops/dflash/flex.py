@@ -46,7 +46,7 @@ def flex_attention(
     needs to mask its last tile, and the graph is compiled once for all lengths (dynamic=True). Padding blocks see their
     own zero keys and nothing else, padding context is seen by nobody; both get no gradient.
     """
-    N, K, H, D = q_NKHD.shape
+    N, K, H, _ = q_NKHD.shape
     G, T, _ = k_GTD.shape
     on_cuda = q_NKHD.device.type == "cuda"
     more_N, more_T = _flex_padding(N, K, T)

@@ -48,7 +48,8 @@ def head_kl(
 ) -> tuple[Tensor, Tensor]:
     """KL(softmax(teacher head^T) || softmax(hidden head^T)) of every slot [W], and whether hidden's best is the label.
 
-    dtypes, gradient, checked and errors as in `head_cross_entropy`; four products instead of two, three tiles of logits.
+    dtypes, gradient, checked and errors as in `head_cross_entropy`; four products instead of two, three tiles of
+    logits.
     """
     if not checked:
         _check_labels(labels_W, head_VM)

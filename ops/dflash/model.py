@@ -193,7 +193,9 @@ class DraftModel(nn.Module):
         slots_K = torch.arange(block_size or self.config.block_size, device=positions_N.device)
         rope = self._rope((positions_N[:, None] + slots_K).flatten(), anchor_embeds_NM.dtype)
         distinct = torch.cat((anchor_embeds_NM, mask_embed_M[None]))
-        source_NK = torch.where(slots_K == 0, torch.arange(len(positions_N), device=slots_K.device)[:, None], len(positions_N))
+        source_NK = torch.where(
+            slots_K == 0, torch.arange(len(positions_N), device=slots_K.device)[:, None], len(positions_N)
+        )
         x_XM = distinct.index_select(0, source_NK.flatten())
         for index, (layer, kv) in enumerate(zip(self.layers, context_kv, strict=True)):
             project = partial(layer.project, x_XM) if index else partial(layer.project_first, distinct)

@@ -37,9 +37,9 @@ class MicroBatch:
 
     features_tF: the rank's slice of the packed context, in the dtype to compute in; positions_t: absolute positions.
     seen: per SP rank, what its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute positions;
-    labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_NKM: the target's final hidden states that predict
-    each slot's token, where the loss asks for the target's distribution. weighted: the slots with a weight; made of
-    labels and weights unless given, which waits for the device that these lie on.
+    labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_NKM: the target's final hidden states that
+    predict each slot's token, where the loss asks for the target's distribution. weighted: the slots with a weight;
+    made of labels and weights unless given, which waits for the device that these lie on.
     """
 
     features_tF: Tensor

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
+INDEXED = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default)
 
 
 class Traffic(TorchDispatchMode):
@@ -38,11 +39,10 @@ class Traffic(TorchDispatchMode):
         if on_device and func is aten.nonzero.default:
             self.waits["nonzero"] += 1
             return torch.empty(tensors[0].numel(), tensors[0].ndim, dtype=torch.int64, device=DEVICE)
-        if on_device and func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default):
-            if any(index is not None and index.dtype == torch.bool for index in args[1]):
-                self.waits["index by bool"] += 1
-                (mask,) = args[1]
-                args = (args[0], [torch.empty(mask.numel(), dtype=torch.int64, device=DEVICE)], *args[2:])
+        if on_device and func in INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1]):
+            self.waits["index by bool"] += 1
+            (mask,) = args[1]
+            args = (args[0], [torch.empty(mask.numel(), dtype=torch.int64, device=DEVICE)], *args[2:])
         if func is aten.bincount.default and on_device:
             self.waits["bincount"] += 1
             return torch.empty(args[2], dtype=torch.int64, device=DEVICE)
