@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from ops.dflash.config import DraftConfig
-from ops.dflash.flex import flex_attention
+from ops.dflash.flex import SMALLEST_HEAD, flex_attention, flex_takes
 from ops.dflash.fused import kernel_attention, kernel_takes
 from ops.dflash.kernels import has_compiler
 from ops.dflash.seen import Seen
 from ops.dflash.split import split_attention
+from ops.dflash.transfer import to_device
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Tensor]
 
@@ -34,10 +35,15 @@ def choose_attention(
 ) -> tuple[str, Attend]:
     """The name, for the log, and the function of the fastest attention on a device: kernel or split; flex; or dense.
 
-    config and dtype: of the draft, to be sure that the kernel takes them; without a config any float32 draft is tried.
+    config and dtype: of the draft, to be sure that kernel or flex take them; without a config its head size is not
+    known, and taken to fit.
     """
     if device.type == "cuda":
-        return "flex", flex_attention
+        head_dim = SMALLEST_HEAD if config is None else config.head_dim
+        if flex_takes(dtype, head_dim):
+            return "flex", flex_attention
+        sizes = f"{str(dtype).removeprefix('torch.')} and head_dim {head_dim}"
+        return f"dense (slow: FlexAttention does not take {sizes})", dense_attention
     if device.type != "cpu":
         return "dense", dense_attention
     takes = has_compiler() if config is None else kernel_takes(dtype, config.head_dim, config.num_key_value_heads)
@@ -53,7 +59,7 @@ def dense_attention(
     """
     N, K, _, D = q_NKHD.shape
     G, T, _ = k_GTD.shape
-    mask_NKC = _visible(seen, K, T, window).to(q_NKHD.device)
+    mask_NKC = to_device(_visible(seen, K, T, window), q_NKHD.device)
     keys_GCD = torch.cat((k_GTD, k_NKGD.permute(2, 0, 1, 3).reshape(G, N * K, D)), dim=1)
     values_GCD = torch.cat((v_GTD, v_NKGD.permute(2, 0, 1, 3).reshape(G, N * K, D)), dim=1)
     scores = torch.einsum("nkgrd,gcd->nkgrc", q_NKHD.unflatten(2, (G, -1)), keys_GCD).to(

@@ -1,5 +1,10 @@
 """Attention of blocks on CUDA: FlexAttention over [context | all blocks] with a block mask, both compiled.
 
+Every query sees two runs of keys: one of the context, one of its own block. Both are looked up in a table, so that the
+mask function holds no number: torch.compile would make a symbol of a captured integer, for which inductor's code for
+the CPU does not compile and which some backends of FlexAttention refuse. So one graph serves all block sizes, windows
+and lengths.
+
 Legend: T packed context tokens, N blocks, K block size, H query heads, G key/value heads, D head size, Q = N * K,
 C keys; Q and C with padding.
 """
@@ -11,13 +16,25 @@ from functools import cache
 from math import gcd
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
+from ops.dflash.compiled import compiled
 from ops.dflash.seen import Seen
+from ops.dflash.transfer import to_device
 
 FLEX_TILE = 128  # FlexAttention's block size
+SMALLEST_HEAD = 16  # of FlexAttention on CUDA
+FLEX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def flex_takes(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether FlexAttention is to be trusted with such inputs on CUDA."""
+    return dtype in FLEX_DTYPES and head_dim >= SMALLEST_HEAD
 
 
 def flex_attention(
@@ -29,23 +46,32 @@ def flex_attention(
     needs to mask its last tile, and the graph is compiled once for all lengths (dynamic=True). Padding blocks see their
     own zero keys and nothing else, padding context is seen by nobody; both get no gradient.
     """
-    N, K, H, D = q_NKHD.shape
+    N, K, H, _ = q_NKHD.shape
     G, T, _ = k_GTD.shape
-    compiled = q_NKHD.device.type == "cuda"
+    on_cuda = q_NKHD.device.type == "cuda"
     more_N, more_T = _flex_padding(N, K, T)
     key = ("flex", q_NKHD.device, K, T, window)
     if key not in seen.derived:
-        seen.derived[key] = _flex_mask(seen, K, T, window, q_NKHD.device, compiled)
-    own = (torch.cat((x, x.new_zeros(more_N, *x.shape[1:]))) for x in (q_NKHD, k_NKGD, v_NKGD))
-    q_QHD, k_QGD, v_QGD = (x.flatten(0, 1) for x in own)
-    padding_GTD = k_GTD.new_zeros(G, more_T, D)
-    keys_GCD = torch.cat((k_GTD, padding_GTD, k_QGD.transpose(0, 1)), dim=1)
-    values_GCD = torch.cat((v_GTD, padding_GTD, v_QGD.transpose(0, 1)), dim=1)
-    kernel = _compiled_flex() if compiled else flex_kernel
+        seen.derived[key] = _flex_mask(seen, K, T, window, q_NKHD.device)
+    q_QHD = q_NKHD.flatten(0, 1)
+    if more_N:
+        q_QHD = F.pad(q_QHD, (0, 0, 0, 0, 0, more_N * K))
+    keys_GCD, values_GCD = (
+        _joined(context_GTD, own_NKGD.flatten(0, 1).transpose(0, 1), more_T, more_N * K)
+        for context_GTD, own_NKGD in ((k_GTD, k_NKGD), (v_GTD, v_NKGD))
+    )
+    kernel = _compiled_flex() if on_cuda else flex_kernel
     out_1HQD = kernel(
         q_QHD.transpose(0, 1)[None], keys_GCD[None], values_GCD[None], block_mask=seen.derived[key], enable_gqa=H > G
     )
     return out_1HQD[0].transpose(0, 1)[: N * K].unflatten(0, (N, K))
+
+
+def _joined(context_GTD: Tensor, own_GXD: Tensor, more_T: int, more_X: int) -> Tensor:
+    """[context | zeros | own | zeros], [G, C, D], in one copy."""
+    G, _, D = context_GTD.shape
+    parts = (context_GTD, context_GTD.new_zeros(G, more_T, D), own_GXD, own_GXD.new_zeros(G, more_X, D))
+    return torch.cat([part for part in parts if part.shape[1]], dim=1)
 
 
 def _flex_padding(N: int, K: int, T: int) -> tuple[int, int]:
@@ -58,38 +84,52 @@ def _flex_padding(N: int, K: int, T: int) -> tuple[int, int]:
     return steps * step - N, -T % FLEX_TILE
 
 
-def _flex_mask(seen: Seen, K: int, T: int, window: int | None, device: torch.device, compiled: bool) -> BlockMask:
-    """The block mask of [context | all blocks]. Compiled, the mask of all queries by all keys is never stored.
+def _flex_mask(seen: Seen, K: int, T: int, window: int | None, device: torch.device) -> BlockMask:
+    """The block mask of [context | all blocks]. Compiled, the mask of all queries by all keys is never stored."""
+    more_N, more_T = _flex_padding(len(seen.start_N), K, T)
+    runs_4Q = seen_runs(seen, K, T + more_T, window, more_N)
+    queries = runs_4Q.shape[1]
+    make = _compiled_block_mask() if device.type == "cuda" else block_mask
+    return make(visible_by(to_device(runs_4Q, device)), queries, T + more_T + queries, device)
 
-    The mask function reads the lengths from tensors, not from integers, which would be compiled into it.
+
+def seen_runs(seen: Seen, K: int, context: int, window: int | None, more_N: int = 0) -> Tensor:
+    """Which keys each query sees, int32 [4, Q] on the host: [first, last) of the context, [first, last) of its block.
+
+    The blocks' own keys stand behind `context` keys. more_N: blocks behind those of `seen`, which see themselves only.
     """
-    N = len(seen.start_N)
-    more_N, more_T = _flex_padding(N, K, T)
-    nothing = seen.start_N.new_zeros(more_N)
-    start_N = torch.cat((seen.start_N, nothing)).to(device)
-    end_N = torch.cat((seen.end_N, nothing)).to(device)
-    own_N = (T + more_T + torch.arange(N + more_N) * K).to(device)
+    start_N1, end_N1 = (F.pad(edge_N, (0, more_N))[:, None] for edge_N in (seen.start_N, seen.end_N))
+    slot_K = torch.arange(K)
+    own_N1 = context + K * torch.arange(len(start_N1))[:, None]
+    if window is None:
+        runs = (start_N1, end_N1, own_N1, own_N1 + K)
+    else:  # of a query at p the keys p - window < j <= p
+        reach_K = slot_K - window + 1
+        runs = (torch.maximum(start_N1, end_N1 + reach_K), end_N1, own_N1 + reach_K.clamp(min=0), own_N1 + slot_K + 1)
+    shape = (len(start_N1), K)
+    return torch.stack([edge.expand(shape).flatten() for edge in runs]).to(torch.int32)
+
+
+def visible_by(runs_4Q: Tensor) -> Visible:
+    """The mask function of `seen_runs`, whose table lies on the device."""
 
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        block, slot = query // K, query % K
-        in_context = (key >= start_N[block]) & (key < end_N[block])
-        own = key - own_N[block]
-        in_block = (own >= 0) & (own < K)
-        if window is None:
-            return in_context | in_block
-        in_context = in_context & (end_N[block] + slot - key < window)
-        return in_context | (in_block & (own <= slot) & (slot - own < window))
+        in_context = (key >= runs_4Q[0, query]) & (key < runs_4Q[1, query])
+        return in_context | ((key >= runs_4Q[2, query]) & (key < runs_4Q[3, query]))
 
-    make = _compiled_block_mask() if compiled else create_block_mask
-    queries = (N + more_N) * K
-    return make(visible, None, None, queries, T + more_T + queries, device=device, BLOCK_SIZE=FLEX_TILE)
+    return visible
+
+
+def block_mask(visible: Visible, queries: int, keys: int, device: torch.device) -> BlockMask:
+    """create_block_mask with FLEX_TILE, which is a constant of the graph here; as an argument it would be a symbol."""
+    return create_block_mask(visible, None, None, queries, keys, device=device, BLOCK_SIZE=FLEX_TILE)
 
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    return torch.compile(flex_kernel, dynamic=True)
+    return compiled(flex_kernel, open_dimension=2)
 
 
 @cache
 def _compiled_block_mask() -> Callable[..., BlockMask]:
-    return torch.compile(create_block_mask, dynamic=True)
+    return compiled(block_mask)

@@ -25,24 +25,34 @@ CPU_TILE = (512, 512)  # 1 MiB in float32: stays in the second-level cache betwe
 CUDA_TILE = (8192, 8192)  # 256 MiB in float32: large enough for the products' full speed
 
 
-def head_cross_entropy(hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor) -> tuple[Tensor, Tensor]:
+def head_cross_entropy(
+    hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, *, checked: bool = False
+) -> tuple[Tensor, Tensor]:
     """-log softmax(hidden head^T)[label] of every slot [W], and whether its best token is its label, bool [W].
 
     The cross-entropy is float32 (float64 for float64 inputs). Only hidden_WM gets a gradient, made in the forward
     pass where it is asked for. Of equal best tokens the first counts, as in torch.argmax. V must be at least 2.
     Products: in the inputs' dtype; on the CPU at least float32. Memory: the gradient [W, M], one tile of
     logits, and a tile's rows of sums [R, M].
-    Raises IndexError for a label outside the vocabulary.
+    checked: the caller knows that all labels are tokens; to look means to wait for the device.
+    Raises IndexError for a label outside the vocabulary, unless checked.
     """
+    if not checked:
+        _check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
     return _CrossEntropy.apply(hidden_WM, head_VM, labels_W, with_gradient)
 
 
-def head_kl(hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor) -> tuple[Tensor, Tensor]:
+def head_kl(
+    hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor, *, checked: bool = False
+) -> tuple[Tensor, Tensor]:
     """KL(softmax(teacher head^T) || softmax(hidden head^T)) of every slot [W], and whether hidden's best is the label.
 
-    dtypes, gradient and errors as in `head_cross_entropy`; four products instead of two, three tiles of logits.
+    dtypes, gradient, checked and errors as in `head_cross_entropy`; four products instead of two, three tiles of
+    logits.
     """
+    if not checked:
+        _check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
     return _Divergence.apply(hidden_WM, teacher_WM, head_VM, labels_W, with_gradient)
 
@@ -52,6 +62,14 @@ def choose_head(device: torch.device) -> tuple[str, Sweep]:
     name, sweep = choose_sweep(device)
     rows, columns = _tile(device)
     return f"tiles of {rows} x {columns}, sweep: {name}", sweep
+
+
+def _check_labels(labels_W: Tensor, head_VM: Tensor) -> None:
+    if not len(labels_W):
+        return
+    least, most = (int(bound) for bound in labels_W.aminmax())
+    if least < 0 or most >= len(head_VM):
+        raise IndexError(f"labels from {least} to {most} do not fit a vocabulary of {len(head_VM)}")
 
 
 def _tile(device: torch.device) -> tuple[int, int]:
@@ -66,7 +84,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        tiles = _Tiles(hidden_WM, head_VM, labels_W)
+        tiles = _Tiles(hidden_WM, head_VM)
         ce_W = hidden_WM.new_empty(len(hidden_WM), dtype=tiles.dtype)
         correct_W = torch.empty_like(labels_W, dtype=torch.bool)
         gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
@@ -96,7 +114,7 @@ class _Divergence(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        tiles = _Tiles(hidden_WM, head_VM, labels_W)
+        tiles = _Tiles(hidden_WM, head_VM)
         kl_W = hidden_WM.new_empty(len(hidden_WM), dtype=tiles.dtype)
         correct_W = torch.empty_like(labels_W, dtype=torch.bool)
         gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
@@ -131,7 +149,7 @@ class _Tiles:
     `dtype` is that of logits, sums and loss, `product` that of the factors of the matrix products.
     """
 
-    def __init__(self, hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor):
+    def __init__(self, hidden_WM: Tensor, head_VM: Tensor):
         self.head_VM = head_VM
         self.device = hidden_WM.device
         self.dtype = torch.promote_types(hidden_WM.dtype, torch.float32)
@@ -139,10 +157,6 @@ class _Tiles:
         _name, self.sweep = choose_head(self.device)
         self.rows, self.columns = _tile(self.device)
         self._memory: dict[int, Tensor] = {}
-        if len(labels_W):
-            least, most = (int(bound) for bound in labels_W.aminmax())
-            if least < 0 or most >= len(head_VM):
-                raise IndexError(f"labels from {least} to {most} do not fit a vocabulary of {len(head_VM)}")
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         """(first token, the head's rows from there [C, M]) tile by tile."""
@@ -186,10 +200,7 @@ class _HeadSoftmax:
         if self.sum_RM is not None:
             if scale_R is not None:
                 self.sum_RM.mul_(scale_R[:, None])
-            if head_CM.dtype == self.sum_RM.dtype:
-                self.sum_RM.addmm_(p_RC, head_CM)
-            else:
-                self.sum_RM.add_(torch.mm(p_RC, head_CM, out_dtype=self.sum_RM.dtype))
+            add_product(self.sum_RM, p_RC, head_CM)
         return p_RC, scale_R
 
     @property
@@ -197,3 +208,16 @@ class _HeadSoftmax:
         """softmax head, in the memory of the sums: to be asked for once."""
         assert self.sum_RM is not None
         return self.sum_RM.div_(self.state.total_R.to(self.sum_RM.dtype)[:, None])
+
+
+def add_product(sum_RM: Tensor, p_RC: Tensor, head_CM: Tensor) -> None:
+    """sum_RM += p_RC head_CM, in place; factors narrower than the sum are multiplied with the sum's precision.
+
+    CUDA adds to the sum in the product itself (out_dtype, which no other device has), without a temporary [R, M].
+    """
+    if head_CM.dtype == sum_RM.dtype:
+        sum_RM.addmm_(p_RC, head_CM)
+    elif sum_RM.is_cuda:
+        torch.addmm(sum_RM, p_RC, head_CM, out_dtype=sum_RM.dtype, out=sum_RM)
+    else:
+        sum_RM.addmm_(p_RC.to(sum_RM.dtype), head_CM.to(sum_RM.dtype))

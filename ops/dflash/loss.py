@@ -43,15 +43,16 @@ class Loss:
 def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor) -> Tensor:
     """The sum over the weighted slots, float64 []: differentiable in values_W, to be divided by `denominator`.
 
-    values_W: cross-entropy of each weighted slot, for "kl" its divergence. rows_W (int64, ascending) says which slot:
-    n * K + k. weights_NK: the slots' weights, 0 for slots outside the mask and for slot 0.
+    values_W: cross-entropy of each weighted slot, for "kl" its divergence. rows_W (int64, each slot once) says which
+    slot: n * K + k; slots of weight 0 among them count nothing. weights_NK: the slots' weights, 0 for slots outside the
+    mask and for slot 0.
     dflash, kl: sum(w value). focal: sum(w (1 - p)^gamma CE), p = exp(-CE), the gradient through both factors.
     dpace: sum(c CE) with c of `dpace_weights`.
     """
     values_W = values_W.to(torch.float64)
     if loss.kind == "dpace":
         return (dpace_weights(values_W.detach(), weights_NK, rows_W, loss.dpace_alpha) * values_W).sum()
-    weights_W = weights_NK.flatten()[rows_W].to(torch.float64)
+    weights_W = weights_NK.flatten().index_select(0, rows_W).to(torch.float64)
     if loss.kind == "focal":
         # at CE = 0 the power has no finite slope for gammas below 1; the product's own limit there is 0
         wrong_W = -torch.expm1(-values_W)
@@ -70,12 +71,13 @@ def dpace_weights(ce_W: Tensor, weights_NK: Tensor, rows_W: Tensor, alpha: float
     """D-PACE's weight of each weighted slot, float64 [W]: how much of the expected accepted length hangs on it.
 
     With q = exp(-CE) and q~ = (1 - alpha) q + alpha: c_j = sum over m >= j of prod over i <= m of q~_i, over the slots
-    1.. of a block up to the first one without weight; 0 behind that one.
+    1.. of a block up to the first one without weight; 0 behind that one and for slot 0.
     """
     smoothed_W = (1 - alpha) * torch.exp(-ce_W.to(torch.float64)) + alpha
     q_NK = torch.zeros(weights_NK.shape, dtype=torch.float64, device=weights_NK.device)
-    q_NK.view(-1)[rows_W] = smoothed_W
+    q_NK.view(-1).index_copy_(0, rows_W, smoothed_W)
     q_NK = torch.where(weights_NK > 0, q_NK, 0.0)
     reach_NK = torch.zeros_like(q_NK)
     reach_NK[:, 1:] = q_NK[:, 1:].cumprod(dim=1)
-    return reach_NK.flip(1).cumsum(dim=1).flip(1).flatten()[rows_W]
+    weights_NK = torch.where(weights_NK > 0, reach_NK.flip(1).cumsum(dim=1).flip(1), 0.0)
+    return weights_NK.flatten().index_select(0, rows_W)

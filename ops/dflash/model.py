@@ -6,13 +6,14 @@ and before any block is known. Submodules are named as in the serving contract; 
 Computation is in the dtype of the inputs: weights are cast when they are used, so float32 master weights serve bf16.
 Source: DFlash, arXiv 2602.06036; z-lab's reference implementation.
 
-Legend: T context tokens, F features (layers * hidden), M hidden, N blocks, K block size, W slots whose hidden state is
-asked for, H query heads, G key/value heads, D head size.
+Legend: T context tokens, F features (layers * hidden), M hidden, N blocks, K block size, X = N * K slots, W slots whose
+hidden state is asked for, H query heads, G key/value heads, D head size, Z rotary size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ops.dflash.attention import Seen, dense_attention
+from ops.dflash.compiled import compiled
 from ops.dflash.config import DraftConfig
 from ops.dflash.rope import rope_frequencies, rotate, rotation
+from ops.dflash.transfer import to_device
 
 ContextKV = list[tuple[Tensor, Tensor]]
 
@@ -92,8 +95,9 @@ class SwiGLU(nn.Module):
 class Layer(nn.Module):
     """A Qwen3-style decoder layer; only the block is normed by input_layernorm, the context comes as it is.
 
-    `project` and `finish` are what happens to every slot by itself, before and after the attention; they can be
-    compiled (`torch.compile`) without a graph break.
+    `project_first`, `project` and `finish` are what happens to every slot by itself, before and after the attention;
+    they can be compiled without a graph break. Slots lie in one dimension, so that one graph serves all of them and
+    those few that the last layer is asked for.
     """
 
     def __init__(self, config: DraftConfig, window: int | None) -> None:
@@ -104,14 +108,25 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.window = window
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., H, D], keys and values [..., G, D] of slots [..., M]; not yet rotated."""
-        x = self.input_layernorm(x)
-        return self.self_attn.queries(x), *self.self_attn.keys_values(x)
+    def project_first(self, distinct: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`project` for the first layer, whose mask slots are alike: they are normed and projected once.
 
-    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The layer's output [..., M] from its input and the attention's output [..., H * D]."""
-        x = x + self.self_attn.o_proj(mixed)
+        distinct: [N + 1, M], slot 0 of every block, then one row for all other slots.
+        """
+        x = self.input_layernorm(distinct)
+        block_size = len(cos_X1Z) // (len(distinct) - 1)
+        q, k, v = (_spread(part, block_size) for part in (self.self_attn.queries(x), *self.self_attn.keys_values(x)))
+        return rotate(q, cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v
+
+    def project(self, x_XM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [X, H, D] and keys [X, G, D], both rotated, and values [X, G, D]."""
+        x = self.input_layernorm(x_XM)
+        k, v = self.self_attn.keys_values(x)
+        return rotate(self.self_attn.queries(x), cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v
+
+    def finish(self, x_WM: Tensor, mixed: Tensor) -> Tensor:
+        """The layer's output [W, M] from its input and the attention's output [W, H * D]."""
+        x = x_WM + self.self_attn.o_proj(mixed)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -128,6 +143,7 @@ class DraftModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # No buffer: `model.to(torch.bfloat16)` must not round the frequencies.
         self.frequencies, self.rope_scale = rope_frequencies(config)
+        self._frequencies_on: dict[torch.device, Tensor] = {}
 
     def initialise(self, seed: int, std: float = 0.02) -> None:
         """Draw every matrix from N(0, std), by one generator on the CPU; norms stay at one, biases become zero."""
@@ -143,8 +159,8 @@ class DraftModel(nn.Module):
     def compile_layers(self) -> None:
         """Compile what happens to every slot by itself, with sizes left open."""
         for layer in self.layers:
-            layer.project = torch.compile(layer.project, dynamic=True)
-            layer.finish = torch.compile(layer.finish, dynamic=True)
+            for name in ("project_first", "project", "finish"):
+                setattr(layer, name, compiled(getattr(layer, name)))
 
     def context_kv(self, features_TF: Tensor, positions_T: Tensor) -> ContextKV:
         """Per layer the context's keys (normed, rotated) and values, each [G, T, D].
@@ -175,19 +191,21 @@ class DraftModel(nn.Module):
         unless given.
         """
         slots_K = torch.arange(block_size or self.config.block_size, device=positions_N.device)
-        rope = self._rope(positions_N[:, None] + slots_K, anchor_embeds_NM.dtype)
-        # All mask slots of the first layer are alike: they are normed and projected once.
+        rope = self._rope((positions_N[:, None] + slots_K).flatten(), anchor_embeds_NM.dtype)
         distinct = torch.cat((anchor_embeds_NM, mask_embed_M[None]))
-        x_NKM = _spread(distinct, len(slots_K))
+        source_NK = torch.where(
+            slots_K == 0, torch.arange(len(positions_N), device=slots_K.device)[:, None], len(positions_N)
+        )
+        x_XM = distinct.index_select(0, source_NK.flatten())
         for index, (layer, kv) in enumerate(zip(self.layers, context_kv, strict=True)):
-            source = distinct if index == 0 else x_NKM
+            project = partial(layer.project, x_XM) if index else partial(layer.project_first, distinct)
             rows = rows_W if index == len(self.layers) - 1 else None
-            arguments = (layer, source, x_NKM, rope, *kv, attend, rows)
+            arguments = (layer, project, x_XM, rope, len(slots_K), *kv, attend, rows)
             if activation_checkpointing:
-                x_NKM = checkpoint(self._layer, *arguments, use_reentrant=False)
+                x_XM = checkpoint(self._layer, *arguments, use_reentrant=False)
             else:
-                x_NKM = self._layer(*arguments)
-        return self.norm(x_NKM)
+                x_XM = self._layer(*arguments)
+        return self.norm(x_XM)
 
     def propose(
         self,
@@ -217,31 +235,34 @@ class DraftModel(nn.Module):
     def _layer(
         self,
         layer: Layer,
-        source: Tensor,
-        x_NKM: Tensor,
+        project: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
+        x_XM: Tensor,
         rope: tuple[Tensor, Tensor],
+        block_size: int,
         k_GTD: Tensor,
         v_GTD: Tensor,
         attend: AttendBlocks,
         rows_W: Tensor | None,
     ) -> Tensor:
-        """One layer. source: x_NKM, or [N + 1, M] whose last row stands for all slots but the first of each block.
+        """One layer. project: from cos and sin to the queries, keys and values of x_XM.
 
         With rows_W only these slots go on behind the attention, and the result is [W, M].
         """
-        q, k, v = layer.project(source)
-        if source is not x_NKM:
-            q, k, v = (_spread(projected, x_NKM.shape[1]) for projected in (q, k, v))
-        mixed = attend(rotate(q, *rope), rotate(k, *rope), v, k_GTD, v_GTD, layer.window).flatten(2)
+        q, k, v = (part.unflatten(0, (-1, block_size)) for part in project(*rope))
+        mixed = attend(q, k, v, k_GTD, v_GTD, layer.window).flatten(0, 1).flatten(1)
         if rows_W is not None:
-            x_NKM, mixed = x_NKM.flatten(0, 1)[rows_W], mixed.flatten(0, 1)[rows_W]
-        return layer.finish(x_NKM, mixed)
+            x_XM, mixed = x_XM.index_select(0, rows_W), mixed.index_select(0, rows_W)
+        return layer.finish(x_XM, mixed)
 
     def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return rotation(self.frequencies.to(positions.device), self.rope_scale, positions, dtype)
+        """cos and sin for positions [P], [P, 1, Z]."""
+        device = positions.device
+        if device not in self._frequencies_on:
+            self._frequencies_on[device] = to_device(self.frequencies, device)
+        return rotation(self._frequencies_on[device], self.rope_scale, positions, dtype)
 
 
 def _spread(distinct: Tensor, block_size: int) -> Tensor:
-    """[N, K, ...] from [N + 1, ...]: row n in slot 0 of block n, the last row in all other slots."""
+    """[X, ...] from [N + 1, ...]: row n in slot 0 of block n, the last row in all other slots."""
     first, others = distinct[:-1, None], distinct[-1:, None]
-    return torch.cat((first, others.expand(len(first), block_size - 1, *distinct.shape[1:])), dim=1)
+    return torch.cat((first, others.expand(len(first), block_size - 1, *distinct.shape[1:])), dim=1).flatten(0, 1)

@@ -4,15 +4,22 @@ Prompts of different lengths are padded on the left, so that the last column hol
 side is exact for all families: attention masks the padding, positions are counted without it, and a linear-attention
 layer, whose state starts at zero, stays there while it reads zeroes (padding behind a prompt would decay its state).
 
-    B batch, S longest prompt, V vocabulary
+Padding on the left sees nothing, and the softmax over nothing is not a number on some devices and kernels. It would
+stay in the cache, where even a weight of zero spreads it. So here transformers' mask for "sdpa" lets a token that sees
+nothing see itself; nobody sees that token.
+
+    B batch, S longest prompt, V vocabulary, Q queries, C keys
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AttentionMaskInterface, DynamicCache
+from transformers.masking_utils import sdpa_mask
 
 from ops.load_target.model import Target
 from ops.vision.batch import ModelInputs
@@ -57,3 +64,16 @@ def pad_left(inputs: ModelInputs) -> ModelInputs:
         attention_mask=moved(inputs.attention_mask),
         loss_mask=moved(inputs.loss_mask),
     )
+
+
+def mask_with_diagonal(*, q_offset: int = 0, kv_offset: int = 0, **others: Any) -> Tensor | None:
+    """transformers' `sdpa_mask`, bool [B, 1, Q, C] or None for the causal mask, with no row that sees nothing."""
+    mask_B1QC = sdpa_mask(q_offset=q_offset, kv_offset=kv_offset, **others)
+    if mask_B1QC is None:
+        return None
+    query_Q1 = torch.arange(mask_B1QC.shape[2], device=mask_B1QC.device)[:, None] + q_offset
+    key_C = torch.arange(mask_B1QC.shape[3], device=mask_B1QC.device) + kv_offset
+    return mask_B1QC | ((query_Q1 == key_C) & ~mask_B1QC.any(-1, keepdim=True))
+
+
+AttentionMaskInterface.register("sdpa", mask_with_diagonal)

@@ -8,6 +8,9 @@ does not grow with the number of anchors; the result differs from one pass by ro
 Under sequence parallelism a rank holds a slice of the context and some of the blocks, and an Exchange decides what
 travels: see ops/sequence_parallel.
 
+What depends on values, such as which slots have a weight, the host knows before the step: nothing here waits for the
+device.
+
 Legend: T packed context tokens of the micro-batch, t those of this rank, F features, M hidden, N blocks of this rank,
 K block size, W weighted slots, V vocabulary.
 """
@@ -17,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from attrs import frozen
+from attrs import Factory, field, frozen
 from torch import Tensor
 
 from ops.dflash.attention import Attend, Seen
 from ops.dflash.head import head_cross_entropy, head_kl
 from ops.dflash.loss import Loss, combine
 from ops.dflash.model import DraftModel
+from ops.dflash.weighted import Weighted
 from ops.sequence_parallel.exchange import Exchange
 
 
@@ -33,8 +37,9 @@ class MicroBatch:
 
     features_tF: the rank's slice of the packed context, in the dtype to compute in; positions_t: absolute positions.
     seen: per SP rank, what its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute positions;
-    labels int64 [N, K]; weights float32 [N, K]. teacher_NKM: the target's final hidden states that predict each slot's
-    token, where the loss asks for the target's distribution.
+    labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_NKM: the target's final hidden states that
+    predict each slot's token, where the loss asks for the target's distribution. weighted: the slots with a weight;
+    made of labels and weights unless given, which waits for the device that these lie on.
     """
 
     features_tF: Tensor
@@ -45,6 +50,9 @@ class MicroBatch:
     labels_NK: Tensor
     weights_NK: Tensor
     teacher_NKM: Tensor | None = None
+    weighted: Weighted = field(
+        default=Factory(lambda self: Weighted.of(self.labels_NK, self.weights_NK), takes_self=True), kw_only=True
+    )
 
 
 @frozen(eq=False)
@@ -55,6 +63,24 @@ class Slots:
     loss: Tensor
     slots_W: Tensor
     correct_W: Tensor
+
+
+@frozen(eq=False)
+class Chunk:
+    """Some blocks of a micro-batch, at least two, and at least two of their slots.
+
+    rows_W: the slots to compute, n * K + k: the weighted ones, ascending, then others if there are fewer than two.
+    weighted: how many those are. The other fields are as in MicroBatch.
+    """
+
+    seen: tuple[Seen, ...]
+    anchor_ids_N: Tensor
+    positions_N: Tensor
+    labels_NK: Tensor
+    weights_NK: Tensor
+    teacher_NKM: Tensor | None
+    rows_W: Tensor
+    weighted: int
 
 
 @frozen(eq=False)
@@ -84,7 +110,7 @@ class Engine:
         leaves = [tensor.detach().to(wide).requires_grad_() for tensor in context]
         outcomes = []
         for chunk in self._chunks(batch):
-            outcome = self._blocks(chunk, leaves)
+            outcome = self._blocks(chunk, leaves, batch.features_tF.dtype)
             (outcome.loss * scale).backward()
             outcomes.append(Slots(outcome.loss.detach(), outcome.slots_W, outcome.correct_W))
         if before_last is not None:
@@ -97,42 +123,30 @@ class Engine:
     def measure(self, batch: MicroBatch) -> Slots:
         """The same without gradients."""
         context = self._context(batch)
-        return _joined([self._blocks(chunk, context) for chunk in self._chunks(batch)])
+        return _joined([self._blocks(chunk, context, batch.features_tF.dtype) for chunk in self._chunks(batch)])
 
     def _context(self, batch: MicroBatch) -> list[Tensor]:
         """Keys and values of one layer after the other, as this rank attends to them."""
         pairs = self.model.context_kv(batch.features_tF, batch.positions_t)
         return [tensor for pair in pairs for tensor in self.exchange.context(*pair)]
 
-    def _chunks(self, batch: MicroBatch) -> Iterator[MicroBatch]:
+    def _chunks(self, batch: MicroBatch) -> Iterator[Chunk]:
+        batch.weighted.check(len(self.head_VM))
         count = len(batch.anchor_ids_N)
         size = self.anchor_chunk or count
         for start in range(0, count, size):
-            rows = slice(start, start + size)
-            yield MicroBatch(
-                features_tF=batch.features_tF,
-                positions_t=batch.positions_t,
-                seen=tuple(Seen(seen.start_N[rows], seen.end_N[rows]) for seen in batch.seen),
-                anchor_ids_N=batch.anchor_ids_N[rows],
-                positions_N=batch.positions_N[rows],
-                labels_NK=batch.labels_NK[rows],
-                weights_NK=batch.weights_NK[rows],
-                teacher_NKM=None if batch.teacher_NKM is None else batch.teacher_NKM[rows],
-            )
+            yield chunk_of(batch, start, min(start + size, count))
 
-    def _blocks(self, chunk: MicroBatch, context: Sequence[Tensor]) -> Slots:
+    def _blocks(self, chunk: Chunk, context: Sequence[Tensor], dtype: torch.dtype) -> Slots:
         seen = self.exchange.seen(chunk.seen)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:
             q, k, v = self.exchange.blocks(q, k, v)
             return self.exchange.back(self.attend(q, k, v, k_GTD, v_GTD, seen, window))
 
-        rows_W = chunk.weights_NK.flatten().nonzero().squeeze(1)
-        if not len(rows_W):  # a pass with one unweighted slot keeps the ranks in step
-            rows_W = rows_W.new_zeros(1)
-        dtype = chunk.features_tF.dtype
+        rows_W = chunk.rows_W
         hidden_WM = self.model.forward_blocks(
-            self.embed_VM[chunk.anchor_ids_N].to(dtype),
+            self.embed_VM.index_select(0, chunk.anchor_ids_N).to(dtype),
             self.embed_VM[self.model.config.mask_token_id].to(dtype),
             chunk.positions_N,
             [(k.to(dtype), v.to(dtype)) for k, v in zip(context[::2], context[1::2], strict=True)],
@@ -140,16 +154,45 @@ class Engine:
             rows_W,
             self.activation_checkpointing,
         )
-        labels_W = chunk.labels_NK.flatten()[rows_W]
+        labels_W = chunk.labels_NK.flatten().index_select(0, rows_W)
         if chunk.teacher_NKM is None:
-            losses_W, correct_W = head_cross_entropy(hidden_WM, self.head_VM, labels_W)
+            losses_W, correct_W = head_cross_entropy(hidden_WM, self.head_VM, labels_W, checked=True)
         else:
-            teacher_WM = chunk.teacher_NKM.flatten(0, 1)[rows_W]
-            losses_W, correct_W = head_kl(hidden_WM, teacher_WM, self.head_VM, labels_W)
+            teacher_WM = chunk.teacher_NKM.flatten(0, 1).index_select(0, rows_W)
+            losses_W, correct_W = head_kl(hidden_WM, teacher_WM, self.head_VM, labels_W, checked=True)
         loss = combine(self.loss, losses_W, chunk.weights_NK, rows_W)
         slots_W = rows_W % self.model.config.block_size
-        counted = slots_W > 0
-        return Slots(loss, slots_W[counted], correct_W[counted])
+        return Slots(loss, slots_W[: chunk.weighted], correct_W[: chunk.weighted])
+
+
+def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
+    """The blocks [start, end) of a micro-batch; a block by itself gets one of weight zero beside it.
+
+    A size of one would be a constant in a compiled graph, and cost one more graph.
+    """
+    more = max(0, 2 - (end - start))
+    K = batch.labels_NK.shape[1]
+
+    def part(values_N: Tensor) -> Tensor:
+        values_N = values_N[start:end]
+        return torch.cat((values_N, values_N.new_zeros(more, *values_N.shape[1:]))) if more else values_N
+
+    rows_W = batch.weighted.rows(start, end)
+    weighted = len(rows_W)
+    if start:
+        rows_W = rows_W - start * K
+    if weighted < 2:  # slots 0 of the first blocks, which have no weight
+        rows_W = torch.cat((rows_W, torch.arange(2 - weighted, device=rows_W.device) * K))
+    return Chunk(
+        seen=tuple(Seen(part(seen.start_N), part(seen.end_N)) for seen in batch.seen),
+        anchor_ids_N=part(batch.anchor_ids_N),
+        positions_N=part(batch.positions_N),
+        labels_NK=part(batch.labels_NK),
+        weights_NK=part(batch.weights_NK),
+        teacher_NKM=None if batch.teacher_NKM is None else part(batch.teacher_NKM),
+        rows_W=rows_W,
+        weighted=weighted,
+    )
 
 
 def _gradient(leaf: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ops.dflash.compiled import compiled
 from ops.dflash.kernels import compiled_sweep
 
 SLACK = 8.0  # how far logits may pass the reference: exp(8) times their number is far from overflow, float16 included
@@ -138,7 +139,7 @@ def sweep_values(
 
 @functools.cache
 def _compiled() -> Callable[..., tuple[Tensor, ...]]:
-    return torch.compile(sweep_values, dynamic=True, fullgraph=True)
+    return compiled(sweep_values, fullgraph=True)
 
 
 def kernel_sweep(

@@ -21,6 +21,7 @@ from ops.artifacts import BatchPlan
 from ops.dflash.anchors import block_labels, draw_anchors, slot_weights
 from ops.dflash.attention import Seen
 from ops.dflash.step import MicroBatch
+from ops.dflash.weighted import Weighted
 from ops.files import read_json, read_jsonl
 from ops.sequence_parallel.exchange import deal_blocks
 from ops.shard_sequence.run import padded_length
@@ -184,35 +185,40 @@ def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teac
     count = len(dealt[0]) + missing[0]
     own = dealt[place.sp_rank]
 
-    def mine(values_N: Tensor) -> Tensor:
-        return _moved(_padded(values_N[own], count), place)
+    def mine(values: Sequence[Tensor]) -> Tensor:
+        return _padded(torch.cat(list(values))[own], count)
 
+    labels_NK = mine([sample.labels_AK for sample in samples])
+    weights_NK = mine([sample.weights_AK for sample in samples])
     first, last = _slice(starts[-1], place)
     return MicroBatch(
         features_tF=_moved(_packed(reader, needed(samples, place), last - first), place, place.dtype),
         positions_t=_moved(_positions(starts, first, last), place),
         seen=tuple(Seen(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt),
-        anchor_ids_N=mine(torch.cat([sample.anchor_ids_A for sample in samples])),
-        positions_N=mine(anchors_N),
-        labels_NK=mine(torch.cat([sample.labels_AK for sample in samples])),
-        weights_NK=mine(torch.cat([sample.weights_AK for sample in samples])),
+        anchor_ids_N=_moved(mine([sample.anchor_ids_A for sample in samples]), place),
+        positions_N=_moved(mine([anchors_N]), place),
+        labels_NK=_moved(labels_NK, place),
+        weights_NK=_moved(weights_NK, place),
         teacher_NKM=_moved(_padded(_teacher(reader, samples, own), count), place, place.dtype)
         if with_teacher
         else None,
+        weighted=Weighted.of(labels_NK, weights_NK, place.device),
     )
 
 
 def idle_batch(block_size: int, features: int, place: Place) -> MicroBatch:
     """A block of weight zero without context: what a rank without samples computes, to stay in step with the others."""
     zero = torch.zeros(1, dtype=torch.int64)
+    labels_NK, weights_NK = torch.zeros(1, block_size, dtype=torch.int64), torch.zeros(1, block_size)
     return MicroBatch(
         features_tF=torch.zeros(1, features, device=place.device, dtype=place.dtype),
         positions_t=zero.to(place.device),
         seen=(Seen(zero, zero),) * place.sp_degree,
         anchor_ids_N=zero.to(place.device),
         positions_N=zero.to(place.device),
-        labels_NK=torch.zeros(1, block_size, dtype=torch.int64, device=place.device),
-        weights_NK=torch.zeros(1, block_size, device=place.device),
+        labels_NK=labels_NK.to(place.device),
+        weights_NK=weights_NK.to(place.device),
+        weighted=Weighted.of(labels_NK, weights_NK, place.device),
     )
 
 
