@@ -1,8 +1,8 @@
 """Tokens per second of a capture by transformers of a random target of 8B shape, made on the device; or by SGLang.
 
-The whole `capture_shard` is timed: reading tokens, forward passes, and writing the shard. With --sglang the config of the
-same target lies in a folder, and SGLang fills it with weights of its own (load_format "dummy"); timed are its capture and
-its plain prefill, as benchmarks/capture_engine.py does it.
+The whole `capture_shard` is timed: reading tokens, forward passes, and writing the shard. With --sglang the config of
+the same target lies in a folder, and SGLang fills it with weights of its own (load_format "dummy"); timed are its
+capture and its plain prefill, as benchmarks/capture_engine.py does it.
 """
 
 from __future__ import annotations
