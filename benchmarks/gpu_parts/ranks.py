@@ -60,8 +60,8 @@ def collectives(device: torch.device, tiny: bool, repeats: int) -> dict[str, Any
     got = torch.empty_like(sent)
     runs: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(got.copy_(sent)),
-        "all_gather": lambda: dist.all_gather_into_tensor(got, sent),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(got, sent),
+        "all_gather": lambda: dist.all_gather([got], sent),
+        "reduce_scatter": lambda: dist.reduce_scatter(got, [sent]),
         "all_to_all": lambda: dist.all_to_all_single(got, sent),
     }
     figures = {}
