@@ -35,7 +35,7 @@ PATIENCE = {"cuda": 1, "cpu": 10}  # a dry run may share its machine with others
 KEPT = 3000  # characters of what a part that failed printed last
 EVALUATE = {
     True: ["--prompts=3", "--new-tokens=4", "--batches", "3", "--hidden=32", "--rounds=1"],
-    False: ["--prompts=16", "--new-tokens=32", "--batches", "4", "16", "--hidden=1024", "--layers=16", "--rounds=2"],
+    False: ["--prompts=12", "--new-tokens=24", "--batches", "4", "12", "--hidden=1024", "--layers=16", "--rounds=1"],
 }
 
 
@@ -82,8 +82,8 @@ def parts_of(device: str, tiny: bool) -> list[Part]:
         *(_step(side, long, device, tiny, limit) for side, limit in (("ours", 60), ("dense", 60))),
         Part("capture", "benchmarks.gpu_parts.capture", where, 70),
         Part("evaluate", "benchmarks.evaluate", (f"--device={device}", *EVALUATE[tiny]), 60, writes_file=True),
-        Part("ranks", "benchmarks.gpu_parts.ranks", where, 60),
-        Part("attention", "benchmarks.gpu_parts.attention", where, 70),
+        Part("ranks", "benchmarks.gpu_parts.ranks", where, 80),
+        Part("attention", "benchmarks.gpu_parts.attention", where, 100),
         Part("capture by SGLang", "benchmarks.gpu_parts.capture", (*where, "--sglang"), 90, needs="sglang"),
     ]
 

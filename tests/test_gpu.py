@@ -109,11 +109,10 @@ def test_capture_and_decoding_are_measured(figures, dry_run):
     assert all([] == each["margins_of_differing"] for each in figures["evaluate"].values())
 
 
-def test_the_command_starts_its_parts_as_processes(tmp_path):
-    command = [ROOT / "benchmarks/gpu.sh", *TINY, "--only", "machine", "--out", tmp_path / "found"]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False
-    )
+def test_the_command_starts_its_parts_as_processes_and_writes_where_it_was_called(tmp_path):
+    command = [ROOT / "benchmarks/gpu.sh", *TINY, "--only", "machine", "--out", "found"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (0, "") == (done.returncode, done.stderr)
     (entry,) = json.loads((tmp_path / "found.json").read_text())["parts"].values()
     assert torch.__version__ == entry["figures"]["versions"]["torch"]

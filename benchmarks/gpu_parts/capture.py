@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.capture import Shapes, make_samples, write_tokens
 from benchmarks.gpu_parts.timing import answer, peak_mib, spread
@@ -101,7 +101,7 @@ def random_target(sizes: dict[str, Any], device: torch.device) -> Target:
     """A Qwen3 with random weights in bfloat16; nothing is loaded, and the host holds none of it."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = Qwen3ForCausalLM._from_config(Qwen3Config(**sizes), dtype=torch.bfloat16, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(Qwen3Config(**sizes), dtype=torch.bfloat16, attn_implementation="sdpa")
     info = {"hidden_size": sizes["hidden_size"], "num_layers": sizes["num_hidden_layers"]}
     return Target(model.eval().requires_grad_(False), info, device)
 
