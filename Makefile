@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test faults test-sglang check check-slow generated install
+.PHONY: run test faults test-sglang test-gpu check check-slow generated install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
@@ -17,6 +17,12 @@ faults: .venv/installed
 # SGLang's real code on a CPU, in an environment of its own.
 test-sglang: .venv-sglang/installed
 	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow" --numprocesses auto --dist loadfile
+
+# What computes on a GPU, by an interpreter as it is (docs/gpu.md): nothing is installed. DEVICE=cpu tries the same on a CPU.
+DEVICE ?= cuda
+WORKERS ?= 4
+test-gpu:
+	$(PYTHON) -m pytest -m gpu --device $(DEVICE) -rs --numprocesses $(WORKERS) --dist loadfile
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

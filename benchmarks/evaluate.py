@@ -3,6 +3,7 @@
     python benchmarks/evaluate.py                                  # a random target of the built-in pipeline's size
     python benchmarks/evaluate.py --target T --draft D --tokens K  # artifacts of a run: folders of its store
     python benchmarks/evaluate.py --prompts 32 --batches 4 16 --rounds 5 --json figures.json
+    python benchmarks/evaluate.py --device cuda --hidden 1024 --layers 16    # in bfloat16, seconds of the clock
 
 One by one are the slow references, `decode_plain` and `decode_speculative`. A round runs every side once, in an order
 that turns from round to round; ratios are medians of the rounds' ratios. Answers of the two are compared: how many
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures, rows = {}, [("decoding", "batch", "one by one", "in batches", "ratio", f"goal <= {GOAL:g}", "differ")]
     for kind in ("plain", "speculative"):
         sides = sides_of(case, kind, arguments.new_tokens, arguments.batches)
-        seconds, answers = measure(sides, arguments.rounds)
+        seconds, answers = measure(sides, arguments.rounds, clock_of(arguments.device))
         for size in arguments.batches:
             ratio = statistics.median(ours / single for ours, single in zip(seconds[size], seconds[None], strict=True))
             differ = [margin for pair in zip(answers[None], answers[size], strict=True) for margin in difference(*pair)]
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "batched": seconds[size],
                 "ratio": ratio,
                 "answers": len(answers[size]),
+                "tokens": sum(len(one.tokens) for one in answers[size]),
                 "margins_of_differing": differ,
             }
             times = [f"{statistics.median(seconds[side]):.2f} s" for side in (None, size)]
@@ -64,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     steps = sum(one.steps for one in answers[None])
     print(f"tau {sum(one.generated for one in answers[None]) / max(steps, 1):.2f}")
     print(table(rows))
-    print(f"{len(case.samples)} prompts, {arguments.threads} threads, {arguments.rounds} rounds; CPU seconds")
+    unit = "CPU seconds" if arguments.device == "cpu" else f"seconds on {arguments.device}"
+    print(f"{len(case.samples)} prompts, {arguments.threads} threads, {arguments.rounds} rounds; {unit}")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
@@ -90,6 +93,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=8, help="and its number of layers")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
     arguments = parser.parse_args(argv)
     if len({bool(arguments.target), bool(arguments.draft), bool(arguments.tokens)}) > 1:
@@ -106,8 +110,8 @@ def from_run(arguments: argparse.Namespace) -> Case:
         turns.append((seen[record["category"]], place))
         seen[record["category"]] += 1
     samples = [reader.sample(place) for _, place in sorted(turns)[: arguments.prompts]]
-    target = Target.load(TargetModel(arguments.target, "benchmark"))
-    return Case(target, load_draft(arguments.draft), samples)
+    target = Target.load(TargetModel(arguments.target, "benchmark"), arguments.device, _dtype(arguments.device))
+    return Case(target, load_draft(arguments.draft, arguments.device, _dtype(arguments.device)), samples)
 
 
 def by_chance(arguments: argparse.Namespace) -> Case:
@@ -117,8 +121,10 @@ def by_chance(arguments: argparse.Namespace) -> Case:
         for weight in target.model.parameters():
             if weight.ndim == 2:
                 weight.normal_(std=2 * weight.shape[1] ** -0.5)
-    vocabulary = Shapes().vocabulary
-    target = evolve(target, info={**target.info, "eos_token_ids": list(range(39, vocabulary, 40))})
+    device, dtype, vocabulary = torch.device(arguments.device), _dtype(arguments.device), Shapes().vocabulary
+    target.model.to(device, dtype)
+    info = {**target.info, "eos_token_ids": list(range(39, vocabulary, 40))}
+    target = evolve(target, info=info, device=device)
     draft = DraftConfig(
         hidden_size=arguments.hidden,
         num_hidden_layers=1,
@@ -137,7 +143,22 @@ def by_chance(arguments: argparse.Namespace) -> Case:
         evolve(sample, prompt_tokens=len(sample.input_ids))
         for sample in make_samples(arguments.prompts, (16, 48), (False, True))
     ]
-    return Case(target, random_draft(draft, 0), samples)
+    return Case(target, random_draft(draft, 0, arguments.device, dtype), samples)
+
+
+def _dtype(device: str) -> torch.dtype:
+    """As on a machine of that kind: float32 on a CPU."""
+    return torch.bfloat16 if device == "cuda" else torch.float32
+
+
+def clock_of(device: str) -> Callable[[], float]:
+    """CPU seconds, or on a GPU those of the clock once it has done all that it was given."""
+
+    def after_the_gpu() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return after_the_gpu if device == "cuda" else time.process_time
 
 
 def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> dict[int | None, Side]:
@@ -158,17 +179,19 @@ def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> 
     return {None: single, **{size: lambda size=size: batched(size) for size in batches}}
 
 
-def measure(sides: dict[int | None, Side], rounds: int) -> tuple[dict[Any, list[float]], dict[Any, list[Decoded]]]:
-    """CPU seconds of every round by side, and the answers, which are the same in every round."""
+def measure(
+    sides: dict[int | None, Side], rounds: int, clock: Callable[[], float] = time.process_time
+) -> tuple[dict[Any, list[float]], dict[Any, list[Decoded]]]:
+    """Seconds by the clock of every round by side, and the answers, which are the same in every round."""
     answers = {name: decode() for name, decode in sides.items()}  # warm up
     seconds: dict[Any, list[float]] = {name: [] for name in sides}
     order = list(sides)
     for index in range(rounds):
         start = index % len(order)
         for name in (*order[start:], *order[:start]):
-            began = time.process_time()
+            began = clock()
             sides[name]()
-            seconds[name].append(time.process_time() - began)
+            seconds[name].append(clock() - began)
     return seconds, answers
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.environment import default_folder, install, interpreter
+from benchmarks.gpu_sizes import QWEN3_8B
 from benchmarks.rounds import Setting, Side, run_setting, table
 from benchmarks.sides.floor import anchors_only
 from benchmarks.sides.ours import draft_config
@@ -29,17 +30,6 @@ from ops.dflash.flops import step_flops
 
 OURS, CHUNKED, DENSE, SPECULATORS = "ours", "ours, chunked", "SpecForge's scheme", "speculators"
 MFU_GOAL, FASTER_GOAL = 0.45, 1.5
-QWEN3_8B = {
-    "hidden": 4096,
-    "layers": 5,
-    "heads": 32,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "intermediate": 12288,
-    "vocabulary": 151936,
-    "block": 16,
-    "target_layers": 5,
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -53,6 +53,7 @@ class Graph:
     notes: str = ""
     machine: Machine = attrs.field(factory=Machine)
     sort_by: str = ""
+    tracking: bool = True
 
     @property
     def result_nodes(self) -> tuple[str, ...]:
@@ -92,6 +93,7 @@ def compiled(pipeline: Pipeline) -> Graph:
         name=pipeline.name,
         seed=pipeline.seed,
         experiment=pipeline.experiment,
+        tracking=pipeline.tracking,
         tracking_uri=pipeline.tracking_uri,
         root=pipeline.root,
         op_files=tuple(absolute_path(file, pipeline.root) for file in pipeline.op_files),
@@ -109,6 +111,7 @@ def graph_to_pipeline(graph: Graph) -> Pipeline:
         graph.name,
         seed=graph.seed,
         experiment=graph.experiment,
+        tracking=graph.tracking,
         tracking_uri=graph.tracking_uri,
         root=graph.root,
         op_files=graph.op_files,

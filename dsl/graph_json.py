@@ -20,6 +20,7 @@ from dsl.wiring import inputs_of
 FORMAT = 1
 Made = TypeVar("Made")
 PLAIN = ("name", "seed", "experiment", "tracking_uri", "notes", "sort_by")
+TRACKING = "tracking"  # written where it is off
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
     return {
         "format": FORMAT,
         **{name: getattr(graph, name) for name in PLAIN},
+        **({} if graph.tracking else {TRACKING: False}),
         "root": str(graph.root),
         "op_files": [str(file) for file in graph.op_files],
         "tags": dict(graph.tags),
@@ -42,7 +44,7 @@ def graph_from_json(data: Mapping[str, Any]) -> Graph:
     """
     op_files, load = _ops_of(data)
     return Graph(
-        **{name: data[name] for name in PLAIN if name in data},
+        **{name: data[name] for name in (*PLAIN, TRACKING) if name in data},
         root=Path(data["root"]),
         op_files=op_files,
         nodes={node["id"]: _node(node, load) for node in data["nodes"]},
@@ -71,7 +73,7 @@ def _ops_of(data: Mapping[str, Any]) -> tuple[tuple[Path, ...], Callable[[str], 
     if data["format"] != FORMAT:
         message = f"the recorded graph has format {data['format']}, this version of dflow reads {FORMAT}"
         raise PipelineError([Mistake(message, hint="use the version of dflow that wrote it, or start a new run")])
-    unknown = data.keys() - {*PLAIN, "format", "root", "op_files", "tags", "machine", "nodes"}
+    unknown = data.keys() - {*PLAIN, TRACKING, "format", "root", "op_files", "tags", "machine", "nodes"}
     if unknown:
         raise PipelineError([_unreadable(f"it has {', '.join(sorted(unknown))}", "")])
     op_files = tuple(Path(file) for file in data["op_files"])

@@ -75,8 +75,9 @@ class Pipeline:
 
     root is the folder that relative paths start from: unless given, that of the pipeline file that is read, or else
     the working directory. op_files are the user's own op modules, loaded beside the built-in ones. tags and notes stand
-    in MLflow at the pipeline's run. machine: what its nodes may use of this machine together. sort_by: the metric by
-    which the table of a sweep is sorted, "-" before it where the least comes first.
+    in MLflow at the pipeline's run, which is sent there unless tracking is false. machine: what its nodes may use
+    of this machine together. sort_by: the metric by which the table of a sweep is sorted, "-" before it where the least
+    comes first.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Pipeline:
         *,
         seed: int = 0,
         experiment: str | None = None,
+        tracking: bool = True,
         tracking_uri: str | None = None,
         root: Path | None = None,
         op_files: tuple[Path, ...] = (),
@@ -98,6 +100,7 @@ class Pipeline:
         self.name = name
         self.seed = seed
         self.experiment = experiment or name
+        self.tracking = tracking
         self.tracking_uri = tracking_uri
         self.root_given = root is not None
         self.root = (root or Path.cwd()).absolute()
@@ -114,6 +117,7 @@ class Pipeline:
             self.name,
             seed=self.seed,
             experiment=self.experiment,
+            tracking=self.tracking,
             tracking_uri=self.tracking_uri,
             root=self.root,
             op_files=self.op_files,

@@ -37,8 +37,10 @@ def _is_known(_table: MlflowTable, _field: attrs.Attribute[str], uri: str) -> No
 
 @frozen(kw_only=True)
 class MlflowTable:
-    """The table `[mlflow]`: the pipeline's name and SQLite in the store unless given; tags and notes of its runs."""
+    """The table `[mlflow]`: whether runs are tracked; the pipeline's name and SQLite in the store unless given; tags
+    and notes of its runs."""
 
+    tracking: bool = True
     experiment: str | None = None
     tracking_uri: str | None = attrs.field(default=None, validator=validators.optional(_is_known))
     tags: dict[str, str] = attrs.field(factory=dict, validator=_are_tags)
@@ -57,7 +59,12 @@ def tables_of(pipeline: Pipeline) -> dict[str, WrittenNode]:
     """The tables of a pipeline as if they had been written out in full."""
     values: dict[str, dict[str, Any]] = {
         "pipeline": {"name": pipeline.name, "seed": pipeline.seed},
-        "mlflow": {"tracking_uri": pipeline.tracking_uri, "tags": dict(pipeline.tags), "notes": pipeline.notes},
+        "mlflow": {
+            "tracking": pipeline.tracking,
+            "tracking_uri": pipeline.tracking_uri,
+            "tags": dict(pipeline.tags),
+            "notes": pipeline.notes,
+        },
         "machine": attrs.asdict(pipeline.machine),
     }
     if pipeline.experiment != pipeline.name:
@@ -78,6 +85,7 @@ def pipeline_of(
         head.get("name", ""),
         seed=head.get("seed", 0),
         experiment=mlflow.get("experiment"),
+        tracking=mlflow.get("tracking", True),
         tracking_uri=mlflow.get("tracking_uri"),
         root=root,
         op_files=op_files,

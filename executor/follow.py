@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dsl.errors import StoreError
 from executor.jsonlines import read_object
 from executor.record import Record
 from executor.symlinks import open_own
@@ -54,7 +56,9 @@ def only_sender(folder: Path) -> Iterator[None]:
 
 
 def new_sender(store: Path, folder: Path, *, is_live: bool) -> Any:
-    """See `executor.sender.Sender`. Whoever calls is the only sender of this run."""
+    """See `executor.sender.Sender`. Whoever calls is the only sender of this run. Raises StoreError without MLflow."""
+    if importlib.util.find_spec("mlflow") is None:
+        raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     return importlib.import_module("executor.sender").Sender(store, folder, is_live=is_live)
 
@@ -64,11 +68,17 @@ def status_of(state: str) -> str:
     return STATUS.get(state, "KILLED")
 
 
+def is_tracked(record: Record) -> bool:
+    """Whether a run is sent by itself: tracking is on, or somebody has sent it by `dflow sync` nevertheless."""
+    return record.state.tracking or (record.folder / "mlflow.json").exists()
+
+
 def lacks(record: Record) -> bool:
-    """Whether MLflow lacks something of a run in which nothing runs any more."""
+    """Whether MLflow lacks something that it is to have of a run in which nothing runs any more."""
     sent = read_object(record.folder / "mlflow.json") or {}
     size = record.events_path.stat().st_size if record.events_path.exists() else 0
-    return (record.state.is_for_mlflow or bool(sent)) and not is_sent(sent, record, size)
+    is_wanted = (record.state.is_for_mlflow and record.state.tracking) or bool(sent)
+    return is_wanted and not is_sent(sent, record, size)
 
 
 def is_sent(sent: Mapping[str, Any], record: Record, size: int) -> bool:

@@ -90,12 +90,14 @@ class RunState:
 
     goes_on_from: the run that `resume -s` took up with other values. result_nodes: those whose figures are the
     pipeline's. results_run: the run that made them. judged_by: the metrics among them that tell how good they are.
+    tracking: whether it is sent to MLflow without being asked for.
     """
 
     run: str
     pipeline: str
     experiment: str
     tracking_uri: str | None = None
+    tracking: bool = True
     status: Status = "running"
     started: float = 0.0
     ended: float | None = None
@@ -145,6 +147,7 @@ class Record:
             pipeline=graph.name,
             experiment=graph.experiment,
             tracking_uri=graph.tracking_uri,
+            tracking=graph.tracking,
             started=time.time(),
             result_nodes=list(graph.result_nodes),
             judged_by=sorted(graph.judged_by),

@@ -24,7 +24,7 @@ from executor.display import Display
 from executor.events import EventReader
 from executor.fail_points import fail_point
 from executor.failure import Failure
-from executor.follow import lacks
+from executor.follow import is_tracked, lacks
 from executor.follower import Follower
 from executor.lease import Lease
 from executor.plan import Decision
@@ -263,7 +263,7 @@ class Runner:
         state.key = key
         if not self._retries[node_id]:
             state.reason = waiting.decision.reason
-        if self._follower is None:
+        if self._follower is None and is_tracked(self._record):
             self._follower = Follower(self._store.path, self._record.folder, self._display)
         work = module.Work(
             store=self._store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,9 +13,10 @@ from executor.plan import Decision
 
 
 def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
-    """Of all nodes that are not cached, in the order of the data."""
+    """Of tracking, and of all nodes that are not cached, in the order of the data."""
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
-    lacking = [
+    lacking = _of_tracking(graph) if running else []
+    lacking += [
         Mistake(sentence, f"node.{node_id}.{field}")
         for node_id, node in running.items()
         for field, sentences in _of_node(node).items()
@@ -32,6 +34,14 @@ def require_met(graph: Graph, decisions: Mapping[str, Decision]) -> None:
     missing = unmet(graph, decisions)
     if missing:
         raise PipelineError(missing)
+
+
+def _of_tracking(graph: Graph) -> list[Mistake]:
+    """MLflow, where runs are tracked: told before hours of work, not behind them."""
+    if not graph.tracking or importlib.util.find_spec("mlflow") is not None:
+        return []
+    hint = "install it (pip install mlflow), or run without tracking: -s mlflow.tracking=false"
+    return [Mistake("mlflow is not installed here, so the run cannot be tracked", "mlflow.tracking", hint=hint)]
 
 
 def _asks_for_something(node: GraphNode) -> bool:

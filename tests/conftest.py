@@ -1,6 +1,34 @@
-"""What holds for the tests of all rooms: a slow or busy machine makes no example of a property test too slow."""
+"""What holds for the tests of all rooms: property tests on slow machines, and the device that tests compute on.
 
+A test that asks for the fixture `device` runs on a CPU, and under `--device cuda` on the GPU. `-m gpu` selects those,
+and the tests that need a GPU whatever is chosen, which take the fixture `cuda` or are marked by hand.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gpu_selection import is_of_a_device
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what tests with the fixture `device` compute on"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    is_left_out = config.option.markexpr == "gpu" and is_test and not is_of_a_device(collection_path)
+    return True if is_left_out else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if {"device", "cuda"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.gpu)

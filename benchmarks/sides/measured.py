@@ -113,6 +113,7 @@ def on_gpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> 
         seconds.append(start.elapsed_time(end) / 1000)
     figures = {
         "seconds": statistics.median(seconds[arguments.warm_up :]),
+        "times": seconds[arguments.warm_up :],
         "mib": (torch.cuda.max_memory_allocated() - before) / MIB,
         "peak": "torch.cuda.max_memory_allocated",
         "loss": loss,

@@ -14,7 +14,7 @@ from executor.commands.arguments import add_file, add_overrides, add_store
 from executor.commands.explain import no_such_node
 from executor.exits import FAILED, OK, USAGE
 from executor.explain_text import module_file
-from executor.follow import send_in_foreground
+from executor.follow import is_tracked, send_in_foreground
 from executor.keys import code_roots
 from executor.lines import print_lines
 from executor.record import Record
@@ -63,6 +63,8 @@ def _asked(question: str) -> bool:
 
 def _sent(store: Store, record: Record) -> str | None:
     """Tell MLflow, a run that is under way does so itself; a warning where that was not possible."""
+    if not is_tracked(record):
+        return None
     try:
         record.lock()
     except StoreError:

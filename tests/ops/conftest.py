@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from device_cases import found_device
 from fake_stage import FakeStage
 from gate_cases import make_gate_inputs
 from regenerate_cases import PARROTED, artifact_of, make_talker
@@ -30,6 +31,20 @@ from ops.tokenize_chat.run import tokenize_chat
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def device(request) -> torch.device:
+    """What --device names."""
+    return found_device(request.config.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def cuda() -> torch.device:
+    """A GPU, whatever --device says."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return found_device("cuda")
 
 
 @pytest.fixture(scope="session")

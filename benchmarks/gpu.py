@@ -1,0 +1,194 @@
+"""What one GPU does, in under 8 minutes: each part a process with a time limit of its own, the most important first.
+
+    benchmarks/gpu.sh                                   # writes gpu.json and gpu.md in the working directory
+    benchmarks/gpu.sh --only "step" --out figures       # the parts whose names begin so; figures.json, figures.md
+    benchmarks/gpu.sh --device cpu --tiny               # every line at tiny sizes on a CPU
+
+A part that fails or runs too long is reported as such, and the others go on. Both files are written anew after every
+part, so that they hold what there is whenever this is ended. The exit code is 1 where a part did not come to its end.
+
+Imports no torch: the process that starts the parts has no context on the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_report import page
+from benchmarks.gpu_sizes import contexts, step_sizes
+
+ROOT = Path(__file__).parent.parent
+DEADLINE_S = 470.0
+PATIENCE = {"cuda": 1, "cpu": 10}  # a dry run may share its machine with others
+KEPT = 3000  # characters of what a part that failed printed last
+EVALUATE = {
+    True: ["--prompts=3", "--new-tokens=4", "--batches", "3", "--hidden=32", "--rounds=1"],
+    False: ["--prompts=12", "--new-tokens=24", "--batches", "4", "12", "--hidden=1024", "--layers=16", "--rounds=1"],
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module to run. limit: seconds. writes_file: its figures go into the file of --json, not into its last line.
+    needs: the package without which it is skipped."""
+
+    name: str
+    module: str
+    options: tuple[str, ...]
+    limit: float
+    writes_file: bool = False
+    needs: str | None = None
+
+
+Start = Callable[[Part, float], dict[str, Any]]
+
+
+def main(argv: Sequence[str] | None = None, start: Start | None = None) -> int:
+    """start: runs a part within so many seconds and returns its entry in the figures; see `in_process`."""
+    arguments = _arguments(argv)
+    parts = [part for part in parts_of(arguments.device, arguments.tiny) if part.name.startswith(arguments.only)]
+    began = time.monotonic()
+    found: dict[str, Any] = {"commit": commit(), "device": arguments.device, "tiny": arguments.tiny, "parts": {}}
+    for part in parts:
+        patience = PATIENCE[arguments.device]
+        left = patience * arguments.deadline - (time.monotonic() - began)
+        found["parts"][part.name] = entry = run_part(part, min(patience * part.limit, left), start or in_process)
+        found["seconds"] = time.monotonic() - began
+        print(f"{part.name}: {entry['status']}, {entry['seconds']:.0f} s {entry.get('why', '')}".rstrip(), flush=True)
+        _write(arguments.out.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
+        _write(arguments.out.with_suffix(".md"), page(found))
+    return int(any(entry["status"] not in ("done", "skipped") for entry in found["parts"].values()))
+
+
+def parts_of(device: str, tiny: bool) -> list[Part]:
+    """All parts, the most important first; their limits add up to more than the deadline, which ends the last ones."""
+    where = (f"--device={device}", *(["--tiny"] if tiny else []))
+    short, long = contexts(tiny)
+    return [
+        Part("machine", "benchmarks.gpu_parts.machine", where, 40),
+        *(_step(side, short, device, tiny, limit) for side, limit in (("ours", 90), ("dense", 70))),
+        *(_step(side, long, device, tiny, limit) for side, limit in (("ours", 60), ("dense", 60))),
+        Part("capture", "benchmarks.gpu_parts.capture", where, 70),
+        Part("evaluate", "benchmarks.evaluate", (f"--device={device}", *EVALUATE[tiny]), 60, writes_file=True),
+        Part("ranks", "benchmarks.gpu_parts.ranks", where, 80),
+        Part("attention", "benchmarks.gpu_parts.attention", where, 100),
+        Part("capture by SGLang", "benchmarks.gpu_parts.capture", (*where, "--sglang"), 90, needs="sglang"),
+    ]
+
+
+def _step(side: str, context: int, device: str, tiny: bool, limit: float) -> Part:
+    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in step_sizes(tiny, context).items()]
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    options = (*sizes, f"--device={device}", f"--dtype={dtype}")
+    return Part(f"step {context} {side}", f"benchmarks.sides.{side}", options, limit)
+
+
+def run_part(part: Part, limit: float, start: Start) -> dict[str, Any]:
+    """The part's entry: its status (done, failed, timed out, skipped), seconds, and its figures or the reason."""
+    if part.needs is not None and not is_installed(part.needs):
+        return {"status": "skipped", "seconds": 0.0, "why": f"{part.needs} is not installed"}
+    if limit <= 0:
+        return {"status": "timed out", "seconds": 0.0, "why": "no time was left for it"}
+    began = time.monotonic()
+    entry = start(part, limit)
+    return {"status": entry.pop("status"), "seconds": time.monotonic() - began, **entry}
+
+
+def in_process(part: Part, limit: float) -> dict[str, Any]:
+    """Run a part as a process in a session of its own, all of which is killed at the limit."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        command = [sys.executable, "-m", part.module, *part.options, *([f"--json={file}"] if part.writes_file else [])]
+        with (Path(folder) / "output").open("w+") as output:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                return {"status": "timed out", "why": f"ended after {limit:.0f} s"}
+            finally:
+                _kill(process)
+            output.seek(0)
+            printed = output.read()
+        if code:
+            return {"status": "failed", "why": f"exit code {code}", "output": printed[-KEPT:]}
+        return {"status": "done", "figures": figures_of(printed, file if part.writes_file else None)}
+
+
+def figures_of(printed: str, file: Path | None) -> Any:
+    """What a part found: the content of its file, or its last line that is a JSON object."""
+    if file is not None:
+        return json.loads(file.read_text())
+    return json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))
+
+
+def is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def commit() -> str:
+    """The commit that is checked out, "+" behind it where files differ from it; "unknown" outside a checkout."""
+    asked = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
+    try:
+        head, changes = (
+            subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+            for command in asked
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}+" if changes else head
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The part and all that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes that prove the code only")
+    parser.add_argument("--only", default="", metavar="NAME", help="the parts whose names begin so")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu"), metavar="NAME", help="NAME.json and NAME.md are written"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=DEADLINE_S,
+        metavar="S",
+        help="seconds for all parts on a GPU, ten times as many on a CPU",
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,139 @@
+"""Tokens per second of a capture by transformers of a random target of 8B shape, made on the device; or by SGLang.
+
+The whole `capture_shard` is timed: reading tokens, forward passes, and writing the shard. With --sglang the config of
+the same target lies in a folder, and SGLang fills it with weights of its own (load_format "dummy"); timed are its
+capture and its plain prefill, as benchmarks/capture_engine.py does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from benchmarks.capture import Shapes, make_samples, write_tokens
+from benchmarks.gpu_parts.timing import answer, peak_mib, spread
+from dsl.op import Ref
+from ops.capture_targets.backend import default_batch_tokens
+from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.layers import spread_layers
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.run import capture_shard, plan_shards
+from ops.load_target.model import Target
+
+QWEN3_8B = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+}
+TINY = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+LAYERS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--sglang", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = by_sglang if arguments.sglang else by_transformers
+        answer(run(arguments.device, arguments.tiny, Path(folder)))
+
+
+def by_transformers(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
+    """Tokens per second and gigabytes written of each round, after one that warms up."""
+    target = random_target(TINY if tiny else QWEN3_8B, torch.device(device))
+    samples = make_samples(
+        6 if tiny else 48,
+        (8, 24) if tiny else (256, 2048),
+        (False,),
+        Shapes(vocabulary=target.family.text_config["vocab_size"]),
+    )
+    reader = write_tokens(folder / "tokens", samples)
+    (plan,) = plan_shards("train", reader, sum(record["tokens"] for record in reader.records))
+    layer_ids = spread_layers(target.num_layers, 3 if tiny else LAYERS)
+    config = CaptureTargets(tokens=Ref("tokens"), target=Ref("target"), dtype="bfloat16")
+    backend, path = HuggingFaceBackend(target), folder / "shard.safetensors"
+
+    def capture() -> float:
+        started = time.perf_counter()
+        capture_shard(path, plan, backend, reader, layer_ids, config, default_batch_tokens(device))
+        return time.perf_counter() - started
+
+    memory = peak_mib(capture, target.device)
+    seconds = [capture() for _ in range(2 if tiny else 3)]
+    return {
+        "tokens": plan.tokens,
+        "samples": len(samples),
+        "layers": len(layer_ids),
+        "parameters": sum(weight.numel() for weight in target.model.parameters()),
+        "shard_gb": path.stat().st_size / 1e9,
+        "seconds": spread(seconds),
+        "tokens_per_second": spread([plan.tokens / each for each in seconds]),
+        "mib": memory,
+    }
+
+
+def random_target(sizes: dict[str, Any], device: torch.device) -> Target:
+    """A Qwen3 with random weights in bfloat16; nothing is loaded, and the host holds none of it."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(Qwen3Config(**sizes), dtype=torch.bfloat16, attn_implementation="sdpa")
+    info = {"hidden_size": sizes["hidden_size"], "num_layers": sizes["num_hidden_layers"]}
+    return Target(model.eval().requires_grad_(False), info, device)
+
+
+def by_sglang(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
+    """Tokens per second of each round: the capture, and the engine's plain prefill of the same batches."""
+    runtime = importlib.import_module("ops.sglang_engine.runtime")  # SGLang is not always installed
+    engine = importlib.import_module("benchmarks.capture_engine")
+    sizes = TINY if tiny else QWEN3_8B
+    Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
+    samples = make_samples(
+        6 if tiny else 48, (8, 24) if tiny else (256, 2048), (False,), Shapes(vocabulary=sizes["vocab_size"])
+    )
+    batches = engine.in_batches(samples, 16384)
+    layer_ids = spread_layers(sizes["num_hidden_layers"], 3 if tiny else LAYERS)
+    with runtime.SglangRuntime.start(
+        folder,
+        device=device,
+        dtype="bfloat16",
+        pool_tokens=16384,
+        context_length=2048,
+        server_args={"load_format": "dummy"},
+    ) as served:
+
+        def capture(part: Any) -> object:
+            return served.capture(part, layer_ids=layer_ids)
+
+        sides = {"capture": capture, "prefill": served.prefill}
+        engine.in_rounds(sides, batches, 1)
+        speeds = engine.in_rounds(sides, batches, 2 if tiny else 3)
+    return {name: spread(values) for name, values in speeds.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What the figures were taken on: device, versions, peak of a matrix product; and the FLOPs of the steps."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments
+from benchmarks.gpu_sizes import contexts
+from benchmarks.train_step_gpu import needed_flops
+from ops.train_dflash.hardware import matmul_peak
+
+PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "sglang")
+# TFLOP/s of dense bfloat16 products by the data sheets; the first name that is a part of the device's counts.
+PEAKS = {
+    "H200": 989.0,
+    "GH200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "B200": 2250.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+}
+
+
+def main() -> None:
+    arguments = part_arguments(__doc__)
+    device = torch.device(arguments.device)
+    answer(
+        {
+            "device": device_name(device),
+            "memory_gib": torch.cuda.get_device_properties(device).total_memory / 2**30
+            if device.type == "cuda"
+            else None,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "versions": {name: found for name in PACKAGES if (found := installed(name)) is not None},
+            "peak_flops": sheet_peak(device_name(device)),
+            "matmul_flops": matmul_peak(device, torch.bfloat16 if device.type == "cuda" else torch.float32),
+            "step_flops": {
+                str(context): needed_flops(draft_sizes(arguments.tiny, context)) for context in contexts(arguments.tiny)
+            },
+        }
+    )
+
+
+def device_name(device: torch.device) -> str:
+    return (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.processor() or sys.platform})"
+    )
+
+
+def sheet_peak(name: str) -> float | None:
+    """FLOP/s of dense bfloat16 by the data sheet; None for a device that the table does not hold."""
+    return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), None)
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main()

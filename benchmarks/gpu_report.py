@@ -1,0 +1,182 @@
+"""The Markdown page of benchmarks/gpu.py: a table a part, with the device, the versions and the commit."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.gpu_sizes import contexts, step_sizes
+
+Rows = list[list[str]]
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """All that was found; parts that are missing are named with the reason."""
+    figures = {name: entry["figures"] for name, entry in found["parts"].items() if "figures" in entry}
+    sections = ["# Figures of one GPU", _head(found, figures.get("machine"))]
+    for title, text in (
+        ("Training step", _steps(found, figures)),
+        ("Capture", _capture(figures)),
+        ("Decoding", _decoding(figures.get("evaluate"))),
+        ("One rank of a process group", _ranks(figures.get("ranks"))),
+        ("Attention and head", _attention(figures.get("attention"))),
+        ("Parts", _parts(found)),
+    ):
+        if text:
+            sections += [f"## {title}", text]
+    return "\n\n".join(sections) + "\n"
+
+
+def _head(found: Mapping[str, Any], machine: Mapping[str, Any] | None) -> str:
+    lines = [f"Commit {found['commit']}, {found['seconds']:.0f} s."]
+    if found["tiny"]:
+        lines.append("**Tiny sizes: they prove that the code runs, and measure nothing.**")
+    if machine is not None:
+        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        cuda = f", CUDA {machine['cuda']}" if machine["cuda"] else ""
+        memory = f", {machine['memory_gib']:.0f} GiB" if machine["memory_gib"] else ""
+        lines.append(f"{machine['device']}{memory}; Python {machine['python']}, {versions}{cuda}.")
+        peak = f"{machine['peak_flops'] / 1e12:.0f} TFLOP/s by the data sheet, " if machine["peak_flops"] else ""
+        lines.append(f"Peak: {peak}{machine['matmul_flops'] / 1e12:.3g} TFLOP/s measured with one matrix product.")
+    return "\n".join(lines)
+
+
+def _steps(found: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    rows: Rows = [["context", "side", "s a step", "spread", "tokens/s", "MFU", "MiB", "loss", "correct"]]
+    for context in contexts(found["tiny"]):
+        rows += _step_rows(found["tiny"], context, figures)
+    if len(rows) == 1:
+        return ""
+    sizes = step_sizes(found["tiny"], 0)
+    said = (
+        f"Forward, loss and backward of a draft of hidden size {sizes['hidden']}, {sizes['layers']} layers, vocabulary "
+        f"{sizes['vocabulary']:,}: {sizes['anchors']} anchors x {sizes['block']} of one sequence; no optimizer. "
+        "MFU: the step's needed FLOPs (ops/dflash/flops.py), the same for both sides, over seconds and peak. "
+        "ratio: dense over ours."
+    )
+    return f"{said}\n\n{_table(rows)}"
+
+
+def _step_rows(tiny: bool, context: int, figures: Mapping[str, Any]) -> Iterator[list[str]]:
+    machine = figures.get("machine", {})
+    peak = machine.get("peak_flops") or machine.get("matmul_flops")
+    flops = machine.get("step_flops", {}).get(str(context))
+    sides = {side: figures.get(f"step {context} {side}") for side in ("ours", "dense")}
+    for side, step in sides.items():
+        if step is None:
+            continue
+        seconds = step["seconds"]
+        mfu = f"{flops / seconds / peak:.1%}" if flops and peak else "-"
+        times = step.get("times", [seconds])
+        spread = f"{_seconds(min(times))} to {_seconds(max(times))}"
+        loss = f"{step['loss']:.6f}"
+        speed = f"{context / seconds:,.0f}"
+        yield [
+            f"{context:,}",
+            side,
+            _seconds(seconds),
+            spread,
+            speed,
+            mfu,
+            f"{step['mib']:,.0f}",
+            loss,
+            str(step["correct"]),
+        ]
+    ours, dense = sides["ours"], sides["dense"]
+    if ours is not None and dense is not None:
+        off = abs(ours["loss"] - dense["loss"]) / abs(dense["loss"])
+        memory = f"{dense['mib'] / max(ours['mib'], 1e-9):.2f}"
+        yield [
+            f"{context:,}",
+            "ratio",
+            f"{dense['seconds'] / ours['seconds']:.2f}",
+            "",
+            "",
+            "",
+            memory,
+            f"off by {off:.1e}",
+            "",
+        ]
+
+
+def _capture(figures: Mapping[str, Any]) -> str:
+    rows: Rows = [["by", "tokens/s", "spread", "tokens", "MiB"]]
+    ours, served = figures.get("capture"), figures.get("capture by SGLang")
+    if ours is not None:
+        memory = "-" if ours["mib"] is None else f"{ours['mib']:,.0f}"
+        rows.append(["transformers", *_speed(ours["tokens_per_second"]), f"{ours['tokens']:,}", memory])
+    for name, speeds in (served or {}).items():
+        rows.append([f"SGLang, {name}", *_speed(speeds), "", ""])
+    return _table(rows) if len(rows) > 1 else ""
+
+
+def _speed(speeds: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{speeds['median']:,.0f}", f"{speeds['least']:,.0f} to {speeds['most']:,.0f}"
+
+
+def _decoding(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    rows: Rows = [
+        ["decoding, batch", "tokens/s one by one", "tokens/s in batches", "ratio of seconds", "answers that differ"]
+    ]
+    for name, each in found.items():
+        speeds = [f"{each['tokens'] / statistics.median(each[side]):,.0f}" for side in ("single", "batched")]
+        differ = f"{len(each['margins_of_differing'])} of {each['answers']}"
+        rows.append([name, *speeds, f"{each['ratio']:.2f}", differ])
+    return _table(rows)
+
+
+def _ranks(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    rows: Rows = [["collective", "right", "seconds", "MiB"]]
+    for name, each in found["collectives"].items():
+        rows.append([name, "yes" if each["right"] else "NO", _seconds(each["seconds"]["median"]), f"{each['mib']:.3g}"])
+    steps: Rows = [
+        ["step", "forward and backward", "update", "loss", "norm of the gradient", "MiB of the step", "MiB held"]
+    ]
+    for name, each in found["steps"].items():
+        times = [_seconds(each[part]["median"]) for part in ("step", "update")]
+        memory = ["-" if each[part] is None else f"{each[part]:,.0f}" for part in ("mib", "held_mib")]
+        steps.append([name, *times, f"{each['loss']:.6f}", f"{each['gradient_norm']:.6f}", *memory])
+    return f"Over {found['backend']}, bfloat16.\n\n{_table(rows)}\n\n{_table(steps)}"
+
+
+def _attention(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    rows: Rows = [["attention", "dtype", "window", "error", "error of gradients", "forward", "with backward", "MiB"]]
+    for each in found["attention"]:
+        errors = [f"{each[name]:.1e}" for name in ("error_forward", "error_gradients")]
+        times = [_seconds(each[name]["median"]) if name in each else "" for name in ("forward", "forward_backward")]
+        memory = f"{each['mib']:,.0f}" if each.get("mib") is not None else ""
+        rows.append([each["attention"], each["dtype"], str(each["window"] or "-"), *errors, *times, memory])
+    head: Rows = [["head", "dtype", "error of the loss", "error of the gradient", "seconds", "plain", "MiB", "plain"]]
+    for each in found["head"]:
+        errors = [f"{each[name]:.1e}" for name in ("error_loss", "error_gradient")]
+        times = [_seconds(each[name]["median"]) if name in each else "" for name in ("ours", "plain")]
+        memory = [f"{each[name]:,.0f}" if each.get(name) is not None else "" for name in ("ours_mib", "plain_mib")]
+        head.append([each["head"], each["dtype"], *errors, *times, *memory])
+    return f"Errors against float64, times in bfloat16 at the size of the step.\n\n{_table(rows)}\n\n{_table(head)}"
+
+
+def _parts(found: Mapping[str, Any]) -> str:
+    rows: Rows = [["part", "status", "seconds", ""]]
+    for name, entry in found["parts"].items():
+        last = entry.get("output", "").strip().splitlines()[-1:]
+        why = ": ".join(filter(None, [entry.get("why", ""), *last])).replace("|", "\\|")
+        rows.append([name, entry["status"], f"{entry['seconds']:.0f}", why])
+    return _table(rows)
+
+
+def _seconds(value: float) -> str:
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} us"
+    return f"{value * 1e3:.2f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _table(rows: Rows) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:]])

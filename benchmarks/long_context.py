@@ -1,0 +1,142 @@
+"""What one of P sequence-parallel ranks holds, computes and sends in a step over one long context, in tables.
+
+    python benchmarks/long_context.py                                    # the tables of docs/sequence_parallel.md
+    python benchmarks/long_context.py --context 65536 --anchors 1024 --degree 4 16
+
+Computed for a draft for Qwen3-8B in bfloat16 on a GPU, whose attention takes [context | blocks] side by side:
+
+    weights      masters and moments 12 W / R, gradients 4 W, the copy to compute with b W, and for R > 1 4 W gathered
+    features     t F b
+    projections  t (5 M + 2 L C) b     what they keep for their backward, and keys and values before the exchange
+    attended     s L C (8 + 3 b)       float32 leaves, copies in the dtype, gradients, and once more beside the blocks
+    blocks       footprint.block_bytes of the rank's blocks, and their keys and values beside the context's, r L C b
+    head         footprint.head_bytes
+
+FLOPs are those of the whole step over P: blocks are dealt by the context that they see, and the exchanges share the
+projections out.
+
+Legend: W parameters, R ranks that FSDP2 shards over, T context, t = T / P of a rank, s = T for "gather" and one process
+and T E / (G P) for "ulysses", F feature width, M hidden, L layers, C = 2 G D, G key/value heads, E = lcm(G, P), D head
+size, K block size, r slots attended, b bytes of the dtype.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from ops.dflash.config import DraftConfig
+from ops.dflash.flops import step_flops
+from ops.dflash.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
+from ops.sequence_parallel.exchange import elements_sent
+
+PARTS = ("weights", "features", "projections", "attended", "blocks", "head")
+ANCHORS, CONTEXTS, DEGREES = 512, (32_768, 131_072), (1, 2, 4, 8)
+QWEN3_8B = DraftConfig(
+    hidden_size=4096,
+    num_hidden_layers=5,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=12288,
+    vocab_size=151936,
+    block_size=16,
+    mask_token_id=151935,
+    target_layer_ids=(1, 9, 17, 25, 33),
+    num_target_layers=36,
+    max_position_embeddings=131_072,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--context", type=int, nargs="+", default=CONTEXTS)
+    parser.add_argument("--degree", type=int, nargs="+", default=DEGREES, help="of sequence parallelism")
+    parser.add_argument("--anchors", type=int, default=ANCHORS)
+    arguments = parser.parse_args(argv)
+    print(tables(arguments.context, arguments.degree, arguments.anchors))
+    return 0
+
+
+def tables(contexts: Sequence[int] = CONTEXTS, degrees: Sequence[int] = DEGREES, anchors: int = ANCHORS) -> str:
+    """Memory in GiB and FLOPs of a rank, and what it sends, in Markdown."""
+    rows = [["context", "P", "exchange", *PARTS, "sum", "TFLOP of a rank"]]
+    for context in contexts:
+        for degree in degrees:
+            names = ("alone",) if degree == 1 else ("gather", "ulysses")
+            rows += [_memory_row(context, degree, name, anchors) for name in names]
+    sent = [["context", "P", "ulysses", "gather", "feature"]]
+    sent += [_sent_row(context, degree, anchors) for context in contexts for degree in degrees if degree > 1]
+    told = "MiB that a rank sends in the forward pass of a step, and again in the backward pass:"
+    return f"{_markdown(rows)}\n\n{told}\n\n{_markdown(sent)}"
+
+
+def rank_memory(
+    draft: DraftConfig, *, context: int, anchors: int, degree: int, exchange: str, ranks: int, item_size: int = 2
+) -> dict[str, int]:
+    """Bytes of each part on one rank, all of its anchors in one chunk. exchange: "alone", "gather" or "ulysses".
+
+    ranks: that FSDP2 shards the draft over, those of other rows included.
+    """
+    weights, layers, size = draft_parameters(draft), draft.num_hidden_layers, item_size
+    C = 2 * draft.num_key_value_heads * draft.head_dim
+    t, blocks = -(-context // degree), -(-anchors // degree)
+    work = Pass(draft=draft, item_size=size, context=t, blocks=blocks, waiting=0)
+    share = attended_share(exchange, draft.num_key_value_heads, degree)
+    slots = blocks * draft.block_size * share * (degree if exchange == "ulysses" else 1)
+    sharded = weights * MASTER * 3 // ranks + (weights * MASTER if ranks > 1 else 0)
+    narrow = size if size < MASTER else 0
+    attended = MASTER * (2 if narrow else 1) + 2 * narrow + size
+    return {
+        "weights": sharded + weights * (MASTER + narrow),
+        "features": t * len(draft.target_layer_ids) * draft.hidden_size * size,
+        "projections": t * (5 * draft.hidden_size + 2 * layers * C) * size,
+        "attended": int(context * share * layers * C * attended),
+        "blocks": block_bytes(work) + int(layers * C * slots * size),
+        "head": head_bytes(work),
+    }
+
+
+def attended_share(exchange: str, kv_heads: int, degree: int) -> Fraction:
+    """The part of the context's keys and values, over all heads, that a rank attends to: 1, or E / (G P)."""
+    return Fraction(math.lcm(kv_heads, degree), kv_heads * degree) if exchange == "ulysses" else Fraction(1)
+
+
+def rank_flops(draft: DraftConfig, *, context: int, anchors: int, degree: int) -> float:
+    """Of a rank, where anchors are spread evenly over the context and every slot but the anchor's weighs."""
+    seen, weighted = anchors * context // 2, anchors * (draft.block_size - 1)
+    return step_flops(draft, context, anchors, seen, weighted) / degree
+
+
+def _memory_row(context: int, degree: int, exchange: str, anchors: int) -> list[str]:
+    parts = rank_memory(QWEN3_8B, context=context, anchors=anchors, degree=degree, exchange=exchange, ranks=degree)
+    flops = rank_flops(QWEN3_8B, context=context, anchors=anchors, degree=degree)
+    sizes = [*(parts[name] for name in PARTS), sum(parts.values())]
+    return [f"{context:,}", str(degree), exchange, *(f"{size / 2**30:.2f}" for size in sizes), f"{flops / 1e12:.1f}"]
+
+
+def _sent_row(context: int, degree: int, anchors: int) -> list[str]:
+    """By exchange for all layers; "feature" would send the projected feature once."""
+    draft = QWEN3_8B
+    sizes = {
+        "context": context,
+        "slots": anchors * draft.block_size,
+        "query_heads": draft.num_attention_heads,
+        "kv_heads": draft.num_key_value_heads,
+        "head_dim": draft.head_dim,
+        "degree": degree,
+    }
+    elements = [draft.num_hidden_layers * elements_sent(name, **sizes) for name in ("ulysses", "gather")]
+    elements.append((degree - 1) * context * draft.hidden_size // degree)
+    return [f"{context:,}", str(degree), *(f"{2 * count / 2**20:,.0f}" for count in elements)]
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:]])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

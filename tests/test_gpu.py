@@ -1,0 +1,213 @@
+"""What is prepared for a machine with a GPU: every line of its benchmark at tiny sizes, and what its tests import."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+import warnings
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_selection import is_of_a_device
+
+from benchmarks.gpu import Part, figures_of, in_process, main, parts_of
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = (ROOT, ROOT / "tests", ROOT / "tests/ops", ROOT / "tests/executor")
+TINY = ["--device", "cpu", "--tiny"]
+# What such a machine lacks, and tests/gpu/requirements.txt does not bring.
+ABSENT = {"mlflow", "datasets", "jsonschema", "sqlalchemy", "google", "ruff", "mypy"}
+
+
+def loaded_once(part: Part, _limit: float) -> dict:
+    """A part's module as `in_process` runs it, in this process: loading torch nine times costs a minute of CPU."""
+    printed, before, file = io.StringIO(), sys.argv, Path("part.json")
+    sys.argv = [part.module, *part.options, *([f"--json={file}"] if part.writes_file else [])]
+    try:
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("default")  # as in a process of its own
+            runpy.run_path(str(ROOT / f"{part.module.replace('.', '/')}.py"), run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code
+    finally:
+        sys.argv = before
+    return {"status": "done", "figures": figures_of(printed.getvalue(), file if part.writes_file else None)}
+
+
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory):
+    """The figures of a dry run of all parts, and its page."""
+    folder = tmp_path_factory.mktemp("gpu")
+    with contextlib.chdir(folder):
+        assert 0 == main([*TINY, "--out", "figures"], start=loaded_once)
+        assert {"figures.json", "figures.md", "part.json"} == {file.name for file in folder.iterdir()}
+        return json.loads(Path("figures.json").read_text()), Path("figures.md").read_text()
+
+
+@pytest.fixture
+def figures(dry_run):
+    return {name: entry["figures"] for name, entry in dry_run[0]["parts"].items() if "figures" in entry}
+
+
+def cells(page, *first):
+    """The cells of the row that begins with these."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    return next(row for row in rows if row[: len(first)] == list(first))
+
+
+def test_every_part_runs_at_tiny_sizes_and_what_is_not_installed_is_skipped(dry_run):
+    found, page = dry_run
+    assert [part.name for part in parts_of("cpu", True)] == list(found["parts"])
+    skipped = [name for name, entry in found["parts"].items() if entry["status"] != "done"]
+    assert skipped in ([], ["capture by SGLang"])
+    assert all(entry["seconds"] > 0 for name, entry in found["parts"].items() if name not in skipped)
+    assert "Tiny sizes" in page
+    assert f"torch {torch.__version__}" in page
+    assert found["commit"] in page
+
+
+def test_both_sides_of_a_step_have_one_loss_and_the_page_has_their_ratio(figures, dry_run):
+    for context in (96, 192):
+        ours, dense = figures[f"step {context} ours"], figures[f"step {context} dense"]
+        assert ours["loss"] == pytest.approx(dense["loss"], rel=1e-5)
+        assert ours["correct"] == dense["correct"]
+        shown = cells(dry_run[1], str(context), "ratio")
+        assert f"{dense['seconds'] / ours['seconds']:.2f}" == shown[2]
+        machine = figures["machine"]
+        mfu = machine["step_flops"][str(context)] / ours["seconds"] / machine["matmul_flops"]
+        assert [f"{context / ours['seconds']:,.0f}", f"{mfu:.1%}"] == cells(dry_run[1], str(context), "ours")[4:6]
+    assert figures["machine"]["step_flops"]["192"] > figures["machine"]["step_flops"]["96"]
+
+
+def test_attention_head_and_one_rank_compute_what_plain_ones_do(figures):
+    for row in figures["attention"]["attention"]:
+        limit = 1e-5 if row["dtype"] == "float32" else 3e-2
+        assert max(row["error_forward"], row["error_gradients"]) < limit
+    assert [None, None, 32, 32] == [row["window"] for row in figures["attention"]["attention"]]
+    for row in figures["attention"]["head"]:
+        assert max(row["error_loss"], row["error_gradient"]) < (1e-5 if row["dtype"] == "float32" else 3e-2)
+    one, sharded = (figures["ranks"]["steps"][name] for name in ("one process", "fsdp2"))
+    assert sharded["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert sharded["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-2)
+    assert all(collective["right"] for collective in figures["ranks"]["collectives"].values())
+
+
+def test_capture_and_decoding_are_measured(figures, dry_run):
+    captured, speed = figures["capture"], figures["capture"]["tokens_per_second"]
+    assert f"{speed['median']:,.0f}" == cells(dry_run[1], "transformers")[1]
+    assert [captured["tokens"] / seconds for seconds in captured["seconds"]["times"]] == speed["times"]
+    assert {"plain 3", "speculative 3"} == set(figures["evaluate"])
+    assert all([] == each["margins_of_differing"] for each in figures["evaluate"].values())
+
+
+def test_the_command_starts_its_parts_as_processes_and_writes_where_it_was_called(tmp_path):
+    command = [ROOT / "benchmarks/gpu.sh", *TINY, "--only", "machine", "--out", "found"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+    (entry,) = json.loads((tmp_path / "found.json").read_text())["parts"].values()
+    assert torch.__version__ == entry["figures"]["versions"]["torch"]
+
+
+def test_a_part_that_hangs_is_killed_with_all_that_it_started_and_one_that_fails_says_why(tmp_path):
+    hang = (
+        f"import subprocess; print(subprocess.Popen(['sleep', '600']).pid, file=open('{tmp_path}/pid', 'w')); input()"
+    )
+    hang = hang.replace("input()", "__import__('time').sleep(600)")
+    began = time.monotonic()
+    entry = in_process(Part("hangs", "timeit", ("-n1", "-r1", hang), 0), 5)
+    assert {"status": "timed out", "why": "ended after 5 s"} == entry
+    assert time.monotonic() - began < 60
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not is_running(pid):
+            break
+        time.sleep(0.1)
+    assert not is_running(pid)
+    entry = in_process(Part("fails", "timeit", ("-n1", "-r1", "raise ValueError('no such thing')"), 0), 60)
+    assert ("failed", "exit code 1") == (entry["status"], entry["why"])
+    assert "ValueError: no such thing" in entry["output"]
+
+
+def is_running(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_after_a_part_that_fails_the_others_go_on_and_the_page_tells(tmp_path):
+    def start(part, _limit):
+        if part.name.endswith("dense"):
+            return {"status": "failed", "why": "exit code 1", "output": "Traceback:\nOutOfMemoryError: 3 | 4 GiB"}
+        return {"status": "done", "figures": {"seconds": 2.0, "mib": 10.0, "loss": 1.5, "correct": 3}}
+
+    assert 1 == main([*TINY, "--only", "step", "--out", str(tmp_path / "found")], start=start)
+    page = (tmp_path / "found.md").read_text()
+    assert ["2.00 s", "2.00 s to 2.00 s", "48"] == cells(page, "96", "ours")[2:5]
+    assert "step 192 dense | failed | 0 | exit code 1: OutOfMemoryError: 3 \\| 4 GiB |" in page
+    found = json.loads((tmp_path / "found.json").read_text())["parts"]
+    assert ["done", "failed", "done", "failed"] == [entry["status"] for entry in found.values()]
+
+
+def test_parts_for_which_no_time_is_left_are_not_started(tmp_path):
+    def start(part, limit):
+        raise AssertionError(f"{part.name} was started with {limit} s left")
+
+    assert 1 == main([*TINY, "--deadline", "0", "--out", str(tmp_path / "found")], start=start)
+    found = json.loads((tmp_path / "found.json").read_text())["parts"]
+    assert {"no time was left for it", "sglang is not installed"} >= {entry["why"] for entry in found.values()}
+
+
+def test_what_runs_on_a_gpu_imports_nothing_that_such_a_machine_lacks():
+    tests = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if is_of_a_device(file)]
+    tests = [file for file in tests if "sglang" not in file.parts]
+    assert {"test_device_training.py", "test_dflash_step.py"} <= {file.name for file in tests}
+    benchmark = [ROOT / "benchmarks/gpu.py", ROOT / "benchmarks/evaluate.py", *ROOT.glob("benchmarks/gpu_parts/*.py")]
+    benchmark += [ROOT / "benchmarks/sides/ours.py", ROOT / "benchmarks/sides/dense.py"]
+    for file in (*tests, *benchmark, ROOT / "tests/conftest.py", ROOT / "tests/ops/conftest.py"):
+        assert set() == ABSENT & reached(file), file
+
+
+def reached(start: Path) -> set[str]:
+    """The top-level names that importing a file imports, through the files of this repository."""
+    tops, seen, pending = set(), set(), [start]
+    while pending:
+        file = pending.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in imported(file):
+            tops.add(name.split(".")[0])
+            parts = name.split(".")
+            for count in range(1, len(parts) + 1):
+                places = [folder.joinpath(*parts[:count]) for folder in FOLDERS]
+                pending += [
+                    path
+                    for place in places
+                    for path in (place.with_suffix(".py"), place / "__init__.py")
+                    if path.is_file()
+                ]
+    return tops
+
+
+@cache
+def imported(file: Path) -> list[str]:
+    """Full names, `from a import b` as a.b; nothing here is imported relatively."""
+    names = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
