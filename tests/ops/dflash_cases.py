@@ -6,6 +6,7 @@ A good draft alone would hide much: where it knows the answer from the anchor's 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,19 @@ class Case:
 
 
 def make_case(
-    family: str, folder: Path, *, images: bool, scale: float = 1, processor: dict[str, Any] | None = None, **sizes: Any
+    family: str,
+    folder: Path,
+    *,
+    images: bool,
+    scale: float = 1,
+    processor: dict[str, Any] | None = None,
+    also: Callable[[Path], Sequence[TokenSample]] = lambda _checkpoint: (),
+    **sizes: Any,
 ) -> Case:
     """A target of a family, the prompts that it answers, and its drafts.
 
-    scale: of the pictures. processor: fields of preprocessor_config.json. sizes: fields of the model's config.
+    scale: of the pictures. processor: fields of preprocessor_config.json. also: further prompts for this checkpoint,
+    whose answers the drafts learn too. sizes: fields of the model's config.
     """
     checkpoint = make_checkpoint(family, folder / "checkpoint", **sizes)
     if processor:
@@ -76,14 +85,17 @@ def make_case(
     prompts = _prompts(checkpoint, images, scale)
     loaded = _ending_early(target, prompts)
     plain = [decode_plain(loaded, prompt, NEW_TOKENS) for prompt in prompts]
-    tokens = with_answers(folder / "tokens", _tokens_info(loaded, prompts), prompts, plain, ("train", "test"))
+    info = _tokens_info(loaded, prompts)
+    tokens = with_answers(folder / "tokens", info, prompts, plain, ("train", "test"))
     load_processor(str(checkpoint)).save(tokens.path / "processor")
+    more = also(checkpoint)
+    answers = [*plain, *(decode_plain(loaded, prompt, NEW_TOKENS) for prompt in more)]
     trained = overfit(
         folder / "draft",
         target,
-        tokens,
+        with_answers(folder / "learnt", info, [*prompts, *more], answers) if more else tokens,
         capture={"target_layer_ids": LAYERS},
-        epochs=200,
+        epochs=100 if more else 200,  # of two steps each, or of one
         block_size=BLOCK,
         num_anchors=NEW_TOKENS + 1,
     )
