@@ -31,7 +31,8 @@ from ops.vision.processor import load_processor
 BLOCK = 6
 NEW_TOKENS = 29  # behind the first token of an answer
 LAYERS = (0, 1, 3, 4)  # with images: the first two lie within Qwen3-VL's deepstack
-NOISE = 0.2  # of a matrix's standard deviation
+NOISE = 0.2  # of a matrix's standard deviation, where tau is then within BLURRED
+BLURRED = (2.5, 3.8)  # tau of the draft with noise
 QUESTIONS = ("What is it?", "How many?", *PROSE)
 
 
@@ -101,7 +102,7 @@ def make_case(
     )
     drafts = {
         "trained": trained,
-        "noisy": noisy(trained, folder / "noisy"),
+        "noisy": blurred(trained, folder, loaded, prompts),
         "random": by_chance(trained, folder / "random"),
     }
     return Case(target, loaded, tokens, prompts, plain, drafts)
@@ -116,7 +117,22 @@ def _ending_early(target: TargetModel, prompts: list[TokenSample]) -> Target:
     return Target.load(target)
 
 
-def noisy(draft: Draft, folder: Path, noise: float = NOISE) -> Draft:
+def blurred(draft: Draft, folder: Path, target: Target, prompts: Sequence[TokenSample]) -> Draft:
+    """The draft with so much noise that it is neither good nor bad; how much that is hangs on how training rounded."""
+    least, most, noise = 0.0, 2 * NOISE, NOISE
+    for _ in range(6):
+        found = noisy(draft, folder / f"noisy-{noise:g}", noise)
+        model = load_draft(found.path)
+        answers = [decode_speculative(target, model, prompt, NEW_TOKENS) for prompt in prompts]
+        tau = sum(answer.generated for answer in answers) / sum(answer.steps for answer in answers)
+        if BLURRED[0] <= tau <= BLURRED[1]:
+            return found
+        least, most = (noise, most) if tau > BLURRED[1] else (least, noise)
+        noise = (least + most) / 2
+    raise AssertionError(f"no noise up to {2 * NOISE} gives a tau within {BLURRED}; the last one gave {tau:.2f}")
+
+
+def noisy(draft: Draft, folder: Path, noise: float) -> Draft:
     """The draft with noise on every matrix."""
     generator = torch.Generator().manual_seed(0)
     weights = load_file(draft.path / "model.safetensors")

@@ -2,7 +2,7 @@
 
 The target is a dense Qwen3-VL, which SGLang's own launcher cannot serve with a draft; the draft is a good one blurred
 by noise, so that accepted lengths vary and wrong features would show. It has learnt the beginning of every answer that
-is asked for: what a draft proposes of answers that it never saw is accepted by chance alone, which differs by processor.
+is asked for: of answers that a draft never saw, chance alone accepts a token here and there, others on every processor.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def test_a_text_target_passes_the_check_with_sglangs_own_launcher(tmp_path):
     decoded = reference(run.case, run.draft, sample, MAX_TOKENS - 1, [config["eos_token_id"]])
     tau, accept = decoded.generated / decoded.steps, len(decoded.tokens) / decoded.steps
     print(f"{decoded.generated} tokens in {decoded.steps} steps")
-    assert 1 < tau < BLOCK
+    assert 1.2 < tau < BLOCK  # of its tokens the first 30 are learnt
     text = load_processor(str(run.case.checkpoint)).tokenizer.decode(decoded.tokens, skip_special_tokens=True)
     assert f"({sample.id})\nanswer: {printable(text)}\n" in result.stdout
     assert (
