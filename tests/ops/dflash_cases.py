@@ -6,6 +6,7 @@ A good draft alone would hide much: where it knows the answer from the anchor's 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from ops.vision.processor import load_processor
 BLOCK = 6
 NEW_TOKENS = 29  # behind the first token of an answer
 LAYERS = (0, 1, 3, 4)  # with images: the first two lie within Qwen3-VL's deepstack
-NOISE = 0.2  # of a matrix's standard deviation
+NOISE = 0.2  # of a matrix's standard deviation, where tau is then within BLURRED
+BLURRED = (2.5, 3.8)  # tau of the draft with noise
 QUESTIONS = ("What is it?", "How many?", *PROSE)
 
 
@@ -60,11 +62,19 @@ class Case:
 
 
 def make_case(
-    family: str, folder: Path, *, images: bool, scale: float = 1, processor: dict[str, Any] | None = None, **sizes: Any
+    family: str,
+    folder: Path,
+    *,
+    images: bool,
+    scale: float = 1,
+    processor: dict[str, Any] | None = None,
+    also: Callable[[Path], Sequence[TokenSample]] = lambda _checkpoint: (),
+    **sizes: Any,
 ) -> Case:
     """A target of a family, the prompts that it answers, and its drafts.
 
-    scale: of the pictures. processor: fields of preprocessor_config.json. sizes: fields of the model's config.
+    scale: of the pictures. processor: fields of preprocessor_config.json. also: further prompts for this checkpoint,
+    whose answers the drafts learn too. sizes: fields of the model's config.
     """
     checkpoint = make_checkpoint(family, folder / "checkpoint", **sizes)
     if processor:
@@ -76,20 +86,23 @@ def make_case(
     prompts = _prompts(checkpoint, images, scale)
     loaded = _ending_early(target, prompts)
     plain = [decode_plain(loaded, prompt, NEW_TOKENS) for prompt in prompts]
-    tokens = with_answers(folder / "tokens", _tokens_info(loaded, prompts), prompts, plain, ("train", "test"))
+    info = _tokens_info(loaded, prompts)
+    tokens = with_answers(folder / "tokens", info, prompts, plain, ("train", "test"))
     load_processor(str(checkpoint)).save(tokens.path / "processor")
+    more = also(checkpoint)
+    answers = [*plain, *(decode_plain(loaded, prompt, NEW_TOKENS) for prompt in more)]
     trained = overfit(
         folder / "draft",
         target,
-        tokens,
+        with_answers(folder / "learnt", info, [*prompts, *more], answers) if more else tokens,
         capture={"target_layer_ids": LAYERS},
-        epochs=200,
+        epochs=100 if more else 200,  # of two steps each, or of one
         block_size=BLOCK,
         num_anchors=NEW_TOKENS + 1,
     )
     drafts = {
         "trained": trained,
-        "noisy": noisy(trained, folder / "noisy"),
+        "noisy": blurred(trained, folder, loaded, prompts),
         "random": by_chance(trained, folder / "random"),
     }
     return Case(target, loaded, tokens, prompts, plain, drafts)
@@ -104,7 +117,22 @@ def _ending_early(target: TargetModel, prompts: list[TokenSample]) -> Target:
     return Target.load(target)
 
 
-def noisy(draft: Draft, folder: Path, noise: float = NOISE) -> Draft:
+def blurred(draft: Draft, folder: Path, target: Target, prompts: Sequence[TokenSample]) -> Draft:
+    """The draft with so much noise that it is neither good nor bad; how much that is hangs on how training rounded."""
+    least, most, noise = 0.0, 2 * NOISE, NOISE
+    for _ in range(6):
+        found = noisy(draft, folder / f"noisy-{noise:g}", noise)
+        model = load_draft(found.path)
+        answers = [decode_speculative(target, model, prompt, NEW_TOKENS) for prompt in prompts]
+        tau = sum(answer.generated for answer in answers) / sum(answer.steps for answer in answers)
+        if BLURRED[0] <= tau <= BLURRED[1]:
+            return found
+        least, most = (noise, most) if tau > BLURRED[1] else (least, noise)
+        noise = (least + most) / 2
+    raise AssertionError(f"no noise up to {2 * NOISE} gives a tau within {BLURRED}; the last one gave {tau:.2f}")
+
+
+def noisy(draft: Draft, folder: Path, noise: float) -> Draft:
     """The draft with noise on every matrix."""
     generator = torch.Generator().manual_seed(0)
     weights = load_file(draft.path / "model.safetensors")

@@ -122,8 +122,8 @@ class DyingStage(FakeStage):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_until_killed(folder, inputs):
-    torch.set_num_threads(1)
+def train_until_killed(folder, inputs, threads):
+    torch.set_num_threads(threads)  # their number changes rounding
     train_dflash(train_config(weight_decay=0.1, checkpoint_every=3), DyingStage(folder, inputs))
 
 
@@ -132,7 +132,8 @@ def test_a_training_killed_by_kill_9_resumes_from_its_last_checkpoint_to_the_sam
 ):
     # The server imports torch once; it never computes, so forking it is safe.
     multiprocessing.set_forkserver_preload(["ops.train_dflash.run"])
-    killed = multiprocessing.get_context("forkserver").Process(target=train_until_killed, args=(tmp_path, inputs))
+    arguments = (tmp_path, inputs, torch.get_num_threads())
+    killed = multiprocessing.get_context("forkserver").Process(target=train_until_killed, args=arguments)
     killed.start()
     killed.join(120)
     assert -signal.SIGKILL == killed.exitcode

@@ -1,7 +1,8 @@
 """SGLang's real HTTP server with its DFLASH worker, started by `dflow serve` on a run's store.
 
 The target is a dense Qwen3-VL, which SGLang's own launcher cannot serve with a draft; the draft is a good one blurred
-by noise, so that accepted lengths vary and wrong features would show.
+by noise, so that accepted lengths vary and wrong features would show. It has learnt the beginning of every answer that
+is asked for: of answers that a draft never saw, chance alone accepts a token here and there, others on every processor.
 """
 
 from __future__ import annotations
@@ -68,17 +69,21 @@ class Run:
 
     def chat(self) -> list[tuple[dict[str, Any], TokenSample]]:
         """Each conversation as it is sent, and as dflow tokenised it."""
-        reader = TokenReader(self.tokens, "test")
         rows = {row["id"]: row for row in read_jsonl(self.samples / "samples.jsonl")}
-        found = [reader.sample(index) for index in range(len(reader.records))]
+        found = held_out(self.tokens)
         return [({"messages": chat_messages(rows[sample.id], self.samples)}, sample) for sample in found]
 
 
-def make_run(folder: Path, family: str, *, images: bool) -> Run:
-    case = make_case(family, folder / "case", images=images)
-    draft = case.drafts["noisy"].path
+def make_run(folder: Path, family: str, quality: str, *, images: bool) -> Run:
+    """quality: of the draft, which knows the first tokens of the target's answers to all prompts of the run."""
     samples = write_samples(folder / "samples", images)
-    tokens = tokenised(folder / "tokens", samples, case.checkpoint)
+
+    def chats(checkpoint: Path) -> list[TokenSample]:
+        return held_out(tokenised(folder / "tokens", samples, checkpoint))
+
+    case = make_case(family, folder / "case", images=images, also=chats)
+    draft = case.drafts[quality].path
+    tokens = TokenShards(folder / "tokens" / "out", "tokens")
     info = read_json(tokens.path / "tokens.json")
     captured = {name: info[name] for name in ("image_backend", "pixel_limits")}
     made = {
@@ -95,8 +100,13 @@ def make_run(folder: Path, family: str, *, images: bool) -> Run:
     return Run(case, store, run, draft, samples, tokens)
 
 
+def held_out(tokens: TokenShards) -> list[TokenSample]:
+    reader = TokenReader(tokens, "test")
+    return [reader.sample(index) for index in range(len(reader.records))]
+
+
 def write_samples(folder: Path, images: bool) -> Path:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     packs, rows = PackWriter(folder), []
     pictures = [*(IMAGES[:count] for count in COUNTS), [picture(48, 48)]]  # the last one is too large for the limit
     for index, (question, of_it) in enumerate(zip([*QUESTIONS, "What now?"], pictures, strict=True)):
@@ -132,7 +142,7 @@ def png(image: Image.Image) -> bytes:
 
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory) -> Run:
-    return make_run(tmp_path_factory.mktemp("vision"), "qwen3_vl", images=True)
+    return make_run(tmp_path_factory.mktemp("vision"), "qwen3_vl", "noisy", images=True)
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +251,7 @@ def test_dflow_shows_a_held_out_prompt_with_its_answer_and_tau(vision, server):
 
 def test_a_text_target_passes_the_check_with_sglangs_own_launcher(tmp_path):
     """Tokens, by their text, and verification steps are those of dflow's own decoding."""
-    run = make_run(tmp_path, "qwen3", images=False)
+    run = make_run(tmp_path, "qwen3", "trained", images=False)
     command = run.dflow_serve(free_port(), "--check")
     result = subprocess.run(command, env=cpu_environment(), capture_output=True, text=True, timeout=300)
 
@@ -252,7 +262,7 @@ def test_a_text_target_passes_the_check_with_sglangs_own_launcher(tmp_path):
     decoded = reference(run.case, run.draft, sample, MAX_TOKENS - 1, [config["eos_token_id"]])
     tau, accept = decoded.generated / decoded.steps, len(decoded.tokens) / decoded.steps
     print(f"{decoded.generated} tokens in {decoded.steps} steps")
-    assert 1 < tau < BLOCK
+    assert 1.2 < tau < BLOCK  # of its tokens the first 30 are learnt
     text = load_processor(str(run.case.checkpoint)).tokenizer.decode(decoded.tokens, skip_special_tokens=True)
     assert f"({sample.id})\nanswer: {printable(text)}\n" in result.stdout
     assert (
