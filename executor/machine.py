@@ -55,10 +55,13 @@ class Capacity:
             gpus if machine.gpus is None else gpus[: machine.gpus],
         )
 
-    def demand(self, node: GraphNode) -> Demand:
-        """Of the CPUs a node takes those of its threads where they are given, else all: heavy nodes run alone."""
+    def demand(self, node: GraphNode, useful: int | None = None) -> Demand:
+        """Of the CPUs a node takes those of its threads where they are limited, else all: heavy nodes run alone.
+
+        useful: the most threads of a rank that its op makes use of, None for as many as there are.
+        """
         launch = node.launch
-        cpus = launch.cpus or min(launch.threads * launch.nproc or self.cpus, self.cpus)
+        cpus = launch.cpus or min((launch.threads or useful or 0) * launch.nproc or self.cpus, self.cpus)
         gpus = launch.gpus
         if gpus is None and node.op.gpu and self.gpus and launch.device != "cpu":
             gpus = min(launch.nproc, len(self.gpus))
@@ -93,10 +96,14 @@ class Free:
         self._gpus |= set(share.gpus or ())
 
 
-def threads_of(launch: Launch, machine: Machine | None = None) -> int:
-    """CPU threads of each rank: as given, else the node's CPUs, or all that the run may use, divided by the ranks."""
+def threads_of(launch: Launch, machine: Machine | None = None, useful: int | None = None) -> int:
+    """CPU threads of each rank: as given, else the node's CPUs, or all that the run may use, divided by the ranks.
+
+    useful: what the op makes use of at most. What else runs meanwhile does not count: threads change the rounding.
+    """
     cpus = launch.cpus or (machine and machine.cpus) or len(os.sched_getaffinity(0))
-    return launch.threads or max(1, cpus // launch.nproc)
+    share = max(1, cpus // launch.nproc)
+    return launch.threads or (share if useful is None else min(share, useful))
 
 
 def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
