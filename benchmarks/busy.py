@@ -1,16 +1,16 @@
-"""Heavy stages of a pipeline on a quiet machine and beside busy processes: their throughput, against a fair share of it.
+"""Heavy stages of a pipeline on a quiet machine and beside busy processes: throughput, against a fair share of it.
 
     python benchmarks/busy.py                     # target, capture, train and eval of pipelines/tiny.toml
     python benchmarks/busy.py --before OLDER      # and, quiet, the same stages of an older checkout of dflow
     python benchmarks/busy.py --quick             # a few steps, one round, beside one process: a dry run
 
-Throughput is what a stage says of its progress, over the time from its first report to its last; a training's first step
-is left out, which compiles kernels. A round runs every stage quiet and beside each number of busy processes, in an
+Throughput is what a stage says of its progress, over the time from its first report to its last; a training's first
+step is left out, which compiles kernels. A round runs every stage quiet and beside each number of busy processes, in an
 order that turns from round to round. A busy process is a loop in Python; it ends with this script, at the latest after
 LIMIT_S. Ratios are medians of the rounds' ratios.
 
-With t threads, h busy processes and c cores, a stage gets a share of t / (t + h) of all cores, and makes use of min(t, c)
-of them. The goal is 0.4 of the throughput that this share gives:
+With t threads, h busy processes and c cores, a stage gets a share of t / (t + h) of all cores, and makes use of
+min(t, c) of them. The goal is 0.4 of the throughput that this share gives:
 
     0.4 * quiet * min(1, t / (t + h) * c / min(t, c))
 """
@@ -22,6 +22,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rounds import ROOT, table
+from dsl.read_toml import read_graph
 
+TINY = ROOT / "pipelines" / "tiny.toml"
 SHARE = 0.4
 SLOWER = 0.97  # of the throughput before
 LIMIT_S = 900.0
@@ -68,7 +71,7 @@ STAGES = {
 class Side:
     """A checkout of dflow, with a store of its own. settings: `-s` for every run, so that nodes above are reused."""
 
-    name: str
+    pipeline: Path
     checkout: Path
     store: Path
     settings: tuple[str, ...]
@@ -76,7 +79,7 @@ class Side:
     def run(self, *options: str) -> None:
         """`dflow run` of the pipeline. Raises RuntimeError with the end of its output where it fails."""
         settings = itertools.chain.from_iterable(("-s", setting) for setting in self.settings)
-        command = [sys.executable, "-c", DFLOW, "run", "pipelines/tiny.toml", "--store", str(self.store)]
+        command = [sys.executable, "-c", DFLOW, "run", str(self.pipeline), "--store", str(self.store)]
         done = subprocess.run(
             [*command, *settings, *options],
             cwd=self.checkout,
@@ -99,6 +102,11 @@ class Side:
         digest = next(event["digest"] for event in own if event.get("state") == "done")
         manifest = json.loads((self.store / "objects" / digest / "manifest.json").read_text())
         return {"throughput": throughput(own, stage.skips), "threads": manifest["launch"]["threads"]}
+
+
+def settings_of(names: Sequence[str], *, quick: bool) -> tuple[str, ...]:
+    """What gives the stages enough to do, or next to nothing."""
+    return tuple(setting for name in names for setting in (STAGES[name].quick if quick else STAGES[name].sizes))
 
 
 def throughput(events: Sequence[dict[str, Any]], skips: int) -> float:
@@ -144,13 +152,14 @@ def ratios(above: Sequence[dict[str, Any]], below: Sequence[dict[str, Any]]) -> 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Per stage and kind of run ("quiet", "before", "busy 4") what its rounds gave."""
-    settings = [setting for stage in STAGES.values() for setting in (stage.quick if options.quick else stage.sizes)]
+    settings = settings_of(options.stages, quick=options.quick)
+    read = read_graph(options.pipeline, settings).nodes
+    above = sorted({parent for name in options.stages for parent in read[name].parents})
     checkouts = {"now": ROOT} | ({"before": options.before.resolve()} if options.before else {})
-    sides = {name: Side(name, path, folder / name, tuple(settings)) for name, path in checkouts.items()}
-    for side in sides.values():
-        print(f"preparing {side.name}: {side.checkout}", flush=True)
-        above = ["tokenize"] if options.stages == ["target"] else [name for name in options.stages if name != "target"]
-        side.run(*itertools.chain.from_iterable(("--to", name) for name in above))
+    sides = {name: Side(options.pipeline, path, folder / name, settings) for name, path in checkouts.items()}
+    for name, side in sides.items() if above else ():
+        print(f"preparing {name}: {side.checkout}", flush=True)
+        side.run(*itertools.chain.from_iterable(("--to", node) for node in above))
     numbers = itertools.count(1)
     found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for index in range(options.rounds):
@@ -200,6 +209,7 @@ def rows_of(found: dict[str, dict[str, list[dict[str, Any]]]], busy: Sequence[in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--pipeline", type=Path, default=TINY, help="another file with nodes of these names")
     parser.add_argument("--busy", nargs="+", type=int, help="numbers of busy processes; 1 and 4 unless given")
     parser.add_argument("--rounds", type=int, help="rounds on the quiet machine; 10 unless given")
     parser.add_argument("--busy-rounds", type=int, default=3, help="how many of them are also beside busy processes")
@@ -207,6 +217,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps, one round, beside one process: a dry run")
     parser.add_argument("--json", type=Path, help="write every figure there")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what runs, as Ctrl-C does
     options.busy = options.busy or ([1] if options.quick else [1, 4])
     options.rounds = options.rounds or (1 if options.quick else 10)
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
