@@ -153,13 +153,14 @@ def ratios(above: Sequence[dict[str, Any]], below: Sequence[dict[str, Any]]) -> 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Per stage and kind of run ("quiet", "before", "busy 4") what its rounds gave."""
     settings = settings_of(options.stages, quick=options.quick)
-    read = read_graph(options.pipeline, settings).nodes
-    above = sorted({parent for name in options.stages for parent in read[name].parents})
+    graph = read_graph(options.pipeline, settings)
+    above = {parent for name in options.stages for parent in graph.nodes[name].parents}
+    last = [name for name in above if above & graph.below(name) == {name}]
     checkouts = {"now": ROOT} | ({"before": options.before.resolve()} if options.before else {})
     sides = {name: Side(options.pipeline, path, folder / name, settings) for name, path in checkouts.items()}
-    for name, side in sides.items() if above else ():
-        print(f"preparing {name}: {side.checkout}", flush=True)
-        side.run(*itertools.chain.from_iterable(("--to", node) for node in above))
+    for side, node in itertools.product(sides.values(), last):
+        print(f"preparing {node} of {side.checkout}", flush=True)
+        side.run("--to", node)
     numbers = itertools.count(1)
     found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for index in range(options.rounds):
