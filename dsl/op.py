@@ -154,6 +154,7 @@ class OpSpec:
 
     No part of the key is what follows.
     resources: tells `dflow plan` what a node needs (dsl/resources.py).
+    threads: the most CPU threads that a rank makes use of (dsl/threads.py).
     unmet: loads no torch and tells of a config what it needs of this machine and is not there, a library say, or what a
     file that the node alone reads has wrong: field -> sentence with the way out, or a sentence a line. Asked before a
     run's first stage.
@@ -177,6 +178,7 @@ class OpSpec:
     gpu: bool
     transient: tuple[str, ...]
     resources: str | None
+    threads: str | None
     unmet: str | None
     smoke: str | None
     work: str | None
@@ -203,6 +205,7 @@ def op(
     gpu: bool = False,
     transient: tuple[str, ...] = (),
     resources: str | None = None,
+    threads: str | None = None,
     unmet: str | None = None,
     smoke: str | None = None,
     work: str | None = None,
@@ -230,6 +233,7 @@ def op(
             gpu=gpu,
             transient=transient,
             resources=resources,
+            threads=threads,
             unmet=unmet,
             smoke=smoke,
             work=work,

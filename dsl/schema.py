@@ -41,7 +41,7 @@ LAUNCH_HELP = {
     "rendezvous": '"host:port" at which several machines meet',
     "sp_degree": "ranks that share every sequence; nproc is a multiple of it",
     "device": '"auto": cuda where there is one',
-    "threads": "CPU threads of each rank; 0: the cores divided by the ranks",
+    "threads": "CPU threads of each rank; 0: by the target's size, at most the cores divided by the ranks",
     "gpus": "GPUs that the stage takes of [machine] while it runs",
     "cpus": "CPUs that the stage takes of [machine] while it runs",
     "memory": 'memory that the stage takes of [machine] while it runs: "24 GiB"',

@@ -19,6 +19,7 @@ from attrs import frozen
 from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
+from dsl.threads import useful_threads
 from executor.begin import make_planner
 from executor.jsonlines import read_json, write_json
 from executor.launch import stage_environment
@@ -153,7 +154,9 @@ def run_comparison(
         write_json(request, told)
         with log.open("wb") as output:
             command = [sys.executable, "-m", ENTRY, str(request), str(result)]
-            environment = stage_environment(threads_of(graph.nodes[node_id].launch))
+            node = graph.nodes[node_id]
+            useful = useful_threads(node, {name: Path(path) for name, (path, _) in artifacts.items()})
+            environment = stage_environment(threads_of(node.launch, useful=useful))
             code = subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, check=False
             ).returncode

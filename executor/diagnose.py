@@ -19,6 +19,7 @@ from typing import Any
 from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
+from dsl.threads import useful_threads
 from executor.jsonlines import read_lines, read_object, write_json
 from executor.launch import stage_environment
 from executor.machine import threads_of
@@ -76,7 +77,9 @@ def diagnose(
             "loss": loss_curve(store, record, training_of(graph, name)),
             "again": f"dflow resume {record.run} --from {name}",
         }
-        yield _measured(request, threads_of(graph.nodes[name].launch), tell)
+        node = graph.nodes[name]
+        useful = useful_threads(node, {parent: path for parent, (path, _) in places.items()})
+        yield _measured(request, threads_of(node.launch, useful=useful), tell)
 
 
 def keep(record: Record, result: Result) -> None:

@@ -32,6 +32,14 @@ from executor.redaction import RedactedLog
 from executor.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# How long a thread of an OpenMP runtime waits in a loop for its next work before it sleeps: libgomp's in turns of the
+# loop, LLVM's and Intel's in ms. Their own bounds are so high (300,000 turns, 200 ms) that on a busy machine the loop
+# takes the CPU from the very threads that it waits for. CHOICES: by which variables a user has chosen for a runtime.
+SPINS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+CHOICES = {
+    "GOMP_SPINCOUNT": ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
+    "KMP_BLOCKTIME": ("KMP_BLOCKTIME", "KMP_LIBRARY", "OMP_WAIT_POLICY"),
+}
 # What a rank's result has to tell, by its status.
 TOLD_OF = {"done": {"device", "loaded"}, "stopped": set(), "failed": {"class", "message", "time", "lost_connection"}}
 # Each rank starts a pool of processes that compile: as many as it has CPU threads, where the user has not chosen.
@@ -281,12 +289,15 @@ def _result(path: Path) -> dict[str, Any] | None:
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
     """This process's environment with the threads pinned; no `ops` in the working directory can shadow the real one.
 
+    Threads that wait sleep soon, unless this environment says how they wait.
+
     gpus: the devices that the stage sees; None leaves them all.
     """
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        **bounded_spin(),
         **device_order(),
         **({} if gpus is None else {VISIBLE: ",".join(gpus)}),
         COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
@@ -297,3 +308,8 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",  # progress goes through the stage; bars would only fill the log
     }
+
+
+def bounded_spin() -> dict[str, str]:
+    """The variables of SPINS, without those of a runtime for which the user has chosen."""
+    return {name: value for name, value in SPINS.items() if not any(choice in os.environ for choice in CHOICES[name])}

@@ -62,10 +62,13 @@ class Capacity:
             machine.gpus == 0,
         )
 
-    def demand(self, node: GraphNode) -> Demand:
-        """Of the CPUs a node takes those of its threads where they are given, else all: heavy nodes run alone."""
+    def demand(self, node: GraphNode, useful: int | None = None) -> Demand:
+        """Of the CPUs a node takes those of its threads where they are limited, else all: heavy nodes run alone.
+
+        useful: the most threads of a rank that its op makes use of, None for as many as there are.
+        """
         launch = node.launch
-        cpus = launch.cpus or min(launch.threads * launch.nproc or self.cpus, self.cpus)
+        cpus = launch.cpus or min((launch.threads or useful or 0) * launch.nproc or self.cpus, self.cpus)
         return Demand(cpus, launch.memory_bytes or 0, self._gpus_of(node))
 
     def _gpus_of(self, node: GraphNode) -> int | None:
@@ -121,10 +124,14 @@ def device_order() -> dict[str, str]:
     return {} if VISIBLE in os.environ or ORDER in os.environ else {ORDER: "PCI_BUS_ID"}
 
 
-def threads_of(launch: Launch, machine: Machine | None = None) -> int:
-    """CPU threads of each rank: as given, else the node's CPUs, or all that the run may use, divided by the ranks."""
+def threads_of(launch: Launch, machine: Machine | None = None, useful: int | None = None) -> int:
+    """CPU threads of each rank: as given, else the node's CPUs, or all that the run may use, divided by the ranks.
+
+    useful: what the op makes use of at most. What else runs meanwhile does not count: threads change the rounding.
+    """
     cpus = launch.cpus or (machine and machine.cpus) or len(os.sched_getaffinity(0))
-    return launch.threads or max(1, cpus // launch.nproc)
+    share = max(1, cpus // launch.nproc)
+    return launch.threads or (share if useful is None else min(share, useful))
 
 
 def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:

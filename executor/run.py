@@ -194,7 +194,8 @@ class Runner:
         for waiting in list(self._waiting):
             if self._is_ending:
                 break
-            if waiting.not_before > now or not self._running_stages().fits(self._graph.nodes[waiting.node_id]):
+            node = self._graph.nodes[waiting.node_id]
+            if waiting.not_before > now or not self._running_stages().fits(node, self._digests):
                 continue
             done_before = len(self._digests)
             if self._begin(waiting):
@@ -205,7 +206,7 @@ class Runner:
     def _running_stages(self) -> Stages:
         if self._stages is None:
             module = importlib.import_module("executor.stages")
-            stages: Stages = module.Stages(self._graph, self._record, self._display, self._told.put)
+            stages: Stages = module.Stages(self._store, self._graph, self._record, self._display, self._told.put)
             self._stages = stages
         return self._stages
 

@@ -5,15 +5,17 @@ Loaded by name when the first stage starts: a run in which nothing runs needs no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dsl.graph import Graph, GraphNode
+from dsl.threads import useful_threads
 from executor.attempt import Attempt, Work
 from executor.children import Children
 from executor.display import Display
 from executor.launch import stage_environment
 from executor.machine import Capacity, Free, threads_of
 from executor.record import Record
+from executor.store import Store
 from executor.usage import Usage
 
 ENDED_WITHIN_S = 10.0
@@ -23,9 +25,16 @@ class Stages:
     """Starts attempts, watches over them and ends them; only the loop's thread calls it."""
 
     def __init__(
-        self, graph: Graph, record: Record, display: Display, tell: Callable[[Callable[[], None]], None]
+        self,
+        store: Store,
+        graph: Graph,
+        record: Record,
+        display: Display,
+        tell: Callable[[Callable[[], None]], None],
     ) -> None:
         self.running: dict[str, Attempt] = {}
+        self._useful: dict[str, int | None] = {}
+        self._store = store
         self._graph = graph
         self._display = display
         self._tell = tell
@@ -35,16 +44,25 @@ class Stages:
         self._usage = Usage(self._watched, lambda node, metrics: record.event(node, "system", metrics=metrics))
         self._usage.start()
 
-    def fits(self, node: GraphNode) -> bool:
-        return self._free.fits(self._capacity.demand(node))
+    def fits(self, node: GraphNode, digests: Mapping[str, str]) -> bool:
+        """digests: those of the node's parents among others."""
+        return self._free.fits(self._capacity.demand(node, self._threads(node, digests)))
+
+    def _threads(self, node: GraphNode, digests: Mapping[str, str]) -> int | None:
+        """The most that the op makes use of; asked once, since what the node reads stays as it is."""
+        if node.id not in self._useful:
+            made = {parent: self._store.object_path(digests[parent]) for parent in node.parents}
+            self._useful[node.id] = useful_threads(node, made)
+        return self._useful[node.id]
 
     def works_on(self, key: str) -> bool:
         return any(attempt.work.key == key for attempt in self.running.values())
 
     def start(self, work: Work, done: Callable[[Attempt], None]) -> None:
         """`done` is called by the loop when the attempt has ended, its part of the machine being free again."""
-        demand = self._capacity.demand(work.node)
-        share = self._free.take(demand, threads_of(work.node.launch, self._graph.machine))
+        useful = self._threads(work.node, work.digests)
+        demand = self._capacity.demand(work.node, useful)
+        share = self._free.take(demand, threads_of(work.node.launch, self._graph.machine, useful))
 
         def ended(attempt: Attempt) -> None:
             del self.running[work.node.id]

@@ -43,6 +43,7 @@ def sglang_args(_instance: object, _attribute: object, given: dict[str, object] 
     run="ops.capture_targets.run:capture_targets",
     report="ops.capture_targets.report:capture_targets_sections",
     resources="ops.capture_targets.resources:capture_targets_resources",
+    threads="ops.threads:threads_of_batches",
     unmet="ops.unmet:capture_targets_unmet",
     smoke="ops.capture_targets.smoke:capture_targets_smoke",
     work="ops.capture_targets.smoke:capture_targets_work",

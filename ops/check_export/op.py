@@ -24,6 +24,7 @@ def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, o
     report="ops.check_export.report:check_export_sections",
     unmet="ops.unmet:check_export_unmet",
     resources="ops.check_export.resources:check_export_resources",
+    threads="ops.threads:threads_of_decoding",
     smoke="ops.check_export.smoke:check_export_smoke",
     work="ops.check_export.smoke:check_export_work",
     key_libraries=("safetensors", "torch", "transformers"),

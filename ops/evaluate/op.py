@@ -30,6 +30,7 @@ def _temperature(_instance: object, _attribute: object, temperature: float) -> N
     version=1,
     run="ops.evaluate.run:evaluate",
     resources="ops.evaluate.resources:evaluate_resources",
+    threads="ops.threads:threads_of_decoding",
     unmet="ops.unmet:evaluate_unmet",
     smoke="ops.evaluate.smoke:evaluate_smoke",
     work="ops.evaluate.smoke:evaluate_work",

@@ -37,6 +37,7 @@ NO_SERVER = Only("backend", "huggingface", "'{name}' is the server's affair with
     run="ops.regenerate_answers.run:regenerate_answers",
     report="ops.regenerate_answers.report:regenerate_answers_sections",
     resources="ops.regenerate_answers.resources:regenerate_answers_resources",
+    threads="ops.threads:threads_of_decoding",
     unmet="ops.unmet:regenerate_answers_unmet",
     smoke="ops.regenerate_answers.smoke:regenerate_answers_smoke",
     work="ops.regenerate_answers.smoke:regenerate_answers_work",

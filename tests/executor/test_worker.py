@@ -96,6 +96,12 @@ def test_threads_are_the_cores_divided_by_the_ranks_unless_given():
     assert threads_of(Launch(threads=3)) == 3
 
 
+def test_an_op_that_makes_use_of_few_threads_gets_no_more_of_them_unless_they_are_given():
+    assert [1, 2, 3] == [threads_of(Launch(cpus=3), useful=useful) for useful in (1, 2, 9)]
+    assert 2 == threads_of(Launch(kind="torchrun", nproc=4, cpus=8), useful=3)
+    assert 8 == threads_of(Launch(threads=8, cpus=3), useful=1)
+
+
 def test_the_environment_of_a_stage_is_pinned(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

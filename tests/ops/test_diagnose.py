@@ -348,7 +348,7 @@ def record(folder: Path, chain: Chain, export: Path) -> tuple[Store, str]:
 @pytest.fixture
 def dflow(monkeypatch) -> Callable[..., int]:
     """The command, with one thread, which is fastest for what is so small."""
-    monkeypatch.setattr(diagnose, "threads_of", lambda _launch: 1)
+    monkeypatch.setattr(diagnose, "threads_of", lambda _launch, **_useful: 1)
     return run_command
 
 
