@@ -131,3 +131,13 @@ def test_the_executor_is_measured_beside_the_peers_that_are_installed(tmp_path):
     rows = [[cell.strip() for cell in line.split("|")] for line in done.stdout.splitlines() if line.startswith("| ")]
     assert told == [row[4] for row in rows[-2:]]
     assert ["holds", "holds"] == [row[3] for row in rows[-2:]]
+
+
+def test_the_start_of_ranks_is_measured_up_to_their_first_collective(tmp_path):
+    command = [sys.executable, "benchmarks/start_ranks.py", "--rounds=1", f"--json={tmp_path / 'figures.json'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    [figures] = json.loads((tmp_path / "figures.json").read_text())["this"]
+    assert min(figures.values()) > 0
+    row = next(line for line in done.stdout.splitlines() if line.startswith("| this"))
+    assert ["this", f"{figures['wall']:.2f}", f"{figures['cpu']:.2f}"] == [cell.strip() for cell in row.split("|")[1:4]]
