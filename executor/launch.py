@@ -34,6 +34,8 @@ from executor.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # What a rank's result has to tell, by its status.
 TOLD_OF = {"done": {"device", "loaded"}, "stopped": set(), "failed": {"class", "message", "time", "lost_connection"}}
+# torch's allocator on CUDA, where the user has not chosen by either name: torch 2.11 to 2.13 read both.
+ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 NOTE = "dflow: "
 ASKED_WITHIN_S = 5.0
 
@@ -272,6 +274,13 @@ def _result(path: Path) -> dict[str, Any] | None:
     return result if told is not None and told <= result.keys() else None
 
 
+def _allocator() -> dict[str, str]:
+    """Segments that grow, against fragments: micro-batches differ in size."""
+    return (
+        {} if any(name in os.environ for name in ALLOCATOR_NAMES) else {ALLOCATOR_NAMES[0]: "expandable_segments:True"}
+    )
+
+
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
     """This process's environment with the threads pinned; no `ops` in the working directory can shadow the real one.
 
@@ -282,6 +291,7 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
         **os.environ,
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}),
+        **(_allocator() if gpus else {}),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from attrs import frozen
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsl.stage import Stage
@@ -84,8 +85,8 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
     return Setup(engine, train, _stream(config, inputs, "val", place, take), place)
 
 
-def weights_to_compute_with(model: DraftModel, dtype: torch.dtype) -> Callable[[], AbstractContextManager[None]]:
-    """Of a draft in one process, for Engine.computing: cast once a step where the masters are wider than `dtype`.
+def weights_to_compute_with(model: nn.Module, dtype: torch.dtype) -> Callable[[], AbstractContextManager[None]]:
+    """Of a model in one process, for Engine.computing: cast once a step where the masters are wider than `dtype`.
 
     FSDP2 does the same for a sharded one.
     """
