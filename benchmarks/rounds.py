@@ -75,6 +75,20 @@ def run_side(side: Side, options: Sequence[str]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def differing_losses(setting: Setting, reference: str, limit: float) -> list[str]:
+    """What to say of every side whose loss is further from the reference's than that share of it; they share a problem.
+
+    A side that computes something else has nothing to be compared by.
+    """
+    expected = setting.median(reference, "loss")
+    found = {side: setting.median(side, "loss") for side in setting.figures if "loss" in setting.figures[side][0]}
+    return [
+        f"{side}: its loss is {loss:.6g}, that of {reference} {expected:.6g}; both compute the same step"
+        for side, loss in found.items()
+        if not abs(loss - expected) <= limit * abs(expected)
+    ]
+
+
 def _environment() -> dict[str, str]:
     """This environment with one thread, and without anything that would change an allocator."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATORS)}

@@ -6,14 +6,14 @@
 Seconds are medians of CUDA-event times over several steps after a warm-up that compiles and tunes; memory is the peak
 of allocated memory during a step above what weights and inputs take. MFU is the step's floating-point operations
 (ops/dflash/flops.py, the same count for every side) over its time and over the peak, which is measured by a large bf16
-product of matrices unless given.
+product of matrices unless given. Whatever uses the device is a process of its own, one at a time; this one does not.
+Ends with 1 where the sides' losses differ: they compute the same step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.environment import default_folder, install, interpreter
 from benchmarks.gpu_sizes import QWEN3_8B
-from benchmarks.rounds import Setting, Side, run_setting, table
+from benchmarks.rounds import Setting, Side, differing_losses, run_setting, run_side, table
 from benchmarks.sides.floor import anchors_only
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes, slot_targets
@@ -30,6 +30,7 @@ from ops.dflash.flops import step_flops
 
 OURS, CHUNKED, DENSE, SPECULATORS = "ours", "ours, chunked", "SpecForge's scheme", "speculators"
 MFU_GOAL, FASTER_GOAL = 0.45, 1.5
+LOSS_LIMIT = 0.01  # relative, in bfloat16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,30 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.install_speculators:
         install(arguments.speculators_venv)
     sizes = Sizes(context=arguments.context, anchors=arguments.anchors, **QWEN3_8B)
-    peak = arguments.peak_tflops * 1e12 if arguments.peak_tflops else measured_peak()
+    device = run_side(Side("peak", "benchmarks.sides.peak"), [])
+    peak = arguments.peak_tflops * 1e12 if arguments.peak_tflops else device["peak"]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in QWEN3_8B.items()]
     options += ["--device=cuda", "--dtype=bfloat16", f"--steps={arguments.steps}"]
     setting = run_setting(_sides(arguments), sizes.context, sizes.anchors, options, arguments.rounds, {})
     flops = needed_flops(sizes)
-    print(_report(setting, flops, peak))
+    print(_report(setting, flops, peak, device["name"]))
     if arguments.json:
-        figures = {"device": torch.cuda.get_device_name(), "peak": peak, "flops": flops, "figures": setting.figures}
+        figures = {"device": device["name"], "peak": peak, "flops": flops, "figures": setting.figures}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
-    return 0
-
-
-def measured_peak(size: int = 8192, runs: int = 20) -> float:
-    """FLOP/s of a bf16 product of [size, size] matrices: the median of `runs` after a warm-up."""
-    left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    seconds = []
-    for _ in range(runs + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        torch.mm(left, right)
-        end.record()
-        torch.cuda.synchronize()
-        seconds.append(start.elapsed_time(end) / 1000)
-    return 2 * size**3 / statistics.median(seconds[3:])
+    differing = differing_losses(setting, DENSE, LOSS_LIMIT)
+    print("\n".join(f"train_step_gpu: {line}" for line in differing), file=sys.stderr, end="\n" if differing else "")
+    return 1 if differing else 0
 
 
 def needed_flops(sizes: Sizes) -> float:
@@ -98,7 +88,7 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
     return [*sides, Side(SPECULATORS, "benchmarks.sides.speculators_peer", python=python)] if python else sides
 
 
-def _report(setting: Setting, flops: float, peak: float) -> str:
+def _report(setting: Setting, flops: float, peak: float, device: str) -> str:
     rows = [["side", "seconds", "MFU", "MiB", f"faster than {DENSE}"]]
     for side in (OURS, CHUNKED, DENSE, SPECULATORS):
         if side not in setting.figures:
@@ -113,7 +103,7 @@ def _report(setting: Setting, flops: float, peak: float) -> str:
         ["MFU", f">= {MFU_GOAL:.0%}", f"{mfu:.1%}", "yes" if mfu >= MFU_GOAL else "NO"],
         ["time", f">= {FASTER_GOAL}x faster", f"{faster:.2f}x", "yes" if faster >= FASTER_GOAL else "NO"],
     ]
-    head = f"{torch.cuda.get_device_name()}, peak {peak / 1e12:.0f} TFLOP/s, {flops / 1e12:.1f} TFLOP a step"
+    head = f"{device}, peak {peak / 1e12:.0f} TFLOP/s, {flops / 1e12:.1f} TFLOP a step"
     return "\n\n".join(["", head, table(rows), table(goals)])
 
 

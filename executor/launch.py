@@ -45,6 +45,8 @@ TOLD_OF = {"done": {"device", "loaded"}, "stopped": set(), "failed": {"class", "
 # Each rank starts a pool of processes that compile: as many as it has CPU threads, where the user has not chosen.
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 MOST_COMPILE_THREADS = 32  # torch's own limit
+# torch's allocator on CUDA, where the user has not chosen by either name: torch 2.11 to 2.13 read both.
+ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 NOTE = "dflow: "
 ASKED_WITHIN_S = 5.0
 
@@ -286,6 +288,13 @@ def _result(path: Path) -> dict[str, Any] | None:
     return result if told is not None and told <= result.keys() else None
 
 
+def _allocator() -> dict[str, str]:
+    """Segments that grow, against fragments: micro-batches differ in size."""
+    return (
+        {} if any(name in os.environ for name in ALLOCATOR_NAMES) else {ALLOCATOR_NAMES[0]: "expandable_segments:True"}
+    )
+
+
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
     """This process's environment with the threads pinned; no `ops` in the working directory can shadow the real one.
 
@@ -301,6 +310,7 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
         **device_order(),
         **({} if gpus is None else {VISIBLE: ",".join(gpus)}),
         COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
+        **(_allocator() if gpus else {}),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError
-from ops.dtensors import cut_like
+from ops.dtensors import cut_like, local
 from ops.muon import Muon
 
 OPTIMIZERS = ("adamw", "muon")
@@ -55,18 +55,29 @@ def make_optimizer(
 
     kind "adamw"; or "muon": Muon for every parameter of two dimensions, AdamW for the rest. Muon is meant for hidden
     matrices, and a draft has no others: embedding and head are the target's. Its update is scaled to the size of
-    AdamW's, so that both share one rate and weight decay. Raises ConfigError for another kind.
+    AdamW's, so that both share one rate and weight decay. AdamW is made with `adamw_options` of the parameters' device.
+    Raises ConfigError for another kind.
     """
     if kind not in OPTIMIZERS:
         raise ConfigError(f'optimizer = "{kind}": must be one of {", ".join(OPTIMIZERS)}')
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    options = adamw_options(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
     if kind == "muon":
         higher = [parameter for parameter in matrices if parameter.ndim > 2]
         matrices = [parameter for parameter in matrices if parameter.ndim == 2]
-        adamw = torch.optim.AdamW(_groups(higher, others, weight_decay), lr=0.0, betas=betas)
+        adamw = torch.optim.AdamW(_groups(higher, others, weight_decay), lr=0.0, betas=betas, **options)
         return MuonAdamW(Muon([{"params": matrices}], weight_decay=weight_decay), adamw)
-    return torch.optim.AdamW(_groups(matrices, others, weight_decay), lr=0.0, betas=betas)
+    return torch.optim.AdamW(_groups(matrices, others, weight_decay), lr=0.0, betas=betas, **options)
+
+
+def adamw_options(device: torch.device) -> dict[str, bool]:
+    """How AdamW goes over parameters on a device, as keyword arguments of torch.optim.AdamW.
+
+    On CUDA all of an update in one kernel a list of tensors, without the scratch copies that torch's own choice takes
+    there. On a CPU torch's choice.
+    """
+    return {"fused": True} if device.type == "cuda" else {}
 
 
 def _groups(decayed: list[nn.Parameter], others: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -117,20 +128,35 @@ def _restored(whole: Tensor, parameter: nn.Parameter) -> Tensor:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
-    """Scale the gradients so that their global norm is at most `limit`; the norm before that.
+def gradient_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> Tensor:
+    """The global norm of the gradients [], over the parts of all ranks, which must all call it; the device is not read.
 
-    The norm spans the parts of all ranks, which must all call it. Where it is not finite the gradients stay as they
-    are. Parameters without a gradient are left out; without any the norm is 0.
+    Parameters without a gradient are left out; without any the norm is 0, on `device`.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
-        return 0.0
+        return torch.zeros((), device=device)
     total = nn.utils.get_total_norm(gradients)
-    norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+    return total.full_tensor() if isinstance(total, DTensor) else total
+
+
+@torch.no_grad()
+def limit_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
+    """Scale the gradients, whose global norm is `norm`, down to the limit where that is finite and above it."""
     if math.isfinite(norm) and norm > limit:
-        for gradient in gradients:
-            gradient.mul_(limit / norm)
+        torch._foreach_mul_(
+            [local(parameter.grad) for parameter in parameters if parameter.grad is not None], limit / norm
+        )
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
+    """Scale the gradients so that their global norm is at most `limit`; the norm before that.
+
+    Both of the above, and the device is read in between. Where the norm is not finite the gradients stay as they are.
+    """
+    given = list(parameters)
+    norm = float(gradient_norm(given, torch.device("cpu")))
+    limit_gradients(given, norm, limit)
     return norm
 
 

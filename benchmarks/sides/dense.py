@@ -7,7 +7,7 @@ of the chunk, slot 0 and slots without weight included, so that each chunk's log
 argmax over the same logits. Norms are transformers' Qwen3RMSNorm in its single operations, and keys and values are
 repeated for the query heads, as transformers does for SDPA with a mask.
 On a GPU FlexAttention takes SDPA's place: compiled, under a block mask that an uncompiled `create_block_mask` makes
-anew for every step.
+anew for every step. Weights are kept and cast as on our side: float32 masters at least, cast once a step.
 
 Legend: S context, N = A * K slots, M hidden, H query heads, G key/value heads, D head size, V vocabulary.
 """
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.sides import measured
 from benchmarks.sides.problem import Problem, Sizes, slot_targets
+from ops.train_dflash.engine import weights_to_compute_with
 
 LOSS_CHUNK = 128  # anchors
 EPS = 1e-6
@@ -32,13 +33,16 @@ ROPE_THETA = 10000.0
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step of the dense reference; `--chunk` does not concern it."""
-    model = DenseDraft(problem.sizes).to(problem.features_SF)
+    dtype, device = problem.features_SF.dtype, problem.features_SF.device
+    model = DenseDraft(problem.sizes).to(device, torch.promote_types(dtype, torch.float32))
     model.load_state_dict(problem.weights)
+    computing = weights_to_compute_with(model, dtype)
 
-    def run() -> tuple[float, int]:
-        loss, correct = model(problem)
-        loss.backward()
-        return float(loss.detach()), int(correct)
+    def run() -> tuple[Tensor, Tensor]:
+        with computing():
+            loss, correct = model(problem)
+            loss.backward()
+        return loss.detach(), correct
 
     def gradients() -> dict[str, Tensor]:
         return {name: parameter.grad for name, parameter in model.named_parameters()}

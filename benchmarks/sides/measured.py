@@ -31,9 +31,10 @@ MIB = 2**20
 @dataclass(frozen=True, eq=False)
 class Step:
     """run: forward, loss and backward; returns the loss and how many weighted slots have their label as the best
-    token. gradients: of every parameter by its name; called after the measurement. clear: forget the gradients."""
+    token, numbers or tensors that nobody has waited for. gradients: of every parameter by its name; called after the
+    measurement. clear: forget the gradients."""
 
-    run: Callable[[], tuple[float, int]]
+    run: Callable[[], tuple[float | Tensor, int | Tensor]]
     gradients: Callable[[], dict[str, Tensor]]
     clear: Callable[[], None]
 
@@ -89,8 +90,8 @@ def on_cpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> 
         "seconds": seconds,
         "mib": max(0, peak - before) / MIB,
         "peak": "VmHWM" if reset else "ru_maxrss",
-        "loss": loss,
-        "correct": correct,
+        "loss": float(loss),
+        "correct": int(correct),
     }
     return figures, step
 
@@ -116,8 +117,8 @@ def on_gpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> 
         "times": seconds[arguments.warm_up :],
         "mib": (torch.cuda.max_memory_allocated() - before) / MIB,
         "peak": "torch.cuda.max_memory_allocated",
-        "loss": loss,
-        "correct": correct,
+        "loss": float(loss),
+        "correct": int(correct),
     }
     return figures, step
 

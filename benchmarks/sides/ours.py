@@ -1,10 +1,17 @@
-"""Our step: `ops.dflash.step.Engine` on one process, as `train_dflash` builds it."""
+"""Our step: `ops.dflash.step.Engine` on one process, as `train_dflash` builds it.
+
+On a GPU layers are compiled, as there. Weights are float32 masters at least, cast once a step. What `train_dflash`
+prepares in a thread of its own is made before the step: the micro-batch on the device, and what its blocks see on the
+host, from which every step makes its masks anew.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from benchmarks.sides import measured
@@ -15,16 +22,19 @@ from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel
 from ops.dflash.step import Engine, MicroBatch
 from ops.sequence_parallel.exchange import Alone
+from ops.train_dflash.engine import weights_to_compute_with
 
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step in one pass over all anchors, or with `--chunk` in passes of so many."""
     engine = _engine(problem, arguments.chunk)
+    next_batch = _micro_batches(problem)
     weight = float(slot_targets(problem)[1].sum(dtype=torch.float64))
 
-    def run() -> tuple[float, int]:
-        outcome = engine.train(_micro_batch(problem), 1 / weight)
-        return float(outcome.loss) / weight, int(outcome.correct_W.sum())
+    def run() -> tuple[Tensor, Tensor]:
+        with engine.computing():
+            outcome = engine.train(next_batch(), 1 / weight)
+        return outcome.loss / weight, outcome.correct_W.sum()
 
     def gradients() -> dict[str, Tensor]:
         return {name: parameter.grad for name, parameter in engine.model.named_parameters()}
@@ -35,9 +45,12 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
 def _engine(problem: Problem, anchor_chunk: int | None) -> Engine:
     """Weights in float32 at least, computation in the problem's dtype."""
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
-    model = DraftModel(draft_config(problem.sizes)).to(device, torch.promote_types(dtype, torch.float32))
+    config = draft_config(problem.sizes)
+    model = DraftModel(config).to(device, torch.promote_types(dtype, torch.float32))
     model.load_state_dict(problem.weights)
-    _, attend = choose_attention(device)
+    if device.type == "cuda":
+        model.compile_layers()
+    _, attend = choose_attention(device, config, dtype)
     return Engine(
         model=model,
         embed_VM=problem.embed_VM,
@@ -46,22 +59,25 @@ def _engine(problem: Problem, anchor_chunk: int | None) -> Engine:
         attend=attend,
         exchange=Alone(),
         anchor_chunk=anchor_chunk,
+        computing=weights_to_compute_with(model, dtype),
     )
 
 
-def _micro_batch(problem: Problem) -> MicroBatch:
-    """The one sequence up to its last anchor."""
+def _micro_batches(problem: Problem) -> Callable[[], MicroBatch]:
+    """The one sequence up to its last anchor, at every call as a new micro-batch."""
     anchors_N, last = problem.anchors_A, int(problem.anchors_A.max())
     labels_NK, weights_NK = slot_targets(problem)
-    return MicroBatch(
+    start_N, end_N = torch.zeros(len(anchors_N), dtype=torch.int64), anchors_N.cpu()
+    batch = MicroBatch(
         features_tF=problem.features_SF[:last],
         positions_t=torch.arange(last, device=anchors_N.device),
-        seen=(Seen(torch.zeros(len(anchors_N), dtype=torch.int64), anchors_N.cpu()),),
+        seen=(Seen(start_N, end_N),),
         anchor_ids_N=problem.ids_S[anchors_N],
         positions_N=anchors_N,
         labels_NK=labels_NK,
         weights_NK=weights_NK,
     )
+    return lambda: evolve(batch, seen=(Seen(start_N, end_N),))
 
 
 def draft_config(sizes: Sizes) -> DraftConfig:

@@ -50,7 +50,7 @@ class HuggingFaceBackend:
 def forward_batch(
     target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Features [B, S, F] and, where asked for, final hidden states [B, S, M] of one padded forward pass, on the CPU."""
+    """What `device_batch` gives, on the CPU."""
     features_BSF, final_BSM = device_batch(target, samples, layer_ids, final_hidden=final_hidden)
     return features_BSF.cpu(), None if final_BSM is None else final_BSM.cpu()
 
@@ -59,7 +59,8 @@ def forward_batch(
 def device_batch(
     target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The same on the target's device.
+    """Features [B, S, F] and, where asked for, final hidden states [B, S, M] of one forward pass, padded, on the
+    target's device, which is not waited for.
 
     Samples with and without images go together. Pixel rows need no budget of their own: merge_size^2 of them make an
     image token, and vision attention stays within an image.

@@ -18,6 +18,7 @@ K block size, W weighted slots, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from attrs import Factory, field, frozen
@@ -87,7 +88,8 @@ class Chunk:
 class Engine:
     """The draft, the target's frozen ends [V, M], and how to compute.
 
-    anchor_chunk: blocks in one pass, all of them where None.
+    anchor_chunk: blocks in one pass, all of them where None. computing: entered around the passes of a step, with the
+    weights that it computes with inside.
     """
 
     model: DraftModel
@@ -98,19 +100,30 @@ class Engine:
     exchange: Exchange
     anchor_chunk: int | None = None
     activation_checkpointing: bool = False
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def train(self, batch: MicroBatch, scale: float, before_last: Callable[[], None] | None = None) -> Slots:
+    def train(
+        self,
+        batch: MicroBatch,
+        scale: float,
+        before_last: Callable[[], None] | None = None,
+        before_blocks: Callable[[], None] | None = None,
+    ) -> Slots:
         """Add the gradients of scale * sum(w * CE) to the parameters.
 
-        before_last is called before the last backward pass: the moment to let gradients be reduced over ranks.
+        before_last is called before the last backward pass, that of the context, before_blocks before the last one of
+        blocks: the moments to let gradients be reduced over ranks.
         """
         context = self._context(batch)
         # In float32 at least, as every chunk adds to their gradients.
         wide = torch.promote_types(batch.features_tF.dtype, torch.float32)
         leaves = [tensor.detach().to(wide).requires_grad_() for tensor in context]
         outcomes = []
-        for chunk in self._chunks(batch):
+        chunks = list(self._chunks(batch))
+        for number, chunk in enumerate(chunks, start=1):
             outcome = self._blocks(chunk, leaves, batch.features_tF.dtype)
+            if before_blocks is not None and number == len(chunks):
+                before_blocks()
             (outcome.loss * scale).backward()
             outcomes.append(Slots(outcome.loss.detach(), outcome.slots_W, outcome.correct_W))
         if before_last is not None:

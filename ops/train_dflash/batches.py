@@ -2,18 +2,19 @@
 
 Every rank draws the anchors of the whole global step, from loss masks alone (`Labels`). So the denominator of the loss
 and the cost of every sample are known everywhere before the first forward pass, and equal on any world size. Features
-(`States`) are asked for by `prepare` only: of its micro-batch, each sequence-parallel rank takes one contiguous slice.
+(`States`) are asked for by `pack` only: of its micro-batch, each sequence-parallel rank takes one contiguous slice.
 
 Legend: S tokens of a sample, A anchors, K block size, T packed context tokens, t a rank's slice, P sp_degree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Protocol
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from dsl.errors import DataError
@@ -25,6 +26,10 @@ from ops.dflash.weighted import Weighted
 from ops.files import read_json, read_jsonl
 from ops.sequence_parallel.exchange import deal_blocks
 from ops.shard_sequence.run import padded_length
+from ops.train_dflash.staging import Direct, Sent, Transfer
+
+ROWS = "rows_W"  # of Weighted, among the tensors of a micro-batch
+ALIGNMENT = 512  # bytes: where a tensor begins among others, as torch's allocator on a GPU has it
 
 
 class Labels(Protocol):
@@ -45,7 +50,7 @@ class States(Protocol):
     @property
     def width(self) -> int: ...
     def features(self, index: int, first: int, last: int) -> Tensor:
-        """[last - first, F] in the dtype of the capture."""
+        """[last - first, F] in the dtype of the capture, on the CPU or on the device that the rank computes on."""
 
     def final_hidden(self, index: int, first: int, last: int) -> Tensor:
         """Behind the final norm, [last - first, M]."""
@@ -159,7 +164,7 @@ def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 
 def needed(samples: Sequence[Drawn], place: Place) -> list[Rows]:
-    """The rows of each sample's features that `prepare` asks for on this rank, in order; a sample may have none."""
+    """The rows of each sample's features that `pack` asks for on this rank, in order; a sample may have none."""
     starts = _starts(samples)
     first, last = _slice(starts[-1], place)
     rows = []
@@ -169,8 +174,83 @@ def needed(samples: Sequence[Drawn], place: Place) -> list[Rows]:
     return rows
 
 
+@frozen(eq=False)
+class Part:
+    """A tensor of a micro-batch before it is there: the sources one after the other, and zeros behind the last."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sources: Sequence[Tensor]
+
+    @property
+    def on_host(self) -> bool:
+        return all(source.device.type == "cpu" for source in self.sources)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def write(self, tensor: Tensor) -> Tensor:
+        """Fill a tensor of this shape and dtype; every byte of the sources is read once."""
+        row = 0
+        for source in self.sources:
+            tensor[row : row + len(source)].copy_(source)
+            row += len(source)
+        tensor[row:].zero_()
+        return tensor
+
+
+@frozen(eq=False)
+class Packed:
+    """A micro-batch on the host. weights_NK: those of this rank's blocks, dummies included; weighted: its slots.
+
+    parts: the tensors of MicroBatch by their names, and those rows; those that come from the device itself stay there.
+    """
+
+    parts: Mapping[str, Part]
+    seen: tuple[Seen, ...]
+    weights_NK: Tensor
+    weighted: Weighted
+    device: torch.device
+
+    def send(self, transfer: Transfer) -> tuple[MicroBatch, Sent]:
+        """The micro-batch on the device, to be used after `Sent.arrive`."""
+        host = {name: part for name, part in self.parts.items() if part.on_host}
+        places, size = {}, 0
+        for name, part in host.items():
+            places[name] = size
+            size += -(-part.size // ALIGNMENT) * ALIGNMENT
+
+        def tensors_in(memory: Tensor) -> dict[str, Tensor]:
+            return {
+                name: memory[places[name] : places[name] + part.size].view(part.dtype).view(part.shape)
+                for name, part in host.items()
+            }
+
+        def write(memory: Tensor) -> None:
+            for name, tensor in tensors_in(memory).items():
+                host[name].write(tensor)
+
+        sent = transfer.send(size, write)
+        there = {
+            name: part.write(torch.empty(part.shape, dtype=part.dtype, device=self.device))
+            for name, part in self.parts.items()
+            if name not in host
+        }
+        tensors = {**tensors_in(sent.memory), **there}
+        weighted = evolve(self.weighted, rows_W=tensors.pop(ROWS))
+        return MicroBatch(**tensors, seen=self.seen, weighted=weighted), sent
+
+
 def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
-    """The micro-batch of these samples for one rank. Every sample has an anchor. A function of its arguments alone.
+    """The micro-batch of `pack` on the rank's device, there when this returns. A function of its arguments alone."""
+    batch, _ = pack(reader, samples, place, with_teacher=with_teacher).send(Direct(place.device))
+    return batch
+
+
+def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> Packed:
+    """The micro-batch of these samples for one rank. Every sample has an anchor.
 
     Their prefixes are packed one after the other and padded at the end to a multiple of P; the padding is seen by no
     block. Blocks are dealt over the SP ranks in serpentine order of their prefixes; a rank that has fewer than the
@@ -185,41 +265,51 @@ def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teac
     count = len(dealt[0]) + missing[0]
     own = dealt[place.sp_rank]
 
-    def mine(values: Sequence[Tensor]) -> Tensor:
-        return _padded(torch.cat(list(values))[own], count)
+    def mine(values_N: Tensor) -> Part:
+        return Part((count, *values_N.shape[1:]), values_N.dtype, [values_N[own]])
 
-    labels_NK = mine([sample.labels_AK for sample in samples])
-    weights_NK = mine([sample.weights_AK for sample in samples])
+    labels_NK = torch.cat([sample.labels_AK for sample in samples])
+    weights_NK = torch.cat([sample.weights_AK for sample in samples])
     first, last = _slice(starts[-1], place)
-    return MicroBatch(
-        features_tF=_moved(_packed(reader, needed(samples, place), last - first), place, place.dtype),
-        positions_t=_moved(_positions(starts, first, last), place),
-        seen=tuple(Seen(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt),
-        anchor_ids_N=_moved(mine([sample.anchor_ids_A for sample in samples]), place),
-        positions_N=_moved(mine([anchors_N]), place),
-        labels_NK=_moved(labels_NK, place),
-        weights_NK=_moved(weights_NK, place),
-        teacher_NKM=_moved(_padded(_teacher(reader, samples, own), count), place, place.dtype)
-        if with_teacher
-        else None,
-        weighted=Weighted.of(labels_NK, weights_NK, place.device),
-    )
+    rows = needed(samples, place)
+    features = [reader.features(row.index, row.first, row.last) for row in rows if row.first < row.last]
+    parts = {
+        "features_tF": Part((last - first, reader.width), place.dtype, features),
+        "positions_t": Part((last - first,), torch.int64, [_positions(starts, first, last)]),
+        "anchor_ids_N": mine(torch.cat([sample.anchor_ids_A for sample in samples])),
+        "positions_N": mine(anchors_N),
+        "labels_NK": mine(labels_NK),
+        "weights_NK": mine(weights_NK),
+    }
+    if with_teacher:
+        teacher = _teacher(reader, samples, own)
+        parts["teacher_NKM"] = Part((count, *teacher[0].shape[1:]), place.dtype, teacher)
+    seen = tuple(Seen(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt)
+    return _packed(parts, seen, _padded(labels_NK[own], count), _padded(weights_NK[own], count), place)
 
 
-def idle_batch(block_size: int, features: int, place: Place) -> MicroBatch:
+def idle_batch(block_size: int, features: int, place: Place) -> Packed:
     """A block of weight zero without context: what a rank without samples computes, to stay in step with the others."""
     zero = torch.zeros(1, dtype=torch.int64)
     labels_NK, weights_NK = torch.zeros(1, block_size, dtype=torch.int64), torch.zeros(1, block_size)
-    return MicroBatch(
-        features_tF=torch.zeros(1, features, device=place.device, dtype=place.dtype),
-        positions_t=zero.to(place.device),
-        seen=(Seen(zero, zero),) * place.sp_degree,
-        anchor_ids_N=zero.to(place.device),
-        positions_N=zero.to(place.device),
-        labels_NK=labels_NK.to(place.device),
-        weights_NK=weights_NK.to(place.device),
-        weighted=Weighted.of(labels_NK, weights_NK, place.device),
-    )
+    parts = {
+        "features_tF": Part((1, features), place.dtype, []),
+        "positions_t": Part((1,), torch.int64, []),
+        "anchor_ids_N": Part((1,), torch.int64, []),
+        "positions_N": Part((1,), torch.int64, []),
+        "labels_NK": Part((1, block_size), torch.int64, []),
+        "weights_NK": Part((1, block_size), torch.float32, []),
+    }
+    return _packed(parts, (Seen(zero, zero),) * place.sp_degree, labels_NK, weights_NK, place)
+
+
+def _packed(
+    parts: Mapping[str, Part], seen: tuple[Seen, ...], labels_NK: Tensor, weights_NK: Tensor, place: Place
+) -> Packed:
+    """With the rows of the weighted slots, which travel with the tensors of the micro-batch."""
+    weighted = Weighted.of(labels_NK, weights_NK)
+    rows = {ROWS: Part(tuple(weighted.rows_W.shape), torch.int64, [weighted.rows_W])}
+    return Packed({**parts, **rows}, seen, weights_NK, weighted, place.device)
 
 
 def _slice(total: int, place: Place) -> tuple[int, int]:
@@ -233,28 +323,11 @@ def _starts(samples: Sequence[Drawn]) -> list[int]:
     return torch.tensor([0, *(sample.prefix for sample in samples)]).cumsum(0).tolist()
 
 
-def _packed(reader: States, rows: Sequence[Rows], count: int) -> Tensor:
-    """Features [count, F] of the rows one after the other, zero behind the last."""
-    parts = [reader.features(row.index, row.first, row.last) for row in rows if row.first < row.last]
-    missing = count - sum(len(part) for part in parts)
-    if missing:
-        dtype = parts[0].dtype if parts else torch.float32
-        parts.append(torch.zeros(missing, reader.width, dtype=dtype))
-    return torch.cat(parts)
-
-
-def _moved(tensor: Tensor, place: Place, dtype: torch.dtype | None = None) -> Tensor:
-    """On the rank's device. From pinned memory the thread that prepares does not wait for the copy."""
-    if place.device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(place.device, dtype or tensor.dtype, non_blocking=True)
-
-
-def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> Tensor:
+def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> list[Tensor]:
     """The target's final hidden states that predict the token at anchor + k, those at anchor + k - 1, of own blocks.
 
-    own: ascending places among all blocks of the samples; [len(own), K, M]. Rows that no weight asks for (slot 0, and
-    slots behind the end) repeat a neighbour's.
+    own: ascending places among all blocks of the samples; together [len(own), K, M]. Rows that no weight asks for
+    (slot 0, and slots behind the end) repeat a neighbour's.
     """
     K = samples[0].labels_AK.shape[1]
     slots_K = torch.arange(K)
@@ -271,7 +344,7 @@ def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> Tensor:
         hidden = reader.final_hidden(sample.index, first, min(int(anchors_A[-1]) + K, sample.length))
         places_AK = anchors_A[:, None] - first + (slots_K - 1).clamp(min=0)
         rows.append(hidden[places_AK.clamp(max=len(hidden) - 1)])
-    return torch.cat(rows)
+    return rows
 
 
 def _positions(starts: Sequence[int], first: int, last: int) -> Tensor:

@@ -143,7 +143,7 @@ def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
                     connection.send_bytes(json.dumps({"stop": stage.stop_requested()}).encode())
                     for tensor in (taken.features, taken.final_hidden):
                         if tensor is not None:
-                            connection.send_bytes(_bytes(tensor))
+                            connection.send_bytes(_bytes(tensor.cpu()))
     if stopped:
         raise StopRequested("this rank captured for a training that stopped")
 

@@ -6,9 +6,11 @@ Every choice that depends on the machine is made here, once, and printed: attent
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from attrs import frozen
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsl.stage import Stage
@@ -26,9 +28,11 @@ from ops.train_dflash.inputs import Inputs, Reader
 from ops.train_dflash.online import OnlineSource, Take
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.sharding import shard_model
+from ops.train_dflash.staging import transfer_to
 from ops.train_dflash.step import Stream
 from ops.train_dflash.warm_start import load_weights
 from ops.training import ranks
+from ops.training.working_weights import WorkingWeights
 
 
 @frozen(eq=False)
@@ -66,8 +70,9 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
     )
     mesh = None if stage.world_size == 1 else make_mesh(stage.world_size, stage.sp_degree, place.device)
     train = _stream(config, inputs, "train", place, take)
+    model = _model(config, stage, inputs, place, mesh)
     engine = Engine(
-        model=_model(config, stage, inputs, place, mesh),
+        model=model,
         embed_VM=inputs.embed_VM,
         head_VM=inputs.head_VM,
         loss=train.loss,
@@ -75,8 +80,18 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
         exchange=_exchange(config, inputs, train, mesh),
         anchor_chunk=config.anchor_chunk,
         activation_checkpointing=config.activation_checkpointing,
+        computing=nullcontext if mesh is not None else weights_to_compute_with(model, place.dtype),
     )
     return Setup(engine, train, _stream(config, inputs, "val", place, take), place)
+
+
+def weights_to_compute_with(model: nn.Module, dtype: torch.dtype) -> Callable[[], AbstractContextManager[None]]:
+    """Of a model in one process, for Engine.computing: cast once a step where the masters are wider than `dtype`.
+
+    FSDP2 does the same for a sharded one.
+    """
+    wider = dtype.itemsize < next(model.parameters()).dtype.itemsize
+    return WorkingWeights(model, dtype).in_place if wider else nullcontext
 
 
 def tell(line: str) -> None:
@@ -97,6 +112,7 @@ def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take:
         micro_batch_tokens=config.micro_batch_tokens,
         pad_multiple=inputs.pad_multiple,
         place=place,
+        transfer=transfer_to(place.device),
     )
 
 
@@ -113,11 +129,11 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
     if warm_start is not None:
         load_weights(model, warm_start.path)
     model.to(place.device, torch.promote_types(place.dtype, torch.float32))
-    if mesh is not None:
-        shard_model(model, flat_mesh(mesh))
     compiled = place.device.type == "cuda" if config.compile is None else config.compile
     if compiled:
         model.compile_layers()
+    if mesh is not None:
+        shard_model(model, flat_mesh(mesh), place.dtype)
     attention, _ = choose_attention(place.device, inputs.draft, place.dtype)
     tell(
         f"{_ranks(place)} on {place.device.type} in {config.dtype}; attention: {attention}; "

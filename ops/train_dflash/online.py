@@ -2,9 +2,9 @@
 
 Labels and lengths come from the token shards, so anchors, order and dealing are those of a training on stored features.
 The states of a micro-batch are computed just before it is prepared (`Capture.take`), by forward passes over whole
-samples in batches by token budget, and live until it is; nothing is written. A sequence-parallel rank runs the samples
-that its slice touches, so a sample on the border of two slices is run by both. Where the loss needs final hidden
-states, it runs every sample of the micro-batch: its blocks are dealt from all of them.
+samples in batches by token budget, and live until it is, on the device; nothing is written. A sequence-parallel rank
+runs the samples that its slice touches, so a sample on the border of two slices is run by both. Where the loss needs
+final hidden states, it runs every sample of the micro-batch: its blocks are dealt from all of them.
 
 Legend: B batch, S tokens of a sample, R rows asked for of all samples, F features, L tokens of all samples, M hidden
 size.
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
-from ops.capture_targets.huggingface import forward_batch
+from ops.capture_targets.huggingface import device_batch
 from ops.capture_targets.layers import check_layers, spread_layers
 from ops.capture_targets.run import batches_by_length
 from ops.capture_targets.shards import feature_info
@@ -85,8 +85,8 @@ def token_mistakes(tokens: TokenShards, target: TargetModel) -> list[str]:
 
 @frozen(eq=False)
 class Taken:
-    """The states of some samples one after the other, on the CPU: features [R, F] of the rows that were asked for, and
-    final_hidden [L, M] of all their tokens, or None.
+    """The states of some samples one after the other: features [R, F] of the rows that were asked for, and final_hidden
+    [L, M] of all their tokens, or None. On the device that computed them, or on the CPU where another rank did.
     """
 
     features: Tensor
@@ -127,12 +127,13 @@ class Capture:
         lengths = [reader.records[row.index]["tokens"] for row in rows]
         starts = [0, *accumulate(row.last - row.first for row in rows)]
         offsets = [0, *accumulate(lengths)]
-        features_RF = torch.empty(starts[-1], len(layer_ids) * hidden_size, dtype=dtype)
-        final_LM = torch.empty(offsets[-1], hidden_size, dtype=dtype) if kept else None
+        on_device = {"dtype": dtype, "device": self._device}
+        features_RF = torch.empty(starts[-1], len(layer_ids) * hidden_size, **on_device)
+        final_LM = torch.empty(offsets[-1], hidden_size, **on_device) if kept else None
         with self._one_at_a_time, _current(self._device):
             for batch in batches_by_length(lengths, self._batch_tokens):
                 samples = [reader.sample(rows[place].index) for place in batch]
-                features_BSF, final_BSM = forward_batch(self._target, samples, layer_ids, final_hidden=kept)
+                features_BSF, final_BSM = device_batch(self._target, samples, layer_ids, final_hidden=kept)
                 for number, place in enumerate(batch):
                     first, last = rows[place].first, rows[place].last
                     features_RF[starts[place] : starts[place + 1]] = features_BSF[number, first:last]

@@ -21,7 +21,7 @@ from torch import Tensor
 from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.files import write_json
-from ops.optimizer import clip_gradients, learning_rate, make_optimizer, set_rate
+from ops.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
 from ops.train_dflash.engine import Setup, set_up, tell
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
@@ -172,7 +172,8 @@ class _Training:
     def one_step(self, stream: Iterator[Prepared]) -> None:
         """Forward, backward and update over one global step; its row goes into the history.
 
-        A step without a weighted slot, or with a loss or gradient that is not finite, updates nothing.
+        A step without a weighted slot, or with a loss or gradient that is not finite, updates nothing. The device is
+        read once: tally and norm together, which decide about the update.
         """
         step, state, config = self.state.step, self.state, self.config
         state.optimizer.zero_grad(set_to_none=True)
@@ -186,11 +187,13 @@ class _Training:
             decay_ratio=config.decay_ratio,
             min_ratio=config.min_lr_ratio,
         )
-        norm = 0.0
+        norm = gradient_norm(state.model.parameters(), tally.device)
+        row = torch.cat((norm.to(torch.float64)[None], tally)).cpu()
+        norm, tally = float(row[0]), row[1:]
         if tally[WEIGHT] > 0:
-            norm = clip_gradients(state.model.parameters(), config.grad_clip)
             planned = self.inputs.steps[step]
             if self.nonfinite.accepts(step + 1, mean_loss(tally), norm, lambda: self.inputs.names(planned.samples)):
+                limit_gradients(state.model.parameters(), norm, config.grad_clip)
                 set_rate(state.optimizer, rate)
                 state.optimizer.step()
                 if state.ema is not None:

@@ -1,25 +1,69 @@
-"""The draft sharded over the ranks by FSDP2."""
+"""The draft sharded over the ranks by FSDP2: what is gathered and reduced together, and when.
+
+The draft is gathered once per step, and every gradient reduced once or twice, however many passes a step takes:
+micro-batches and chunks of anchors differ in number between ranks, and so must not communicate. What the context needs
+is gathered first, the rest while that is computed; a layer's gradients are reduced while those of the layers before it
+are computed, in the step's last pass over blocks:
+
+    root           fc, hidden_norm                      reduced behind the last backward pass, that of the context
+    attention i    q, k, v, o and the norms of heads    behind the last pass over blocks; k, v and their norm once more
+    layer i        MLP and the norms of the layer       in that pass, as soon as all of the layer are done
+    norm           the last norm                        likewise
+
+What is reduced at once must be the same on every rank, whether it comes from one pass or was added up over several: so
+a part's gradients all come from the same passes, and it is reduced when the last of them is there.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import wraps
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from ops.dflash.model import DraftModel
+from ops.dflash.model import ContextKV, DraftModel, Layer
+
+# What a pass over blocks calls of a layer first, and so differentiates last.
+PROJECTIONS = tuple(name for name in vars(Layer) if name.startswith("project"))
 
 
-def shard_model(model: DraftModel, flat: DeviceMesh) -> None:
-    """Shard the draft over all ranks, as one unit, with FSDP2; gradients are averaged over all ranks.
+def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None = None) -> None:
+    """Shard the draft over all ranks with FSDP2, after `compile_layers`; gradients are averaged over all ranks.
 
-    Weights are gathered and gradients reduced in the dtype of the master weights; layers cast when they compute.
-    The draft is gathered once per step and its gradients reduced once, however many passes a step takes: micro-batches
-    and chunks of anchors differ in number between ranks, and so must not communicate.
+    dtype: what the draft computes in. Where that is narrower than the weights, which stay as they are, these are cast
+    before they are gathered; a pass adds its gradients to those of the passes before in the dtype of the weights, and
+    in that they are reduced.
     """
-    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-    fully_shard(model, mesh=flat, reshard_after_forward=False, mp_policy=policy)
+    masters = next(model.parameters()).dtype
+    narrow = dtype is not None and dtype.itemsize < masters.itemsize
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype if narrow else None, reduce_dtype=masters if narrow else None, cast_forward_inputs=False
+    )
+    attentions = [layer.self_attn for layer in model.layers]
+    for module in (*attentions, *model.layers, model.norm, model):
+        fully_shard(module, mesh=flat, reshard_after_forward=False, mp_policy=policy)
     # context_kv returns transposed views; nothing writes into them, which is what FSDP2 warns of on every rank.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    model.context_kv = _with_attentions(model)
     for method in ("context_kv", "forward_blocks"):
         register_fsdp_forward_method(model, method)
+    for layer in model.layers:
+        for method in PROJECTIONS:
+            register_fsdp_forward_method(layer, method)
+    model.set_modules_to_forward_prefetch([*attentions, *model.layers, model.norm])
+
+
+def _with_attentions(model: DraftModel) -> Callable[..., ContextKV]:
+    """context_kv, which takes keys and values from the attentions without calling them as modules, behind a wait."""
+    context_kv = model.context_kv
+
+    @wraps(context_kv)
+    def after_gathering(*args: object, **kwargs: object) -> ContextKV:
+        for layer in model.layers:
+            layer.self_attn.unshard()
+        return context_kv(*args, **kwargs)
+
+    return after_gathering

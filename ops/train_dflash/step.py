@@ -4,12 +4,14 @@ The loss is sum(w*CE) / sum(w), both over the global batch. The denominator is k
 no reduction is differentiated through: each rank backpropagates world_size * sum_local(w*CE) / sum_global(w), and
 gradients are averaged over the ranks. That holds for sequence-parallel ranks as well.
 
-Preparing inputs (batches.prepare), the pass (Engine) and counting outputs (`count`) share nothing but the micro-batch.
+Preparing inputs (batches.pack), the pass (Engine) and counting outputs (`count`) share nothing but the micro-batch.
+What is counted stays on the device until the step is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from attrs import frozen
 from torch import Tensor
@@ -23,6 +25,7 @@ from ops.shard_sequence.run import padded_length
 from ops.train_dflash.batches import (
     Drawn,
     Labels,
+    Packed,
     Place,
     PlannedStep,
     Rows,
@@ -31,9 +34,10 @@ from ops.train_dflash.batches import (
     idle_batch,
     micro_batches,
     needed,
-    prepare,
+    pack,
 )
 from ops.train_dflash.prefetch import Prefetch
+from ops.train_dflash.staging import Sent, Transfer
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
 from ops.training import ranks
 from ops.training.ranks import deal
@@ -45,23 +49,34 @@ VAL_SEED, VAL_EPOCH = 0, -1
 class Prepared:
     """A micro-batch of a global step on this rank.
 
-    batch: None where no sample of the whole step, on any rank, has a weighted slot. denominator: of the loss, over the
-    global step. tokens, anchorless and flops count the whole global step, in its first micro-batch on rank 0 alone.
+    batch: None where no sample of the whole step, on any rank, has a weighted slot; sent: of its bytes. denominator: of
+    the loss, over the global step. weight and anchors: its own denominator, and its blocks with a weighted slot.
+    tokens, anchorless and flops count the whole global step, in its first micro-batch on rank 0 alone.
     """
 
     batch: MicroBatch | None
+    sent: Sent | None
     denominator: float
+    weight: float
+    anchors: int
     tokens: int
     anchorless: int
     flops: float
     last: bool
+
+    def arrived(self) -> MicroBatch | None:
+        """The batch, for the thread that computes."""
+        if self.sent is not None:
+            self.sent.arrive()
+        return self.batch
 
 
 @frozen(eq=False)
 class Stream:
     """Makes the micro-batches of planned steps for one rank; it touches no weights and no rank that trains.
 
-    reader: the samples of the split; states: gives the features of a micro-batch's rows, when it is prepared.
+    reader: the samples of the split; states: gives the features of a micro-batch's rows, when it is prepared. transfer:
+    brings it to the device; its own, as two streams may be read at once.
     """
 
     reader: Labels
@@ -73,6 +88,7 @@ class Stream:
     micro_batch_tokens: int
     pad_multiple: int
     place: Place
+    transfer: Transfer
 
     def steps(self, planned: Iterable[PlannedStep], seed: int) -> Iterator[Prepared]:
         """The micro-batches of the steps, one step after the other; every step has at least one."""
@@ -111,17 +127,21 @@ class Stream:
         if self.place.dp_rank or self.place.sp_rank:
             counts = nothing
         if total == 0:
-            yield Prepared(None, total, *counts, last=True)
+            yield Prepared(None, None, total, 0.0, 0, *counts, last=True)
             return
         own = self.batches(drawn, self.place.dp_rank) or [[]]
         for number, samples in enumerate(own):
-            batch = self._prepare(samples)
-            yield Prepared(batch, total, *(nothing if number else counts), last=number == len(own) - 1)
+            packed = self._pack(samples)
+            batch, sent = packed.send(self.transfer)
+            weight = denominator(self.loss, packed.weights_NK)
+            anchors = int((packed.weights_NK.sum(dim=1) > 0).sum())
+            rest = nothing if number else counts
+            yield Prepared(batch, sent, total, weight, anchors, *rest, last=number == len(own) - 1)
 
-    def _prepare(self, samples: Sequence[Drawn]) -> MicroBatch:
+    def _pack(self, samples: Sequence[Drawn]) -> Packed:
         if samples:
             states = self.states(needed(samples, self.place))
-            return prepare(states, samples, self.place, with_teacher=self.loss.kind == "kl")
+            return pack(states, samples, self.place, with_teacher=self.loss.kind == "kl")
         return idle_batch(self.draft.block_size, self.reader.width, self.place)
 
     def _cost(self, sample: Drawn) -> float:
@@ -135,40 +155,57 @@ class Stream:
 def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) -> Tensor:
     """Take one step's micro-batches from the stream and add their gradients, averaged over the ranks.
 
-    Returns the global tally; where its weight is zero, there are no gradients.
+    Returns the global tally, on the device and not waited for; where its weight is zero, there are no gradients.
     """
-    tally = new_tally(engine.model.config.block_size)
+    tally = _Tally.new(engine)
     ranks.hold_gradients(engine.model)
-    for item in prepared:
-        if item.batch is not None:
-            release = (lambda: ranks.release_gradients(engine.model)) if item.last else None
-            count(tally, item, engine.train(item.batch, world_size / item.denominator, release), engine.loss)
-        else:
-            count(tally, item, None, engine.loss)
-        if item.last:
-            break
-    return ranks.summed(tally.to(engine.embed_VM.device)).cpu()
+    with engine.computing():
+        for item in prepared:
+            batch, slots = item.arrived(), None
+            if batch is not None:
+                released = (ranks.release_gradients, ranks.release_parts) if item.last else ()
+                before = (partial(release, engine.model) for release in released)
+                slots = engine.train(batch, world_size / item.denominator, *before)
+            tally.count(item, slots)
+            if item.last:
+                break
+    return tally.summed()
 
 
 def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
     """The global tally over all samples of a split, without gradients; `ahead` micro-batches wait, at most."""
-    tally = new_tally(engine.model.config.block_size)
-    with Prefetch(stream.split(), ahead) as prepared:
+    tally = _Tally.new(engine)
+    with engine.computing(), Prefetch(stream.split(), ahead) as prepared:
         for item in prepared:
-            count(tally, item, None if item.batch is None else engine.measure(item.batch), engine.loss)
+            batch = item.arrived()
+            tally.count(item, None if batch is None else engine.measure(batch))
     reshard(engine.model)
-    return ranks.summed(tally.to(engine.embed_VM.device)).cpu()
+    return tally.summed().cpu()
 
 
-def count(tally: Tensor, item: Prepared, slots: Slots | None, loss: Loss) -> None:
-    """Add a micro-batch's outputs to this rank's tally."""
-    tally[TOKENS] += item.tokens
-    tally[ANCHORLESS] += item.anchorless
-    tally[FLOPS] += item.flops
-    if item.batch is None or slots is None:
-        return
-    weights_NK = item.batch.weights_NK.cpu()
-    tally[LOSS] += float(slots.loss)
-    tally[WEIGHT] += denominator(loss, weights_NK)
-    tally[ANCHORS] += int((weights_NK.sum(dim=1) > 0).sum())
-    count_slots(tally, slots.slots_W.cpu(), slots.correct_W.cpu())
+@frozen(eq=False)
+class _Tally:
+    """This rank's counts: what is known on the host, and what the device computes."""
+
+    known: Tensor
+    found: Tensor
+
+    @classmethod
+    def new(cls, engine: Engine) -> _Tally:
+        block_size = engine.model.config.block_size
+        return cls(new_tally(block_size), new_tally(block_size, engine.embed_VM.device))
+
+    def count(self, item: Prepared, slots: Slots | None) -> None:
+        """Add a micro-batch and the outcome of its pass."""
+        self.known[TOKENS] += item.tokens
+        self.known[ANCHORLESS] += item.anchorless
+        self.known[FLOPS] += item.flops
+        self.known[WEIGHT] += item.weight
+        self.known[ANCHORS] += item.anchors
+        if slots is not None:
+            self.found[LOSS].add_(slots.loss)
+            count_slots(self.found, slots.slots_W, slots.correct_W)
+
+    def summed(self) -> Tensor:
+        """The sum over all ranks, on the device."""
+        return ranks.summed(self.found + self.known.to(self.found.device, non_blocking=True))

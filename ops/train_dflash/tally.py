@@ -1,6 +1,7 @@
 """What is counted over blocks, per step and for the val split, and the metrics made of it.
 
-A tally is a float64 vector: sums that add over micro-batches, ranks and steps alike. Legend: K block size.
+A tally is a float64 vector: sums that add over micro-batches, ranks and steps alike. While a step is under way it lies
+on the device, where adding to it waits for nothing; its counts are exact in any order. Legend: K block size.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from torch import Tensor
 LOSS, WEIGHT, TOKENS, ANCHORS, ANCHORLESS, FLOPS, HEAD = 0, 1, 2, 3, 4, 5, 6
 
 
-def new_tally(block_size: int) -> Tensor:
+def new_tally(block_size: int, device: torch.device | None = None) -> Tensor:
     """Zeros: the loss's numerator and denominator, context tokens, anchors, samples without one, floating-point
     operations, and correct and seen of slots 1..K-1.
     """
-    return torch.zeros(HEAD + 2 * (block_size - 1), dtype=torch.float64)
+    return torch.zeros(HEAD + 2 * (block_size - 1), dtype=torch.float64, device=device)
 
 
 def count_slots(tally: Tensor, slots_W: Tensor, correct_W: Tensor) -> None:
     """Add weighted slots, numbered from 1, and which of them were predicted right."""
-    block_size = (len(tally) - HEAD) // 2 + 1
-    seen = torch.bincount(slots_W, minlength=block_size)[1:]
-    correct = torch.bincount(slots_W[correct_W], minlength=block_size)[1:]
-    tally[HEAD:] += torch.cat((correct, seen)).double()
+    seen = slots_W.to(tally.device) + (HEAD - 1)
+    slots = (len(tally) - HEAD) // 2
+    tally.index_add_(0, seen, correct_W.to(tally.device, tally.dtype))
+    tally.index_add_(0, seen + slots, torch.ones_like(seen, dtype=tally.dtype))
 
 
 def mean_loss(tally: Tensor) -> float:

@@ -93,7 +93,9 @@ def device_of(stage: Stage) -> torch.device:
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on at least one rank, so that all ranks decide alike."""
+    """Whether the flag is set on at least one rank, so that all ranks decide alike. One process asks no device."""
+    if not dist.is_initialized():
+        return flag
     return bool(summed(torch.tensor(int(flag), device=device)).item())
 
 
@@ -105,6 +107,14 @@ def is_first() -> bool:
 def hold_gradients(model: nn.Module) -> None:
     """Gradients of the passes that follow are kept on this rank, and its gathered weights too."""
     _communicate(model, False)
+
+
+def release_parts(model: nn.Module) -> None:
+    """The pass that follows is the step's last but one, and the last that gives gradients to all parts that are sharded
+    by themselves: each reduces its own as soon as they are done. The gathered weights stay."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(True)
+        model.set_requires_gradient_sync(False, recurse=False)
 
 
 def release_gradients(model: nn.Module) -> None:

@@ -108,3 +108,14 @@ def test_the_environment_of_a_stage_is_pinned(monkeypatch):
     environment = stage_environment(2)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
     assert [environment[name] for name in names] == ["2", "2", "0", "false", "1"]
+
+
+def test_the_allocator_of_a_stage_with_gpus_grows_its_segments_unless_the_user_has_chosen(monkeypatch):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert "expandable_segments:True" == stage_environment(1, ["0"])["PYTORCH_ALLOC_CONF"]
+    assert not any("ALLOC_CONF" in name for gpus in (None, []) for name in stage_environment(1, gpus))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    environment = stage_environment(1, ["0"])
+    assert "max_split_size_mb:64" == environment["PYTORCH_CUDA_ALLOC_CONF"]
+    assert "PYTORCH_ALLOC_CONF" not in environment

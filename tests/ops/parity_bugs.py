@@ -71,8 +71,8 @@ def _scaled(change: Callable[[MicroBatch, float], float]) -> Iterator[None]:
     """Inside, the loss of every micro-batch is scaled by another factor."""
     train = Engine.train
 
-    def wrong(engine: Engine, batch: MicroBatch, scale: float, before_last: Callable[[], None] | None = None) -> Slots:
-        return train(engine, batch, change(batch, scale), before_last)
+    def wrong(engine: Engine, batch: MicroBatch, scale: float, *before: Callable[[], None]) -> Slots:
+        return train(engine, batch, change(batch, scale), *before)
 
     with patch.object(Engine, "train", wrong):
         yield

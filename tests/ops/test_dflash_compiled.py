@@ -19,6 +19,7 @@ from ops.dflash.attention import dense_attention
 from ops.dflash.compiled import compiled
 from ops.dflash.loss import Loss
 from ops.train_dflash.batches import Place, idle_batch, prepare
+from ops.train_dflash.staging import Direct
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
 
@@ -50,7 +51,7 @@ def test_training_and_measuring_compile_few_graphs_and_then_none(clean_dynamo, m
     drawn = sorted(drawn_samples(case), key=lambda sample: len(sample.anchors_A))
     assert 1 == len(drawn[0].anchors_A)
     batches = [prepare(CaseReader(case), samples, place) for samples in (drawn[1:], drawn[:1], drawn)]
-    batches.append(idle_batch(case.config.block_size, CaseReader(case).width, place))
+    batches.append(idle_batch(case.config.block_size, CaseReader(case).width, place).send(Direct(place.device))[0])
     # A block by itself, whose second one is padding, has as many slots as the hidden state has dimensions.
     assert len(batches[1].labels_NK) + 1 == case.config.hidden_size // case.config.block_size
     engine.train(batches[1], 1.0)

@@ -18,6 +18,7 @@ from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_s
 from ops.dflash.head import add_product
 from ops.dflash.loss import Loss
 from ops.train_dflash.batches import Place, idle_batch, prepare
+from ops.train_dflash.staging import Direct
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,7 +96,7 @@ def test_after_one_step_and_one_measurement_nothing_is_compiled_again():
     engine = make_engine(case, Loss(), device=CUDA, compiled=True)
     drawn = drawn_samples(case)
     batches = [prepare(CaseReader(case), samples, place_on(CUDA)) for samples in (drawn, drawn[:1], drawn[1:])]
-    batches.append(idle_batch(case.config.block_size, CaseReader(case).width, place_on(CUDA)))
+    batches.append(idle_batch(case.config.block_size, CaseReader(case).width, place_on(CUDA)).send(Direct(CUDA))[0])
     engine.train(batches[0], 1.0)
     engine.measure(batches[0])
     with torch._dynamo.config.patch(error_on_recompile=True):

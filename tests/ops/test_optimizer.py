@@ -5,12 +5,16 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from dsl.errors import ConfigError
 from ops.muon import orthogonal
 from ops.optimizer import (
+    adamw_options,
     clip_gradients,
+    gradient_norm,
     learning_rate,
+    limit_gradients,
     make_optimizer,
     named_state,
     restore_state,
@@ -85,6 +89,49 @@ def test_a_state_restored_by_name_goes_on_bit_for_bit(kind):
         assert torch.equal(one, two)
     assert set(state) >= {"0.bias.exp_avg", "0.bias.step", "1.weight.exp_avg_sq"}
     assert ("2.weight.momentum_buffer" in state) == (kind == "muon")
+
+
+def test_adamw_is_fused_on_cuda_and_left_to_torch_on_a_cpu():
+    assert {"fused": True} == adamw_options(torch.device("cuda", 1))
+    assert {} == adamw_options(torch.device("cpu"))
+    for kind in ("adamw", "muon"):
+        optimizer = make_optimizer(small_model(), 0.1, kind=kind)
+        assert not any(group.get("fused") for group in optimizer.param_groups)
+        with FakeTensorMode():
+            model = nn.Module()
+            model.matrix, model.norm = (nn.Parameter(torch.empty(shape, device="cuda")) for shape in ((6, 10), (10,)))
+            groups = make_optimizer(model, 0.1, kind=kind).param_groups
+        assert [True, True] == [group["fused"] for group in groups if "betas" in group]
+
+
+def test_a_state_goes_from_a_cpus_optimizer_to_a_fused_one_and_back():
+    model, fused_model = small_model(), small_model()
+    optimizer = make_optimizer(model, 0.1)
+    fused = torch.optim.AdamW(fused_model.parameters(), lr=0.0, weight_decay=0.1, fused=True)
+    optimizer.param_groups[1]["weight_decay"] = 0.1
+    run_steps(model, optimizer, range(3))
+    fused_model.load_state_dict(model.state_dict())
+    restore_state(fused, fused_model, {name: x.clone() for name, x in named_state(optimizer, model).items()})
+    expected = run_steps(model, optimizer, range(3, 6))
+    for one, two in zip(expected, run_steps(fused_model, fused, range(3, 6)), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+    back = make_optimizer(fused_model, 0.1)
+    restore_state(back, fused_model, {name: x.clone() for name, x in named_state(fused, fused_model).items()})
+    assert [6.0] * 5 == [float(x) for name, x in named_state(back, fused_model).items() if name.endswith(".step")]
+
+
+def test_the_norm_the_limit_and_the_update_read_nothing_from_the_device():
+    """On the meta device there is nothing to be read."""
+    model = small_model().to("meta")
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    norm = gradient_norm(model.parameters(), torch.device("meta"))
+    assert ("meta", 0) == (norm.device.type, norm.ndim)
+    limit_gradients(model.parameters(), 3.0, 1.0)
+    for kind in ("adamw", "muon"):
+        optimizer = make_optimizer(model, 0.1, kind=kind)
+        set_rate(optimizer, 0.1)
+        optimizer.step()
 
 
 def test_zeroing_gradients_reaches_both_parts_of_muon():

@@ -1,0 +1,123 @@
+"""The bytes of a micro-batch on their way to the device: written once, side by side, and copied once.
+
+On a CPU the memory they are written to is the micro-batch's own, and nothing is copied. For a GPU they are written to
+pinned memory and copied on a stream of their own, beside what the device computes. Pinned buffers are used in turn: one
+is written to again when the copy out of it is done. Whoever computes calls `Sent.arrive` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+BUFFERS = 2  # one is written to while the other is copied
+
+Write = Callable[[Tensor], None]  # fills the host bytes, uint8 [size], that it is given
+
+
+class Event(Protocol):
+    """The end of a copy: torch.cuda.Event, or what a test puts in its place."""
+
+    def synchronize(self) -> None:
+        """Return when the copy is done."""
+
+    def wait(self) -> None:
+        """Let the calling thread's current stream wait for it."""
+
+
+@frozen(eq=False)
+class Sent:
+    """uint8 [size] on the device, and the end of the copy that fills it; None where it is filled."""
+
+    memory: Tensor
+    copied: Event | None = None
+
+    def arrive(self) -> None:
+        """To be called by the thread that computes, before it uses the memory; its stream waits, the thread does not.
+
+        The memory belongs to the stream of the copy; noting the other one keeps it until that has used it.
+        """
+        if self.copied is not None:
+            self.copied.wait()
+            if self.memory.is_cuda:
+                self.memory.record_stream(torch.cuda.current_stream(self.memory.device))
+
+
+class Transfer(Protocol):
+    """Brings bytes to a device; for one thread at a time."""
+
+    def send(self, size: int, write: Write) -> Sent: ...
+
+
+@frozen
+class Direct:
+    """One buffer for every call: the device's own memory on a CPU, copied while the caller waits elsewhere."""
+
+    device: torch.device
+
+    def send(self, size: int, write: Write) -> Sent:
+        memory = torch.empty(size, dtype=torch.uint8)
+        write(memory)
+        return Sent(memory.to(self.device))
+
+
+@define(eq=False)
+class _Buffer:
+    memory: Tensor | None = None
+    copied: Event | None = None
+
+
+@define(eq=False)
+class Staged:
+    """Through host buffers that are used in turn.
+
+    allocate: gives uint8 [size] on the host. copy: starts the copy of such bytes to the device, and gives the memory
+    there with the copy's end.
+    """
+
+    allocate: Callable[[int], Tensor]
+    copy: Callable[[Tensor], tuple[Tensor, Event]]
+    _buffers: list[_Buffer] = field(init=False, factory=lambda: [_Buffer() for _ in range(BUFFERS)])
+    _turn: int = field(init=False, default=0)
+
+    def send(self, size: int, write: Write) -> Sent:
+        buffer = self._buffers[self._turn]
+        if buffer.copied is not None:
+            buffer.copied.synchronize()
+            buffer.copied = None
+        if buffer.memory is None or len(buffer.memory) < size:
+            buffer.memory = self.allocate(size)
+        written = buffer.memory[:size]
+        write(written)
+        memory, buffer.copied = self.copy(written)
+        self._turn = (self._turn + 1) % BUFFERS
+        return Sent(memory, buffer.copied)
+
+
+def transfer_to(device: torch.device) -> Transfer:
+    """The one that keeps the device busy: of a stream of its own on a GPU."""
+    return Staged(_pinned, _SideStream(device).copy) if device.type == "cuda" else Direct(device)
+
+
+def _pinned(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class _SideStream:
+    """Copies from pinned memory beside the stream that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def copy(self, host: Tensor) -> tuple[Tensor, Event]:
+        """The thread may be a new one, whose current GPU is the first one: the stream brings its own device along."""
+        with torch.cuda.stream(self._stream):
+            memory = host.to(self._device, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        return memory, copied
