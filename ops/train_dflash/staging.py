@@ -14,6 +14,8 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
+from ops.dflash.transfer import to_device
+
 BUFFERS = 2  # one is written to while the other is copied
 
 Write = Callable[[Tensor], None]  # fills the host bytes, uint8 [size], that it is given
@@ -55,14 +57,14 @@ class Transfer(Protocol):
 
 @frozen
 class Direct:
-    """One buffer for every call: the device's own memory on a CPU, copied while the caller waits elsewhere."""
+    """New memory for every call: the device's own on a CPU; elsewhere copied on the caller's stream."""
 
     device: torch.device
 
     def send(self, size: int, write: Write) -> Sent:
         memory = torch.empty(size, dtype=torch.uint8)
         write(memory)
-        return Sent(memory.to(self.device))
+        return Sent(to_device(memory, self.device))
 
 
 @define(eq=False)

@@ -51,9 +51,9 @@ def test_a_step_waits_nowhere_and_copies_one_table_for_each_chunk_and_window(kin
         engine.measure(batch)
     assert [{}, {}, {}] == [dict(traffic.waits) for traffic in (preparing, training, measuring)]
     windows = 2
-    tensors = 8 if kind == "kl" else 7  # of the micro-batch, the list of its weighted slots among them
+    micro_batch = 1  # all tensors of it together, the list of its weighted slots among them
     frequencies = 1  # once for a model
-    assert [tensors, frequencies + windows * chunks, windows * chunks] == [
+    assert [micro_batch, frequencies + windows * chunks, windows * chunks] == [
         traffic.copies for traffic in (preparing, training, measuring)
     ]
 
