@@ -31,9 +31,15 @@ def compiled(
     def call(*arguments: Any, **named: Any) -> Result:
         for argument in arguments:
             if isinstance(argument, Tensor):
-                torch._dynamo.maybe_mark_dynamic(argument, open_dimension)
+                leave_open(argument, open_dimension)
         # Around each call, since torch 2.13 keeps its settings by thread.
         with torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True):
             return inner(*arguments, **named)
 
     return call
+
+
+def leave_open(tensor: Tensor, *dimensions: int) -> None:
+    """Have these sizes of a tensor taken for no other size, and for no constant, where it is given to a compilation."""
+    for dimension in dimensions:
+        torch._dynamo.maybe_mark_dynamic(tensor, dimension)

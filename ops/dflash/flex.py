@@ -21,13 +21,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
-from ops.dflash.compiled import compiled
+from ops.dflash.compiled import compiled, leave_open
 from ops.dflash.seen import Seen
 from ops.dflash.transfer import to_device
 
 FLEX_TILE = 128  # FlexAttention's block size
 SMALLEST_HEAD = 16  # of FlexAttention on CUDA
 FLEX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TILE_COUNTS = ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks")  # of a BlockMask
+TILE_LISTS = ("kv_indices", "full_kv_indices", "q_indices", "full_q_indices")
 
 Visible = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -90,7 +92,14 @@ def _flex_mask(seen: Seen, K: int, T: int, window: int | None, device: torch.dev
     runs_4Q = seen_runs(seen, K, T + more_T, window, more_N)
     queries = runs_4Q.shape[1]
     make = _compiled_block_mask() if device.type == "cuda" else block_mask
-    return make(visible_by(to_device(runs_4Q, device)), queries, T + more_T + queries, device)
+    table_4Q = to_device(runs_4Q, device)
+    leave_open(table_4Q, 1)
+    mask = make(visible_by(table_4Q), queries, T + more_T + queries, device)
+    for name in TILE_COUNTS:
+        leave_open(getattr(mask, name), 2)
+    for name in TILE_LISTS:
+        leave_open(getattr(mask, name), 2, 3)
+    return mask
 
 
 def seen_runs(seen: Seen, K: int, context: int, window: int | None, more_N: int = 0) -> Tensor:

@@ -115,7 +115,8 @@ class Layer(nn.Module):
         """
         x = self.input_layernorm(distinct)
         block_size = len(cos_X1Z) // (len(distinct) - 1)
-        q, k, v = (_spread(part, block_size) for part in (self.self_attn.queries(x), *self.self_attn.keys_values(x)))
+        k, v = self.self_attn.keys_values(x)
+        q, k, v = _spread(self.self_attn.queries(x), block_size), _spread(k, block_size), _spread(v, block_size)
         return rotate(q, cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v
 
     def project(self, x_XM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

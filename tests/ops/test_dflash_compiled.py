@@ -11,7 +11,6 @@ from attention_cases import Case, error
 from attention_cases import random_case as attention_case
 from case_reader import CPU, CaseReader, drawn_samples, make_engine
 from draft_cases import random_case
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 from ops.dflash import flex
@@ -23,7 +22,7 @@ from ops.train_dflash.staging import Direct
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
 
-GRAPHS = 8
+GRAPHS = 7  # project_first and project, with and without gradients; finish, for the first layer's input as well
 
 
 @pytest.fixture
@@ -41,8 +40,7 @@ def as_flex_leaves_it(*arguments):
 
 
 def test_training_and_measuring_compile_few_graphs_and_then_none(clean_dynamo, monkeypatch):
-    counter = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "block_size": 4}
     case = random_case(3, samples=4, head_dim=8, rope_scaling=None, **sizes)
     engine = make_engine(case, Loss(), compiled=True)
@@ -56,7 +54,7 @@ def test_training_and_measuring_compile_few_graphs_and_then_none(clean_dynamo, m
     assert len(batches[1].labels_NK) + 1 == case.config.hidden_size // case.config.block_size
     engine.train(batches[1], 1.0)
     engine.measure(batches[1])
-    assert GRAPHS >= counter.frame_count
+    assert {"total": GRAPHS, "ok": GRAPHS} == dict(counters["frames"])
     with torch._dynamo.config.patch(error_on_recompile=True):
         for chunk in (None, 3):
             for batch in batches:
@@ -136,9 +134,6 @@ def test_flex_attention_is_two_graphs_for_all_sizes_and_its_mask_computes_with_n
 
 @pytest.mark.slow
 def test_flex_attention_compiled_for_the_cpu_has_the_values_of_the_dense_mask(clean_dynamo, monkeypatch):
-    kernel, mask = flex._compiled_flex(), flex._compiled_block_mask()
-    monkeypatch.setattr(flex, "_compiled_flex", lambda: kernel)
-    monkeypatch.setattr(flex, "_compiled_block_mask", lambda: mask)
     before = counters["stats"]["unique_graphs"]
     for seed, (N, K, T) in enumerate(LENGTHS):
         for window in WINDOWS:
