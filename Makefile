@@ -18,11 +18,13 @@ faults: .venv/installed
 test-sglang: .venv-sglang/installed
 	.venv-sglang/bin/python -m pytest tests/sglang -m "not slow" --numprocesses auto --dist loadfile
 
-# What computes on a GPU, by an interpreter as it is (docs/gpu.md): nothing is installed. DEVICE=cpu tries the same on a CPU.
+# What computes on a GPU, by an interpreter as it is (docs/gpu.md), within LIMIT seconds: nothing is installed. DEVICE=cpu
+# tries the same on a CPU.
 DEVICE ?= cuda
 WORKERS ?= 4
+LIMIT ?= 480
 test-gpu:
-	$(PYTHON) -m pytest -m gpu --device $(DEVICE) -rs --numprocesses $(WORKERS) --dist loadfile
+	timeout --signal=INT --kill-after=20 $(LIMIT) $(PYTHON) -m pytest -m gpu --device $(DEVICE) -rs --numprocesses $(WORKERS) --dist loadfile
 
 check: .venv/installed
 	$(BIN)/ruff format --check .

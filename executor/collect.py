@@ -63,9 +63,8 @@ def survey(store: Store, *, keep: int, pulled: bool = True) -> Survey:
 
     Raises StoreError where a record cannot be read.
     """
-    objects = _own(
-        store.path / "objects", IN_OBJECTS
-    )  # before the records: what a run commits meanwhile is not among them
+    # Before the records: what a run commits meanwhile is not among them.
+    objects = _own(store.path / "objects", IN_OBJECTS)
     records = all_records(store.records)
     kept = kept_runs(records, keep)
     index = read_index(store)

@@ -51,10 +51,9 @@ class Ended:
         note = read_object(folder / NOTE) or {}
         if (note.get("key"), note.get("boot")) != (key, _boot()):
             return None
-        out = folder / note["out"]
-        if not (
-            OUT.fullmatch(out.name) and out.parent == folder and is_folder(out) and RUN.fullmatch(note["line"]["run"])
-        ):
+        name = str(note["out"])
+        out = folder / name
+        if not (OUT.fullmatch(name) and is_folder(out) and RUN.fullmatch(str(note["line"]["run"]))):
             return None
         if MANIFEST not in note["files"]:
             (out / MANIFEST).unlink(missing_ok=True)

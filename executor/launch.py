@@ -310,7 +310,7 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
         **device_order(),
         **({} if gpus is None else {VISIBLE: ",".join(gpus)}),
         COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
-        **(_allocator() if gpus else {}),
+        **(_allocator() if gpus is None or gpus else {}),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",

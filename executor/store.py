@@ -224,8 +224,8 @@ class Store:
         if begun is None or not begun.keys() >= _LINE_NEEDS:
             ended = Ended.read(lease.folder, key)
             return None if ended is None else self._commit(lease, key, ended)
-        name = begun.get("out", "out")
-        if not (OUT.fullmatch(name) and DIGEST.fullmatch(begun["digest"]) and RUN.fullmatch(begun["run"])):
+        name, digest, run = (str(begun.get(each, "out")) for each in ("out", "digest", "run"))
+        if not (OUT.fullmatch(name) and DIGEST.fullmatch(digest) and RUN.fullmatch(run)):
             return None
         entry, out = IndexLine.from_json(begun), lease.folder / name
         sealed = _manifest(out)
@@ -262,9 +262,8 @@ class Store:
         aside = out.with_name("altered")
         remove(aside)
         try:
-            if (
-                target.exists() or target.is_symlink()
-            ):  # files of it were lost or altered; the fresh ones take its place
+            # Files of it were lost or altered; the fresh ones take its place.
+            if target.exists() or target.is_symlink():
                 target.rename(aside)
                 fail_point("commit:aside")
             out.rename(target)

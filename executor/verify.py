@@ -202,8 +202,5 @@ def _append(store: Store, digest: str, stamps: Mapping[str, Stamp]) -> None:
     lines = [{"digest": digest, "name": name, **attrs.asdict(stamp)} for name, stamp in stamps.items()]
     try:
         append_lines(store.path / MEMO, lines)
-    except (
-        OSError,
-        StoreError,
-    ):  # a store that may only be read, or a full disk: these files are read again the next time
+    except (OSError, StoreError):  # a store that may only be read, or a full disk: the next time they are read again
         return

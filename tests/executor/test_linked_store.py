@@ -75,7 +75,7 @@ def dflow(toy, *arguments):
 
 WRITING = [
     "run FILE", "run FILE --smoke 3", "resume", "gc --delete --keep 0", "rm RUN --yes", "tag RUN best", "verify",
-    "pull SHARED FILE", "sync --all", "agent --once",
+    "pull SHARED FILE", "sync --all", "agent --once", "diagnose RUN",
     "accept FILE a --reason why --yes",
 ]  # fmt: skip
 READING = ["status", "plan FILE", "gc --keep 0", "du", "push SHARED RUN"]
