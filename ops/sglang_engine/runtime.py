@@ -78,8 +78,8 @@ class SglangRuntime:
 
         dtype: "float32", "bfloat16" or "float16". pool_tokens: tokens that one pass can hold. context_length: the
         longest sample. server_args: further arguments of SGLang's ServerArgs. With tp_size > 1 every rank of the group
-        calls this with one store, see `enter`. Raises DataError where SGLang is missing or another version, and where this
-        process holds an open runtime or a process group.
+        calls this with one store, see `enter`. Raises DataError where SGLang is missing or another version, and where
+        this process holds an open runtime or a process group.
         """
         require_sglang("the sglang backend")
         arguments = make_server_args(
