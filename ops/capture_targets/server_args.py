@@ -130,6 +130,11 @@ FIXED_FAMILIES: Mapping[str, str] = {
     "lora_": WEIGHTS,
 }
 
+# (name, value) -> why, of names that may be given otherwise
+FIXED_VALUES: Mapping[tuple[str, str], str] = {
+    ("moe_a2a_backend", value): "it opens ports to the whole network" for value in ("nixl", "mooncake")
+}
+
 
 def refused_args(given: Mapping[str, object]) -> list[str]:
     """One line for each argument that must not be given, or not with this value, with the reason."""
@@ -151,4 +156,5 @@ def _refused(name: str, value: object) -> str | None:
     fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
     if not fits or (isinstance(value, bool) and wanted is not bool):
         return f"{name} takes a {wanted.__name__}, got {value!r}"
-    return None
+    why = FIXED_VALUES.get((name, str(value)))
+    return why and f"{name} cannot be {value!r}: {why}"

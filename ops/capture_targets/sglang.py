@@ -7,11 +7,11 @@ ranks share a model.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch.distributed as dist
 from attrs import define, frozen
 
 from dsl.errors import ConfigError, DataError
@@ -66,7 +66,7 @@ class SglangBackend:
                 server_args={"trust_remote_code": trust, **given},
                 tp_rank=stage.rank % config.tp_degree,
                 tp_size=config.tp_degree,
-                dist_port=agreed_port(stage, config.tp_degree) if config.tp_degree > 1 else None,
+                store=group_store(stage, config.tp_degree) if config.tp_degree > 1 else None,
             )
         except STARTING_ERRORS as error:
             if not given:
@@ -169,12 +169,8 @@ def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) ->
         )
 
 
-def agreed_port(stage: Stage, tp_degree: int) -> int:
-    """A free port that the ranks of one group share, told through the store of all ranks."""
-    store = meeting_store(stage.rank, stage.world_size)
-    key = f"capture_targets/port of group {stage.rank // tp_degree}"
-    if stage.rank % tp_degree == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            store.set(key, str(free.getsockname()[1]))
-    return int(store.get(key))
+def group_store(stage: Stage, tp_degree: int) -> dist.Store:
+    """The part of the store of all ranks in which those of one group meet."""
+    return dist.PrefixStore(
+        f"capture_targets/group {stage.rank // tp_degree}", meeting_store(stage.rank, stage.world_size)
+    )

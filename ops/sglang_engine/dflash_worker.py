@@ -29,7 +29,7 @@ from torch import Tensor
 from dsl.errors import ConfigError, DataError
 from ops.dflash.decode import Decoded, until_eos
 from ops.sglang_engine.dflash_setter import mend_setter
-from ops.sglang_engine.process import enter, leave, make_server_args
+from ops.sglang_engine.process import NO_PORT, enter, leave, make_server_args
 from ops.sglang_engine.requests import VisionTokens, make_request
 from ops.sglang_engine.runtime import NoPrefixes
 from ops.sglang_engine.version import require_sglang
@@ -123,7 +123,7 @@ class DflashEngine:
         try:
             with ExitStack() as undo, _convolution_states(dtype):
                 undo.callback(leave)
-                common = {"server_args": arguments, "gpu_id": place.gpu_id, "nccl_port": place.port}
+                common = {"server_args": arguments, "gpu_id": place.gpu_id, "nccl_port": NO_PORT}
                 target = TpModelWorker(**common)
                 worker = SpeculativeAlgorithm.DFLASH.create_worker(arguments)(**common, target_worker=target)
                 _allocate(target, worker)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import gc
 import math
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import bootstrap, destroy_distributed_environment, destroy_model_parallel
 from sglang.srt.managers import mm_schedule
 from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
-from sglang.srt.server_args import PortArgs, ServerArgs
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.hf_transformers.common import get_context_length
 from sglang.srt.utils.hf_transformers.config import get_config
 from transformers import AutoConfig
@@ -30,11 +28,14 @@ from dsl.errors import ConfigError, DataError
 from ops.load_target.model import read_config
 from ops.load_target.served import check_served
 from ops.load_target.sizes import TargetSizes
+from ops.sglang_engine.meeting import meeting_in, on_this_host
 
 IMAGE_CACHE_BYTES = 2**30
 MAX_REQUESTS = 256
 POOL_UNIT = 256  # a multiple of every page that a kind of attention asks for, and more than SGLang's smallest pool
 STATE_BYTES = 8 * 2**30  # SGLang would keep the recurrent state of every request that might run, 150 MB each at 27 B
+NO_PORT = 0  # for what SGLang's constructors ask for and would use on another platform alone
+_entered = ExitStack()  # what `leave` gives back of this process
 
 
 def make_server_args(
@@ -129,14 +130,14 @@ class Place:
     model_config: ModelConfig
     mem_fraction_static: float
     gpu_id: int
-    port: int
 
 
-def enter(arguments: ServerArgs, tp_rank: int = 0, dist_port: int | None = None) -> Place:
+def enter(arguments: ServerArgs, tp_rank: int = 0, store: dist.Store | None = None) -> Place:
     """Make this process one of SGLang's, before any model is loaded; `leave` undoes it.
 
-    Raises DataError where the process holds an open runtime or a process group, and for a checkpoint that SGLang would
-    read as another model.
+    store: where the ranks that share the model meet, all of them on this host; one rank needs none. Raises DataError
+    where the process holds an open runtime or a process group, and for a checkpoint that SGLang would read as another
+    model; TransientError where a process of another user took a rank's place.
     """
     check_served(Path(arguments.model_path))
     if dist.is_initialized():
@@ -146,13 +147,13 @@ def enter(arguments: ServerArgs, tp_rank: int = 0, dist_port: int | None = None)
     with ExitStack() as undo:
         undo.callback(leave)
         model_config = ModelConfig.from_server_args(arguments)
-        port = dist_port or PortArgs.init_new(arguments).nccl_port
-        with _own_store():
-            bootstrap.init_parallel_runtime(server_args=arguments, device=arguments.device, dist_port=port)
+        _entered.enter_context(on_this_host())  # nccl opens its sockets with the first pass
+        with meeting_in(dist.HashStore() if store is None else store, tp_rank):
+            bootstrap.init_parallel_runtime(server_args=arguments, device=arguments.device, dist_port=NO_PORT)
         bootstrap.init_layer_runtime(model_config=model_config)
         undo.pop_all()
     mm_schedule.init_mm_embedding_cache(IMAGE_CACHE_BYTES)
-    return Place(model_config, resolving_view(arguments).mem_fraction_static, gpu_id, port)
+    return Place(model_config, resolving_view(arguments).mem_fraction_static, gpu_id)
 
 
 def leave() -> None:
@@ -161,19 +162,8 @@ def leave() -> None:
     get_config.cache_clear()  # configs are kept by their path, as the models that were started have changed them
     destroy_model_parallel()
     destroy_distributed_environment()
+    _entered.close()
     reset_context()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def _own_store() -> Iterator[None]:
-    """Under torchrun a rank would look for torchrun's store at SGLang's port, where nobody listens."""
-    name = "TORCHELASTIC_USE_AGENT_STORE"
-    kept = os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        if kept is not None:
-            os.environ[name] = kept

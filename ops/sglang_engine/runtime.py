@@ -32,7 +32,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.sglang_engine.layers import Recipe, keep_no_layers, set_layers_to_capture
-from ops.sglang_engine.process import MAX_REQUESTS, enter, leave, make_server_args
+from ops.sglang_engine.process import MAX_REQUESTS, NO_PORT, enter, leave, make_server_args
 from ops.sglang_engine.requests import VisionTokens, make_request
 from ops.sglang_engine.version import require_sglang
 from ops.tokenize_chat.shards import TokenSample
@@ -72,14 +72,14 @@ class SglangRuntime:
         max_requests: int = MAX_REQUESTS,
         tp_rank: int = 0,
         tp_size: int = 1,
-        dist_port: int | None = None,
+        store: dist.Store | None = None,
     ) -> Self:
         """Load the model of a checkpoint directory and allocate its pools.
 
         dtype: "float32", "bfloat16" or "float16". pool_tokens: tokens that one pass can hold. context_length: the
         longest sample. server_args: further arguments of SGLang's ServerArgs. With tp_size > 1 every rank of the group
-        calls this with one dist_port. Raises DataError where SGLang is missing or another version, and where this
-        process holds an open runtime or a process group.
+        calls this with one store, see `enter`. Raises DataError where SGLang is missing or another version, and where
+        this process holds an open runtime or a process group.
         """
         require_sglang("the sglang backend")
         arguments = make_server_args(
@@ -92,14 +92,14 @@ class SglangRuntime:
             tp_size=tp_size,
             **(server_args or {}),
         )
-        place = enter(arguments, tp_rank, dist_port)
+        place = enter(arguments, tp_rank, store)
         with ExitStack() as undo:
             undo.callback(leave)
             runner = ModelRunner(
                 model_config=place.model_config,
                 mem_fraction_static=place.mem_fraction_static,
                 gpu_id=place.gpu_id,
-                nccl_port=place.port,
+                nccl_port=NO_PORT,
                 server_args=arguments,
             )
             runner.alloc_memory_pool()

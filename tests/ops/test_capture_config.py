@@ -122,6 +122,8 @@ def test_server_arguments_that_would_spoil_the_states_are_refused_with_the_reaso
         ({"page_size": 1.5}, "page_size takes a int, got 1.5"),
         ({"attention_backend": 1}, "attention_backend takes a str, got 1"),
         ({"disable_custom_all_reduce": 1}, "disable_custom_all_reduce takes a bool, got 1"),
+        ({"moe_a2a_backend": "nixl"}, "moe_a2a_backend cannot be 'nixl': it opens ports to the whole network"),
+        ({"moe_a2a_backend": "mooncake"}, "moe_a2a_backend cannot be 'mooncake': it opens ports to the whole network"),
     ],
 )
 def test_server_arguments_unknown_here_or_of_another_type_are_refused_when_the_config_is_made(given, message):

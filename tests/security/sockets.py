@@ -51,10 +51,13 @@ def listeners(pids: Iterable[int]) -> list[Listener]:
 
 
 def _links(pid: int) -> set[str]:
-    try:
-        return {str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
-    except FileNotFoundError:  # it ended just now
-        return set()
+    """Where the descriptors of a process lead to, but for those that it closes meanwhile."""
+    found = set()
+    with suppress(FileNotFoundError):  # it ended just now
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.add(str(descriptor.readlink()))
+    return found
 
 
 def _endpoint(text: str) -> tuple[IPv4Address | IPv6Address, int]:

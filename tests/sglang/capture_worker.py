@@ -37,19 +37,25 @@ def write_job(file: Path, folder: Path, tokens: TokenShards, target: TargetModel
     file.write_text(json.dumps(job))
 
 
-def main(file: Path, count: int = 0) -> None:
+def capture(file: Path, stages: type[FakeStage], rank: int, world_size: int) -> None:
+    """A rank's part of the job, with a stage of this class."""
     torch.set_num_threads(1)
     job = json.loads(file.read_text())
-    Killed.count = count
-    stage = (Killed if count else FakeStage)(
+    stage = stages(
         Path(job["folder"]),
         {"tokens": TokenShards(Path(job["tokens"]), "tokens"), "target": TargetModel(Path(job["target"]), "target")},
-        rank=int(os.environ.get("RANK", "0")),
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        rank=rank,
+        world_size=world_size,
     )
     references = {"tokens": Ref("tokenize"), "target": Ref("target")}
     config = {name: tuple(value) if isinstance(value, list) else value for name, value in job["config"].items()}
     capture_targets(CaptureTargets(**references, **config), stage)
+
+
+def main(file: Path, count: int = 0) -> None:
+    Killed.count = count
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    capture(file, Killed if count else FakeStage, rank, world_size)
 
 
 if __name__ == "__main__":
