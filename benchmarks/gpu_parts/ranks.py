@@ -7,6 +7,8 @@ shows that the path runs and what it costs by itself (gathering weights, reducin
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from ops.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.sequence_parallel.exchange import Alone
 from ops.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.train_dflash.batches import Drawn, Place, prepare
+from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.sharding import shard_model
 from ops.training import ranks
 
@@ -74,13 +77,13 @@ def collectives(device: torch.device, tiny: bool, repeats: int) -> dict[str, Any
 
 def step_figures(problem: Problem, device: torch.device, sharded: bool, repeats: int) -> dict[str, Any]:
     """Loss, norm of the gradient, seconds of forward and backward and of the update, and memory."""
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    at_start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model = DraftModel(draft_config(problem.sizes)).to(device, torch.float32)
     model.load_state_dict(problem.weights)
-    if sharded:
-        shard_model(model, flat_mesh(make_mesh(1, 1, device)))
     if device.type == "cuda":
         model.compile_layers()
+    if sharded:
+        shard_model(model, flat_mesh(make_mesh(1, 1, device)), DTYPE)
     engine = Engine(
         model=model,
         embed_VM=problem.embed_VM,
@@ -88,16 +91,19 @@ def step_figures(problem: Problem, device: torch.device, sharded: bool, repeats:
         loss=Loss(kind="dflash"),
         attend=choose_attention(device, model.config, DTYPE)[1],
         exchange=Alone(),
+        computing=nullcontext if sharded else weights_to_compute_with(model, DTYPE),
     )
     batch, weight = micro_batch(problem, device), float(slot_targets(problem)[1].sum(dtype=torch.float64))
     optimizer = make_optimizer(model, 0.01)
     set_rate(optimizer, 1e-6)
     losses: list[Tensor] = []
+    before = (partial(ranks.release_gradients, model), partial(ranks.release_parts, model))
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         ranks.hold_gradients(model)
-        losses.append(engine.train(batch, 1 / weight, lambda: ranks.release_gradients(model)).loss)
+        with engine.computing():
+            losses.append(engine.train(batch, 1 / weight, *before).loss)
 
     def update() -> None:
         clip_gradients(model.parameters(), 1.0)
@@ -107,7 +113,7 @@ def step_figures(problem: Problem, device: torch.device, sharded: bool, repeats:
     norm = sum(float(gathered(parameter.grad).double().square().sum()) for parameter in model.parameters()) ** 0.5
     figures = {"step": times_of(step, device, repeats), "update": times_of(update, device, repeats)}
     memory = peak_mib(step, device)
-    held = (torch.cuda.memory_allocated(device) - before) / 2**20 if device.type == "cuda" else None
+    held = (torch.cuda.memory_allocated(device) - at_start) / 2**20 if device.type == "cuda" else None
     return {**figures, "loss": float(losses[0]) / weight, "gradient_norm": norm, "mib": memory, "held_mib": held}
 
 

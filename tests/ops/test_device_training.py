@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from case_reader import CaseReader, drawn_samples, make_engine
 from device_cases import tolerance
 from draft_cases import random_case
@@ -15,6 +18,7 @@ from ops.dflash.loss import Loss, denominator
 from ops.dtensors import gathered, reshard
 from ops.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.train_dflash.batches import Place, prepare
+from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.sharding import shard_model
 from ops.training import ranks
@@ -76,7 +80,7 @@ def test_what_ranks_exchange_arrives_over_the_backend_of_the_device(device, grou
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fsdp2_on_one_rank_has_the_loss_and_the_gradients_of_a_plain_model(device, group, dtype):
-    """Master weights are float32 in both; the passes of a step are several, and reduce once."""
+    """Masters are float32 in both, and cast once a step, which has several passes; layers are compiled on a GPU."""
     case = random_case(3, samples=4, head_dim=16).to(dtype)
     drawn = drawn_samples(case)
     total = sum(denominator(Loss(), sample.weights_AK) for sample in drawn)
@@ -84,16 +88,19 @@ def test_fsdp2_on_one_rank_has_the_loss_and_the_gradients_of_a_plain_model(devic
     batches = [prepare(CaseReader(case), [sample], place) for sample in drawn]
 
     def step(sharded):
-        engine = make_engine(case, Loss(), device=device, anchor_chunk=3)
-        engine.model.to(torch.float32)
+        engine = make_engine(case, Loss(), compiled=device.type == "cuda", device=device, anchor_chunk=3)
+        model = engine.model.to(torch.float32)
         if sharded:
-            shard_model(engine.model, flat_mesh(make_mesh(1, 1, device)))
-        ranks.hold_gradients(engine.model)
-        losses = [engine.train(batch, 1 / total).loss for batch in batches[:-1]]
-        release = lambda: ranks.release_gradients(engine.model)  # noqa: E731
-        losses.append(engine.train(batches[-1], 1 / total, release).loss)
-        reshard(engine.model)
-        return torch.stack(losses), {name: gathered(weight.grad) for name, weight in engine.model.named_parameters()}
+            shard_model(model, flat_mesh(make_mesh(1, 1, device)), dtype)
+        else:
+            engine = evolve(engine, computing=weights_to_compute_with(model, dtype))
+        ranks.hold_gradients(model)
+        with engine.computing():
+            losses = [engine.train(batch, 1 / total).loss for batch in batches[:-1]]
+            before = (partial(ranks.release_gradients, model), partial(ranks.release_parts, model))
+            losses.append(engine.train(batches[-1], 1 / total, *before).loss)
+        reshard(model)
+        return torch.stack(losses), {name: gathered(weight.grad) for name, weight in model.named_parameters()}
 
     (expected_losses, expected), (losses, gradients) = step(False), step(True)
     limit = 1e-6 if dtype == torch.float32 else 2e-2

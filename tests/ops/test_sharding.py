@@ -4,6 +4,7 @@ dtype.
 
 import multiprocessing
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ CASES = {
     "bfloat16": {"dtype": "bfloat16"},
     "one pass": {"dtype": "bfloat16", "micro_batch_tokens": 10_000, "anchor_chunk": 512},
     "checkpointed": {"dtype": "float64", "activation_checkpointing": True},
+    "compiled": {"dtype": "float64", "compile": True},
+    "compiled bfloat16": {"dtype": "bfloat16", "compile": True},
 }
 
 
@@ -77,6 +80,7 @@ def one_of_two(rank, folder, inputs, place):
     torch.set_num_threads(1)
     os.environ |= {**place, "RANK": str(rank)}
     dist.init_process_group("gloo")
+    torch.compile = partial(torch.compile, backend="aot_eager")  # forward and backward as graphs, no kernels
     results = {name: take_steps(inputs, folder / "scratch", CASES[name], rank, 2) for name in CASES}
     torch.save(results, folder / f"rank-{rank}.pt")
     dist.barrier()
@@ -93,7 +97,8 @@ def results(tmp_path_factory):
     multiprocessing.set_forkserver_preload(["ops.train_dflash.engine"])
     with meeting(2) as place:
         mp.start_processes(one_of_two, (folder, inputs, place), nprocs=2, start_method="forkserver")
-    alone = {name: take_steps(inputs, folder / "scratch", CASES[name]) for name in CASES}
+    uncompiled = {"compile": False}
+    alone = {name: take_steps(inputs, folder / "scratch", CASES[name] | uncompiled) for name in CASES}
     return [alone, *(torch.load(folder / f"rank-{rank}.pt") for rank in (0, 1))]
 
 
