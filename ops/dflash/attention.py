@@ -23,9 +23,9 @@ from ops.dflash.config import DraftConfig
 from ops.dflash.flex import SMALLEST_HEAD, flex_attention, flex_takes
 from ops.dflash.fused import kernel_attention, kernel_takes
 from ops.dflash.kernels import has_compiler
+from ops.dflash.pinned import to_device
 from ops.dflash.seen import Seen
 from ops.dflash.split import split_attention
-from ops.dflash.transfer import to_device
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Tensor]
 
