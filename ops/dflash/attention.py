@@ -20,34 +20,30 @@ import torch
 from torch import Tensor
 
 from ops.dflash.config import DraftConfig
-from ops.dflash.flex import SMALLEST_HEAD, flex_attention, flex_takes
+from ops.dflash.flex import flex_attention, flex_takes
 from ops.dflash.fused import kernel_attention, kernel_takes
-from ops.dflash.kernels import has_compiler
+from ops.dflash.pinned import to_device
 from ops.dflash.seen import Seen
 from ops.dflash.split import split_attention
-from ops.dflash.transfer import to_device
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Tensor]
 
 
-def choose_attention(
-    device: torch.device, config: DraftConfig | None = None, dtype: torch.dtype = torch.float32
-) -> tuple[str, Attend]:
-    """The name, for the log, and the function of the fastest attention on a device: kernel or split; flex; or dense.
+def choose_attention(device: torch.device, config: DraftConfig, dtype: torch.dtype) -> tuple[str, Attend]:
+    """The name, for the log, and the function of the fastest attention that takes a draft in this dtype on a device.
 
-    config and dtype: of the draft, to be sure that kernel or flex take them; without a config its head size is not
-    known, and taken to fit.
+    On a CPU kernel or split, on CUDA flex or dense, elsewhere dense.
     """
     if device.type == "cuda":
-        head_dim = SMALLEST_HEAD if config is None else config.head_dim
-        if flex_takes(dtype, head_dim):
+        if flex_takes(dtype, config.head_dim):
             return "flex", flex_attention
-        sizes = f"{str(dtype).removeprefix('torch.')} and head_dim {head_dim}"
+        sizes = f"{str(dtype).removeprefix('torch.')} and head_dim {config.head_dim}"
         return f"dense (slow: FlexAttention does not take {sizes})", dense_attention
     if device.type != "cpu":
         return "dense", dense_attention
-    takes = has_compiler() if config is None else kernel_takes(dtype, config.head_dim, config.num_key_value_heads)
-    return ("kernel", kernel_attention) if takes else ("split", split_attention)
+    if kernel_takes(dtype, config.head_dim, config.num_key_value_heads):
+        return "kernel", kernel_attention
+    return "split", split_attention
 
 
 def dense_attention(

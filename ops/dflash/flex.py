@@ -22,8 +22,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
 from ops.dflash.compiled import compiled, leave_open
+from ops.dflash.pinned import to_device
 from ops.dflash.seen import Seen
-from ops.dflash.transfer import to_device
 
 FLEX_TILE = 128  # FlexAttention's block size
 SMALLEST_HEAD = 16  # of FlexAttention on CUDA

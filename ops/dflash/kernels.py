@@ -152,11 +152,6 @@ def compiled_library(name: str, source: str, *flags: str) -> tuple[str, ctypes.C
         return f"{Path(command[0]).name} failed: {type(error).__name__}", None
 
 
-def has_compiler() -> bool:
-    """Whether there is a C compiler; what it makes of a source is not tried."""
-    return bool(_compiler())
-
-
 def _compiler() -> list[str]:
     """The command of $CC, or else of the first C compiler on the path; empty where there is none."""
     wanted = shlex.split(os.environ.get("CC", ""))

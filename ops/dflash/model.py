@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from ops.dflash.attention import Seen, dense_attention
 from ops.dflash.compiled import compiled
 from ops.dflash.config import DraftConfig
+from ops.dflash.pinned import to_device
 from ops.dflash.rope import rope_frequencies, rotate, rotation
-from ops.dflash.transfer import to_device
 
 ContextKV = list[tuple[Tensor, Tensor]]
 

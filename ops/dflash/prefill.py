@@ -8,6 +8,10 @@ Padding on the left sees nothing, and the softmax over nothing is not a number o
 stay in the cache, where even a weight of zero spreads it. So here transformers' mask for "sdpa" lets a token that sees
 nothing see itself; nobody sees that token.
 
+The mask is replaced for the whole process, when this module is imported. A name of its own beside "sdpa" would not do:
+some models look "sdpa" up in tables of their own or compare with it, in transformers and in checkpoints' code. Masks
+without a row that sees nothing are bit for bit those of transformers, so that nothing else in the process changes.
+
     B batch, S longest prompt, V vocabulary, Q queries, C keys
 """
 
@@ -67,7 +71,10 @@ def pad_left(inputs: ModelInputs) -> ModelInputs:
 
 
 def mask_with_diagonal(*, q_offset: int = 0, kv_offset: int = 0, **others: Any) -> Tensor | None:
-    """transformers' `sdpa_mask`, bool [B, 1, Q, C] or None for the causal mask, with no row that sees nothing."""
+    """transformers' `sdpa_mask`, bool [B, 1, Q, C] or None for the causal mask, with no row that sees nothing.
+
+    Arguments are those of `sdpa_mask`. Only the diagonal of rows that see nothing is set; all else is as it was.
+    """
     mask_B1QC = sdpa_mask(q_offset=q_offset, kv_offset=kv_offset, **others)
     if mask_B1QC is None:
         return None

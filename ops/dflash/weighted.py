@@ -5,16 +5,13 @@ Legend: N blocks, K block size, W weighted slots.
 
 from __future__ import annotations
 
-import torch
 from attrs import frozen
 from torch import Tensor
-
-from ops.dflash.transfer import to_device
 
 
 @frozen(eq=False)
 class Weighted:
-    """rows_W: n * K + k of each weighted slot, int64, ascending, on the device that computes.
+    """rows_W: n * K + k of each weighted slot, int64, ascending; a step needs them on the device that computes.
 
     before: of how many blocks n -> the weighted slots of the first n blocks, for n = 0..N. least, most: the smallest
     and the largest label of any slot.
@@ -26,13 +23,13 @@ class Weighted:
     most: int
 
     @classmethod
-    def of(cls, labels_NK: Tensor, weights_NK: Tensor, device: torch.device | None = None) -> Weighted:
-        """From labels and weights of N >= 1 blocks, on the host unless the caller may wait; device: theirs if None."""
+    def of(cls, labels_NK: Tensor, weights_NK: Tensor) -> Weighted:
+        """From labels and weights of N >= 1 blocks, whose device the rows are on; waits for one other than the CPU."""
         weighted_NK = weights_NK > 0
         rows_W = weighted_NK.flatten().nonzero().squeeze(1)
         before = (0, *weighted_NK.sum(dim=1).cumsum(0).tolist())
         least, most = (int(bound) for bound in labels_NK.aminmax())
-        return cls(rows_W if device is None else to_device(rows_W, device), before, least, most)
+        return cls(rows_W, before, least, most)
 
     def rows(self, start: int, end: int) -> Tensor:
         """Those of the blocks [start, end)."""

@@ -14,7 +14,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ops.dflash.transfer import to_device
+from ops.dflash.pinned import to_device
 
 BUFFERS = 2  # one is written to while the other is copied
 

@@ -67,7 +67,7 @@ def make_engine(
         embed_VM=case.embed_VM.to(device),
         head_VM=case.head_VM.to(device),
         loss=loss,
-        attend=choose_attention(device)[1],
+        attend=choose_attention(device, case.config, case.head_VM.dtype)[1],
         exchange=exchange or Alone(),
         **options,
     )
@@ -99,9 +99,10 @@ def hidden_of_blocks(
     """Hidden states [N, K, M] of all slots of blocks in one sample."""
     anchors_N = torch.tensor(anchors)
     seen = Seen(torch.zeros_like(anchors_N), anchors_N)
+    _, chosen = choose_attention(CPU, model.config, features_SF.dtype)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:
-        return choose_attention(CPU)[1](q, k, v, k_GTD, v_GTD, seen, window)
+        return chosen(q, k, v, k_GTD, v_GTD, seen, window)
 
     K = model.config.block_size
     context = model.context_kv(features_SF, torch.arange(len(features_SF)))

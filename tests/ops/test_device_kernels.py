@@ -24,7 +24,8 @@ def test_attention_on_the_device_has_the_values_and_gradients_of_the_dense_mask(
     device, D, window, dtype, on_cpu, on_gpu
 ):
     case = random_case(8, K=16, D=D, window=window)
-    _, attend = choose_attention(device)
+    draft = random_step(0, head_dim=D, num_attention_heads=case.G * case.R, num_key_value_heads=case.G).config
+    _, attend = choose_attention(device, draft, dtype)
     expected = attended(dense_attention, case, torch.float64)
     assert error(expected, attended(attend, case, dtype, str(device))) < tolerance(device, on_cpu, on_gpu)
 

@@ -5,9 +5,12 @@ Legend: T packed context tokens, N blocks, K block size, H query heads, G key/va
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from attention_cases import Case, attended, error, random_case
+from draft_cases import random_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -19,6 +22,7 @@ from ops.dflash.attention import (
     kernel_attention,
     split_attention,
 )
+from ops.dflash.config import DraftConfig
 from ops.dflash.fused import compiled_attention
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -187,12 +191,56 @@ def test_the_plan_is_made_once_for_all_layers_of_a_window(attend, plans):
     assert plans == len(seen.derived)
 
 
-def test_a_cpu_takes_the_kernel_or_split_attention_and_cuda_flex(monkeypatch):
-    monkeypatch.setenv("CC", "true")
-    assert ("kernel", kernel_attention) == choose_attention(torch.device("cpu"))
+def draft_of(head_dim: int, kv_heads: int = 4) -> DraftConfig:
+    return random_config(random.Random(0), {"num_key_value_heads": kv_heads, "head_dim": head_dim})
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert ("split", split_attention) == choose_attention(torch.device("cpu"))
-    assert ("flex", flex_attention) == choose_attention(torch.device("cuda", 0))
+    compiled_attention.cache_clear()
+    yield
+    compiled_attention.cache_clear()
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "kv_heads", "expected"),
+    [
+        (torch.float32, 16, 4, ("kernel", kernel_attention)),
+        (torch.bfloat16, 16, 4, ("split", split_attention)),
+        (torch.float32, 24, 4, ("split", split_attention)),
+        (torch.float32, 16, 1, ("split", split_attention)),
+    ],
+)
+def test_a_cpu_takes_the_kernel_for_the_drafts_that_fit_it_and_else_split_attention(
+    dtype, head_dim, kv_heads, expected, monkeypatch
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert expected == choose_attention(torch.device("cpu"), draft_of(head_dim, kv_heads), dtype)
+
+
+def test_a_cpu_without_a_compiler_takes_split_attention(without_compiler):
+    assert ("split", split_attention) == choose_attention(torch.device("cpu"), draft_of(16), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_cuda_takes_flex_attention_for_heads_that_are_large_enough(dtype, head_dim):
+    assert ("flex", flex_attention) == choose_attention(torch.device("cuda", 0), draft_of(head_dim), dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "sizes"),
+    [
+        (torch.bfloat16, 8, "bfloat16 and head_dim 8"),
+        (torch.float32, 14, "float32 and head_dim 14"),
+        (torch.float64, 128, "float64 and head_dim 128"),
+    ],
+)
+def test_cuda_takes_the_dense_mask_for_what_flex_attention_does_not_take_and_says_why(dtype, head_dim, sizes):
+    expected = f"dense (slow: FlexAttention does not take {sizes})"
+    assert (expected, dense_attention) == choose_attention(torch.device("cuda", 0), draft_of(head_dim), dtype)
 
 
 @uncompiled_flex

@@ -8,8 +8,14 @@ from batch_cases import family_case
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    causal_mask_function,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+)
 
-from ops.dflash.prefill import prefill
+from ops.dflash.prefill import mask_with_diagonal, prefill
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fast path is not available")
 
@@ -60,3 +66,43 @@ def test_where_a_softmax_over_nothing_is_nan_padding_spoils_no_prompt(case, soft
 def test_padding_spoils_no_prompt_with_any_kernel_of_this_machine(case, backend):
     with sdpa_kernel(backend):
         assert_padding_changes_nothing(*case)
+
+
+MASKS = [causal_mask_function, sliding_window_causal_mask_function(3)]
+PLACES = [{"q_length": 6, "kv_length": 6}, {"q_length": 2, "kv_length": 6, "q_offset": 4}]
+
+
+def both_masks(attention_mask, **sizes):
+    """Ours, as transformers calls it, and its own."""
+    sizes |= {"batch_size": 2, "attention_mask": attention_mask, "device": "cpu"}
+    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](**sizes), sdpa_mask(**sizes)
+
+
+@pytest.mark.parametrize("mask_function", MASKS)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("padding", [1, 2])
+def test_a_mask_whose_rows_all_see_something_is_that_of_transformers(mask_function, place, padding):
+    assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is mask_with_diagonal
+    real = torch.ones(2, 6, dtype=torch.bool)
+    real[1, 6 - padding :] = False  # on the right, as in capture and training
+    for attention_mask in (real, None):
+        ours, theirs = both_masks(attention_mask, mask_function=mask_function, allow_is_causal_skip=False, **place)
+        assert bool(theirs.any(-1).all())
+        assert torch.equal(theirs, ours)
+
+
+def test_where_transformers_makes_no_mask_there_is_none():
+    for attention_mask in (None, torch.ones(2, 6, dtype=torch.bool)):
+        assert (None, None) == both_masks(attention_mask, q_length=6, kv_length=6)
+
+
+@pytest.mark.parametrize("mask_function", MASKS)
+def test_of_a_row_that_sees_nothing_only_its_diagonal_is_set(mask_function):
+    real = torch.ones(2, 6, dtype=torch.bool)
+    real[1, :3] = False
+    ours, theirs = both_masks(real, mask_function=mask_function, q_length=6, kv_length=6)
+    expected = theirs.clone()
+    for place in range(3):
+        assert not theirs[1, 0, place].any()
+        expected[1, 0, place, place] = True
+    assert torch.equal(expected, ours)
