@@ -66,7 +66,10 @@ def rank_environment(rank: int, ranks: int) -> dict[str, str]:
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
-        **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), LOOPBACK),
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without the sign: every interface whose name begins so
+        "TORCH_GLOO_LAZY_INIT": "0",  # whom a rank is connected to is looked at before anything is received
+        "NCCL_RAS_ENABLE": os.environ.get("NCCL_RAS_ENABLE", "0"),  # which would listen for questions of anybody
         # As torchrun has it: a rank whose collective fails is torn down, and so is its connection to the others.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
@@ -101,7 +104,8 @@ class Watch:
         self._woken = woken
         self._running = {rank.number: rank for rank in ranks}
         self._ended_badly: list[dict[str, float]] = []
-        self._kill_at: float | None = None  # monotonic; known once they were asked to end
+        self._asked = False
+        self._kill_at: float | None = None  # monotonic; from when they were asked to end until they are killed
         self._selector = selectors.DefaultSelector()
         self._selector.register(woken, selectors.EVENT_READ)
         for rank in ranks:
@@ -118,11 +122,12 @@ class Watch:
             if self._ended_badly:
                 self._ask_to_end(signal.SIGTERM)
             if self._patience() == 0.0:
+                self._kill_at = None  # once is enough, also for a rank that the kernel lets end only later
                 self._send(signal.SIGKILL)
         return self._ended_badly
 
     def _patience(self) -> float | None:
-        """Seconds until those that are left are killed, None where nobody has to end."""
+        """Seconds until those that are left are killed, None where nobody has to end, or all were killed."""
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
     def _note_end(self, rank: Rank) -> None:
@@ -138,7 +143,8 @@ class Watch:
 
     def _ask_to_end(self, number: int) -> None:
         """Once: a rank that is asked may be saving, and asks for nothing more."""
-        if self._kill_at is None:
+        if not self._asked:
+            self._asked = True
             self._kill_at = time.monotonic() + KILL_AFTER_S
             self._send(number)
 

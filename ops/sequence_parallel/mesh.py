@@ -20,8 +20,10 @@ def make_mesh(world_size: int, sp_degree: int, device: torch.device) -> DeviceMe
     A collective: every rank calls it, after joining the default process group, with a degree that `check_degree` (see
     degree.py) let pass. Rank r stands at (r // sp_degree, r % sp_degree).
     """
-    with own_peers():
-        return init_device_mesh(device.type, (world_size // sp_degree, sp_degree), mesh_dim_names=(DP, SP))
+    with own_peers() as groups:
+        mesh = init_device_mesh(device.type, (world_size // sp_degree, sp_degree), mesh_dim_names=(DP, SP))
+        groups += mesh.get_all_groups()
+    return mesh
 
 
 def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -29,5 +31,7 @@ def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
     A collective. Averaging over it divides by the number of all ranks, those of sp included.
     """
-    with own_peers():
-        return init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=(FLAT,))
+    with own_peers() as groups:
+        flat = init_device_mesh(mesh.device_type, (mesh.size(),), mesh_dim_names=(FLAT,))
+        groups += flat.get_all_groups()
+    return flat

@@ -2,15 +2,19 @@
 
 Gloo takes whoever connects to its socket and sends a small number for the rank of that number, and ranks unpickle what
 they send each other. On the loopback interface every user of the machine can connect. Who it was is known to the
-kernel: /proc/net/tcp names the user of both ends (proc(5)). A connection that is there leads to one process for ever,
-so one look before the first collective is enough.
+kernel: /proc/net/tcp and tcp6 name the user of both ends (proc(5)). A connection that is there leads to one process for
+ever, so one look before the first collective is enough, once all connections of the group are there. Nccl connects at
+the first collective, and asks for a random number that the ranks' store has passed on.
 """
 
 from __future__ import annotations
 
 import os
+import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,44 +23,85 @@ from attrs import frozen
 from dsl.errors import TransientError
 from dsl.stage import RENDEZVOUS
 
-ESTABLISHED, LISTENS = "01", "0A"
+ESTABLISHED, CONNECTS, LISTENS = "01", "02", "0A"
+NO_INODE = "0"  # of an end that no process has: not accepted yet, or closed; its user says nothing
+# A rank on a busy machine may take a while to accept what another one has connected.
+KNOWN_WITHIN_S = 30.0
+LOOK_AGAIN_S = 0.05
+
+
+@frozen
+class Endpoint:
+    address: IPv4Address | IPv6Address
+    port: int
 
 
 @frozen
 class Socket:
-    """A TCP socket of this machine. local and remote: address and port, as the kernel writes them."""
+    """A TCP socket of this machine that some process has."""
 
-    local: str
-    remote: str
+    local: Endpoint
+    remote: Endpoint
     state: str
     user: int
 
 
 @contextmanager
-def own_peers() -> Iterator[None]:
+def own_peers() -> Iterator[list[dist.ProcessGroup]]:
     """Where all ranks are on one host, the connections that are made inside have to lead to processes of this user.
 
-    Raises TransientError for one that does not, and DistNetworkError for one that has broken.
+    Gives a list, to which the process groups that are made inside are to be added, but for that of all ranks: those
+    over gloo have to be connected to all of their ranks at the end. Only the loopback interface is looked at.
+
+    Raises TransientError for a connection that leads to another user, or nobody can tell where, and DistNetworkError
+    for one that has broken or is missing.
     """
+    groups: list[dist.ProcessGroup] = []
     if RENDEZVOUS not in os.environ:
-        yield
+        yield groups
         return
-    before = _own()
-    yield
-    sockets = _sockets()
-    by_ends = {(socket.local, socket.remote): socket for socket in sockets.values()}
-    for inode in (_own() - before) & sockets.keys():
-        socket = sockets[inode]
-        if socket.state == LISTENS:
-            continue
-        if socket.state != ESTABLISHED:
-            raise dist.DistNetworkError("the connection to another rank broke: it has ended")
-        other = by_ends.get((socket.remote, socket.local))
-        if other is not None and other.user != socket.user:
+    before, world = _own(), dist.group.WORLD
+    yield groups
+    # A mesh may use the group of all ranks again.
+    made = {group for group in (*groups, dist.group.WORLD) if group is not None and group is not world}
+    wanted = sum(group.size() - 1 for group in made if "gloo" in dist.get_backend(group))
+    give_up = time.monotonic() + KNOWN_WITHIN_S
+    while unknown := _with_unknown_ends(before, wanted):
+        if time.monotonic() > give_up:
             raise TransientError(
-                f"a process of another user (id {other.user}) connected to this rank in the place of another rank; end "
+                f"whose process this rank is connected to at port {unknown[0].remote.port} could not be found out in "
+                f"{KNOWN_WITHIN_S:.0f} s; nothing was received from it"
+            )
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _with_unknown_ends(before: set[str], wanted: int) -> list[Socket]:
+    """Looks at the connections of the loopback interface that are not among the inodes `before`. All the others lead to
+    this user."""
+    sockets = _sockets()
+    users = {(socket.local, socket.remote): socket.user for socket in sockets.values()}
+    new = [sockets[inode] for inode in (_own() - before) & sockets.keys()]
+    # A stranger can connect to 127.0.0.1 from any address of the machine: one end is enough.
+    local = [socket for socket in new if socket.local.address.is_loopback or socket.remote.address.is_loopback]
+    connected = [socket for socket in local if socket.state == ESTABLISHED]
+    unknown = []
+    for socket in connected:
+        user = users.get((socket.remote, socket.local))
+        if user is None:
+            unknown.append(socket)
+        elif user != socket.user:
+            raise TransientError(
+                f"a process of another user (id {user}) connected to this rank in the place of another rank; end "
                 "that process, or ask that user what it does"
             )
+    if any(socket.state not in (ESTABLISHED, CONNECTS, LISTENS) for socket in local):
+        raise dist.DistNetworkError("the connection to another rank broke: it has ended")
+    if len(connected) < wanted:
+        raise dist.DistNetworkError(
+            f"this rank has {len(connected)} of {wanted} connections to the others: they have ended, or "
+            "TORCH_GLOO_LAZY_INIT was set, which ranks of one host must not use"
+        )
+    return unknown
 
 
 def _own() -> set[str]:
@@ -71,11 +116,25 @@ def _own() -> set[str]:
 
 
 def _sockets() -> dict[str, Socket]:
-    """All TCP sockets of this machine by their inodes."""
+    """All TCP sockets of this machine that a process has, by their inodes."""
     found = {}
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6
             for line in Path("/proc/net", name).read_text().splitlines()[1:]:
                 fields = line.split()
-                found[fields[9]] = Socket(fields[1], fields[2], fields[3], int(fields[7]))
+                if fields[9] != NO_INODE:
+                    found[fields[9]] = Socket(_endpoint(fields[1]), _endpoint(fields[2]), fields[3], int(fields[7]))
     return found
+
+
+def _endpoint(text: str) -> Endpoint:
+    """The kernel writes an address as numbers of 32 bits in the machine's own order of bytes.
+
+    ::ffff:a.b.c.d, as a socket of IPv6 has it, is a.b.c.d to the socket of IPv4 at the other end.
+    """
+    number, port = text.split(":")
+    packed = b"".join(struct.pack("=I", int(number[at : at + 8], 16)) for at in range(0, len(number), 8))
+    if len(packed) == 4:
+        return Endpoint(IPv4Address(packed), int(port, 16))
+    address = IPv6Address(packed)
+    return Endpoint(address.ipv4_mapped or address, int(port, 16))

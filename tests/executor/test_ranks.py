@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
+import time
 
 import pytest
 
@@ -66,8 +68,36 @@ def test_a_signal_is_passed_on_to_every_rank_and_the_next_ones_are_not(wake, num
     assert [b"asked\n"] * 2 == [rest(rank) for rank in both]
 
 
+def test_a_rank_that_the_kernel_lets_end_late_is_killed_once_and_waited_for_without_spinning(wake, monkeypatch):
+    """One that waits for a broken disk, say: SIGKILL has no effect before that is over."""
+    monkeypatch.setattr(ranks, "KILL_AFTER_S", 0.2)
+    sent, kill_group = [], os.killpg
+
+    def later(group: int, number: int) -> None:
+        sent.append(number)
+        if sent == [signal.SIGTERM, signal.SIGKILL]:
+            threading.Timer(0.5, kill_group, (group, number)).start()
+
+    monkeypatch.setattr(os, "killpg", later)
+    deaf = shell(0, "READY; sleep 100")
+    os.write(wake[1], bytes([signal.SIGTERM]))
+    begin = time.thread_time()
+    assert [(0, -signal.SIGKILL)] == [(end["rank"], end["code"]) for end in Watch([deaf], wake[0]).until_all_ended()]
+    assert time.thread_time() - begin < 0.2
+    assert ([signal.SIGTERM, signal.SIGKILL], b"") == (sent, rest(deaf))
+
+
 def test_a_rank_knows_its_place_and_talks_over_the_loopback_interface_alone(monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
     environment = ranks.rank_environment(2, 4)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    assert ["2", "2", "4", "4", "lo", "lo"] == [environment[name] for name in names]
+    assert ["2", "2", "4", "4", "lo", "=lo"] == [environment[name] for name in names]
+    assert "0" == environment["TORCH_GLOO_LAZY_INIT"]
+
+
+def test_nccls_thread_for_questions_listens_only_where_the_user_wants_it(monkeypatch):
+    monkeypatch.delenv("NCCL_RAS_ENABLE", raising=False)
+    assert "0" == ranks.rank_environment(0, 2)["NCCL_RAS_ENABLE"]
+    monkeypatch.setenv("NCCL_RAS_ENABLE", "1")
+    assert "1" == ranks.rank_environment(0, 2)["NCCL_RAS_ENABLE"]

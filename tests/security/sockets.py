@@ -67,13 +67,14 @@ def _endpoint(text: str) -> tuple[IPv4Address | IPv6Address, int]:
     return (IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)), int(port, 16)
 
 
-def interfaces_to_others() -> list[str]:
-    """The network interfaces with an IPv4 address that is not the loopback's."""
-    found = []
+def interfaces_to_others() -> dict[str, IPv4Address]:
+    """The network interfaces with an IPv4 address that is not the loopback's, and this address."""
+    found = {}
     with socket.socket() as any_socket:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has no address
                 answer = fcntl.ioctl(any_socket, ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
-                if not IPv4Address(answer[20:24]).is_loopback:
-                    found.append(name)
+                address = IPv4Address(answer[20:24])
+                if not address.is_loopback:
+                    found[name] = address
     return found

@@ -74,14 +74,16 @@ class Talking:
 
 @pytest.fixture(scope="module")
 def talking(tmp_path_factory) -> Iterator[Talking]:
-    """The user's environment names another interface for gloo, and a meeting place that is not dflow's."""
+    """The user's environment names another interface for gloo, a meeting place that is not dflow's, and connections
+    that are made only when they are used."""
     folder = tmp_path_factory.mktemp("talking")
     (folder / "talking.py").write_text(OPS)
     (folder / "talking_run.py").write_text(RUN)
     toy = Toy(folder, PIPELINE)
-    others = interfaces_to_others()
-    interface = {"GLOO_SOCKET_IFNAME": others[0]} if others else {}
-    process = toy.start("run", str(toy.file), MASTER_ADDR="0.0.0.0", MASTER_PORT="29500", **interface)
+    chosen = {"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500", "TORCH_GLOO_LAZY_INIT": "1"}
+    for name in interfaces_to_others():
+        chosen["GLOO_SOCKET_IFNAME"] = name
+    process = toy.start("run", str(toy.file), **chosen)
     try:
         files = [folder / f"rank-{rank}" for rank in range(2)]
         wait_for(lambda: process.poll() is not None or all(file.exists() and file.read_text() for file in files))
@@ -99,7 +101,7 @@ def test_nothing_of_a_stage_with_two_ranks_listens_beyond_the_loopback_interface
         variables = dict(
             line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line
         )
-        assert ("lo", "lo") == (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"])
+        assert ("lo", "=lo") == (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"])
         assert {"MASTER_ADDR", "MASTER_PORT"}.isdisjoint(variables)
 
 
