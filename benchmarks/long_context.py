@@ -5,7 +5,7 @@
 
 Computed for a draft for Qwen3-8B in bfloat16 on a GPU, whose attention takes [context | blocks] side by side:
 
-    weights      masters and moments 12 W / R, gradients 4 W, the copy to compute with b W, and for R > 1 4 W gathered
+    weights      masters and moments 12 W / R, gradients 4 W, the copy to compute with b W, gathered where R > 1
     features     t F b
     projections  t (5 M + 2 L C) b     what they keep for their backward, and keys and values before the exchange
     attended     s L C (8 + 3 b)       float32 leaves, copies in the dtype, gradients, and once more beside the blocks
@@ -86,11 +86,11 @@ def rank_memory(
     work = Pass(draft=draft, item_size=size, context=t, blocks=blocks, waiting=0)
     share = attended_share(exchange, draft.num_key_value_heads, degree)
     slots = blocks * draft.block_size * share * (degree if exchange == "ulysses" else 1)
-    sharded = weights * MASTER * 3 // ranks + (weights * MASTER if ranks > 1 else 0)
     narrow = size if size < MASTER else 0
+    computed_with = narrow or (MASTER if ranks > 1 else 0)
     attended = MASTER * (2 if narrow else 1) + 2 * narrow + size
     return {
-        "weights": sharded + weights * (MASTER + narrow),
+        "weights": weights * MASTER * 3 // ranks + weights * (MASTER + computed_with),
         "features": t * len(draft.target_layer_ids) * draft.hidden_size * size,
         "projections": t * (5 * draft.hidden_size + 2 * layers * C) * size,
         "attended": int(context * share * layers * C * attended),

@@ -143,7 +143,7 @@ class OpSpec:
     """What `@op` knows about a config class. `run`, `resources` and the like are "module:function".
 
     resumable: a killed stage goes on from its work_dir.
-    single_process: the run function does not share its work between ranks, so a launch under torchrun is refused when
+    single_process: the run function does not share its work between ranks, so a launch on several ranks is refused when
     the pipeline is compiled.
     sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1
     is refused.

@@ -35,7 +35,7 @@ OPTIONAL: Any = type(validators.optional(validators.ge(0)))
 BOUND: Any = type(validators.ge(0))
 LENGTH: Any = type(validators.min_len(0))
 LAUNCH_HELP = {
-    "kind": "one process of its own, or torchrun with nproc ranks",
+    "kind": '"process": one process of its own; "torchrun": nproc ranks',
     "nproc": "ranks on each machine",
     "nnodes": "machines, each with nproc ranks",
     "rendezvous": '"host:port" at which several machines meet',

@@ -66,7 +66,7 @@ def _op(spec: OpSpec) -> Iterator[str]:
 def _processes(spec: OpSpec) -> str:
     if spec.single_process:
         return "one process"
-    return "one process or under torchrun" + (", with `sp_degree`" if spec.sequence_parallel else "")
+    return "one process or on several ranks" + (", with `sp_degree`" if spec.sequence_parallel else "")
 
 
 def _row(field: ConfigField, help: str) -> str:

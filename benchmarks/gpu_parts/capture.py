@@ -121,11 +121,9 @@ def by_sglang(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
     """Tokens per second of each round: the capture, and the engine's plain prefill of the same batches."""
     runtime = importlib.import_module("ops.sglang_engine.runtime")  # SGLang is not always installed
     engine = importlib.import_module("benchmarks.capture_engine")
-    sizes = TINY if tiny else QWEN3_8B
+    sizes, lengths = (TINY, (8, 24)) if tiny else (QWEN3_8B, (256, 2048))
     Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
-    samples = make_samples(
-        6 if tiny else 48, (8, 24) if tiny else (256, 2048), (False,), Shapes(vocabulary=sizes["vocab_size"])
-    )
+    samples = make_samples(6 if tiny else 48, lengths, (False,), Shapes(vocabulary=sizes["vocab_size"]))
     batches = engine.in_batches(samples, 16384)
     layer_ids = spread_layers(sizes["num_hidden_layers"], 3 if tiny else LAYERS)
     with runtime.SglangRuntime.start(
@@ -133,7 +131,7 @@ def by_sglang(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
         device=device,
         dtype="bfloat16",
         pool_tokens=16384,
-        context_length=2048,
+        context_length=lengths[1],
         server_args={"load_format": "dummy"},
     ) as served:
 

@@ -87,5 +87,5 @@ def _launches(spec: OpSpec) -> str:
     if spec.single_process:
         return "one process"
     if spec.sequence_parallel:
-        return "one process, or torchrun with nproc ranks, of which sp_degree share every sequence"
-    return "one process, or torchrun with nproc ranks"
+        return "one process or several ranks, of which sp_degree share every sequence"
+    return "one process or several ranks"

@@ -55,7 +55,7 @@ def sglang_args(_instance: object, _attribute: object, given: dict[str, object] 
 class CaptureTargets:
     """Hidden states of chosen target layers for every token.
 
-    Under torchrun the shards are dealt over the ranks, or over groups of tp_degree of them that share a model.
+    Shards are dealt over the ranks, or over groups of tp_degree of them that share a model.
     """
 
     tokens: TokenShards

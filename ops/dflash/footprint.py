@@ -89,7 +89,7 @@ def head_bytes(work: Pass) -> int:
 
 
 def cast_bytes(work: Pass) -> int:
-    """Weights cast to a narrower dtype, which the backward needs."""
+    """The copy of the weights in a narrower dtype that a step computes with; FSDP2 gathers the like of it."""
     return draft_parameters(work.draft) * work.item_size if work.item_size < MASTER else 0
 
 

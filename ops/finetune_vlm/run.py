@@ -47,7 +47,7 @@ RATE, NORM, LOSS, ANSWERS, TOKENS, VAL_LOSS, VAL_ACCURACY = range(7)
 def finetune_vlm(config: FinetuneVlm, stage: Stage) -> None:
     """Write the TargetModel artifact; resumes from the newest checkpoint in work_dir.
 
-    Under torchrun every step's samples are dealt over the dp ranks, and each sequence over the sp ranks. Raises
+    On several ranks every step's samples are dealt over the dp ranks, and each sequence over the sp ranks. Raises
     DataError for tokens that do not fit the target and for losses that stay non-finite, ConfigError for fields or a
     mesh that do not fit it, and StopRequested after saving when the stage is asked to stop.
     """

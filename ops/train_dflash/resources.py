@@ -70,8 +70,9 @@ def training_memory(
 ) -> dict[str, int]:
     """One rank's weights and what its passes keep.
 
-    Over several ranks FSDP2 shards masters, moments and average; the weights of a step are gathered whole, and its
-    gradients are kept whole until they are reduced. The widest counts of a pass, of an update's scratch, and of
+    Over several ranks FSDP2 shards masters, moments and average; the weights of a step are gathered whole, in the dtype
+    to compute in, and its gradients are kept whole until they are reduced. One process keeps a copy in that dtype, also
+    between steps, where it is narrower than the masters. The widest counts of a pass, of an update's scratch, and of
     decoding for tau.
     """
     parameters, optimizer = draft_parameters(shape), 2 if config.optimizer == "adamw" else 1
@@ -90,11 +91,12 @@ def training_memory(
     passes = {
         "context of a micro-batch": context_bytes(work),
         "blocks of a chunk": block_bytes(work) + head_bytes(work) + (0 if on_cpu else joined_bytes(work)),
-        "weights cast": cast_bytes(work),
     }
+    whole = parameters * MASTER if ranks > 1 else 0  # gathered in float32, where nothing is cast
     scratch = parameters * MASTER  # of the update, or of gathering and reducing, when no pass is under way
     return {
-        "draft": parameters * MASTER // ranks + (parameters * MASTER if ranks > 1 else 0),
+        "draft": parameters * MASTER // ranks,
+        "weights to compute with": cast_bytes(work) or whole,
         "gradients": parameters * MASTER,
         "optimizer": parameters * MASTER * optimizer // ranks,
         "average": parameters * MASTER // ranks if config.ema_decay is not None else 0,

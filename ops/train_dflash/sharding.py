@@ -1,9 +1,12 @@
 """The draft sharded over the ranks by FSDP2: what is gathered and reduced together, and when.
 
 The draft is gathered once per step, and every gradient reduced once or twice, however many passes a step takes:
-micro-batches and chunks of anchors differ in number between ranks, and so must not communicate. What the context needs
-is gathered first, the rest while that is computed; a layer's gradients are reduced while those of the layers before it
-are computed, in the step's last pass over blocks:
+micro-batches and chunks of anchors differ in number between ranks, and so must not communicate.
+
+On a CPU, in the dtype of the weights, the draft is one unit, gathered once and reduced once: every exchange costs the
+processors that compute. Elsewhere it is sharded in parts. What the context needs is gathered first, the rest while
+that is computed; a layer's gradients are reduced while those of the layers before it are computed, in the step's last
+pass over blocks:
 
     root           fc, hidden_norm                      reduced behind the last backward pass, that of the context
     attention i    q, k, v, o and the norms of heads    behind the last pass over blocks; k, v and their norm once more
@@ -21,6 +24,7 @@ from collections.abc import Callable
 from functools import wraps
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -42,18 +46,33 @@ def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None =
     policy = MixedPrecisionPolicy(
         param_dtype=dtype if narrow else None, reduce_dtype=masters if narrow else None, cast_forward_inputs=False
     )
-    attentions = [layer.self_attn for layer in model.layers]
-    for module in (*attentions, *model.layers, model.norm, model):
+    parts = parts_of(model) if narrow or overlaps(flat) else []
+    for module in (*parts, model):
         fully_shard(module, mesh=flat, reshard_after_forward=False, mp_policy=policy)
     # context_kv returns transposed views; nothing writes into them, which is what FSDP2 warns of on every rank.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    model.context_kv = _with_attentions(model)
+    if parts:
+        _gather_ahead(model, parts)
     for method in ("context_kv", "forward_blocks"):
         register_fsdp_forward_method(model, method)
+
+
+def overlaps(flat: DeviceMesh) -> bool:
+    """Whether the ranks' devices compute while they communicate."""
+    return bool(flat.device_type == "cuda")
+
+
+def parts_of(model: DraftModel) -> list[nn.Module]:
+    """What is sharded by itself, in the order in which a step gathers it."""
+    return [*(layer.self_attn for layer in model.layers), *model.layers, model.norm]
+
+
+def _gather_ahead(model: DraftModel, parts: list[nn.Module]) -> None:
+    model.context_kv = _with_attentions(model)
     for layer in model.layers:
         for method in PROJECTIONS:
             register_fsdp_forward_method(layer, method)
-    model.set_modules_to_forward_prefetch([*attentions, *model.layers, model.norm])
+    model.set_modules_to_forward_prefetch(parts)
 
 
 def _with_attentions(model: DraftModel) -> Callable[..., ContextKV]:

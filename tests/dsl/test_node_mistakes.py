@@ -112,7 +112,7 @@ def test_a_wrong_value_is_reported_with_field_and_value(tmp_path: Path, line: st
     assert node_mistakes(tmp_path, "measure", line) == [f"8:{column}: node.n.{expected}"]
 
 
-def test_an_op_for_one_process_is_refused_under_torchrun(tmp_path: Path) -> None:
+def test_an_op_for_one_process_is_refused_on_several_ranks(tmp_path: Path) -> None:
     lines = ['source = "builtin:digits"', 'launch = { kind = "torchrun", nproc = 2 }']
     message = 'the op "ingest" runs in one process (leave launch out, or "process")'
     assert node_mistakes(tmp_path, "ingest", *lines) == [f"9:12: node.n.launch.kind: {message}"]

@@ -263,6 +263,21 @@ def test_a_config_without_a_size_is_refused(tmp_path: Path) -> None:
         foresee(LoadTarget(checkpoint=str(tmp_path)))
 
 
+@pytest.mark.parametrize(("dtype", "ranks", "bytes_each"), [("bfloat16", 1, 2), ("bfloat16", 2, 2), ("float32", 1, 0)])
+def test_a_copy_of_the_weights_is_counted_where_the_dtype_is_narrower(
+    dtype: str, ranks: int, bytes_each: int, tmp_path: Path
+) -> None:
+    """In two bytes each, beside all that an update or a pass needs; in float32 only several ranks gather one."""
+    inputs = {"target": TargetForeseen.of(read_config(checkpoint("qwen3", tmp_path / "target") / "config.json"))}
+    inputs["features"] = FeaturesForeseen(num_layers=5, dtype="bfloat16", tokens=None)
+    launch = Launch(device="cpu", kind="torchrun", nproc=ranks) if ranks > 1 else Launch(device="cpu")
+    config = TrainDflash(features=Ref("a"), batches=Ref("b"), target=Ref("c"), dtype=dtype)
+    found = foresee(config, inputs=inputs, launch=launch)
+    parameters = draft_parameters(found.foreseen.shape)
+    assert bytes_each * parameters == found.memory["weights to compute with"]
+    assert 4 * parameters // ranks == found.memory["draft"]
+
+
 def test_measuring_tau_needs_the_target_and_a_copy_of_the_draft_beside_a_training(tmp_path: Path) -> None:
     config = read_config(checkpoint("qwen3", tmp_path / "target") / "config.json")
     inputs = {"target": TargetForeseen.of(config)}

@@ -4,6 +4,7 @@ dtype.
 
 import multiprocessing
 import os
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from parity_cases import write_plan
 
 from ops.dtensors import gathered, local
 from ops.optimizer import clip_gradients, make_optimizer, named_state, set_rate
+from ops.train_dflash import sharding
 from ops.train_dflash.engine import set_up
 from ops.train_dflash.inputs import open_inputs
 from ops.train_dflash.step import measure, train_step
@@ -25,14 +27,16 @@ from ops.train_dflash.tally import mean_loss
 
 LAYERS, STEPS = 3, 2
 SHAPE = {"num_layers": LAYERS, "micro_batch_tokens": 30, "anchor_chunk": 4, "lr": 1e-3}
+ONE_UNIT, COMPILED = "one unit", "compiled"
 CASES = {
+    ONE_UNIT: {"dtype": "float64"},
     "float64": {"dtype": "float64"},
     "bfloat16": {"dtype": "bfloat16"},
     "one pass": {"dtype": "bfloat16", "micro_batch_tokens": 10_000, "anchor_chunk": 512},
     "checkpointed": {"dtype": "float64", "activation_checkpointing": True},
-    "compiled": {"dtype": "float64", "compile": True},
-    "compiled bfloat16": {"dtype": "bfloat16", "compile": True},
+    COMPILED: {"dtype": "float64", "compile": True, "num_layers": 2},
 }
+IN_PARTS = [name for name in CASES if name not in (ONE_UNIT, COMPILED)]
 
 
 def take_steps(inputs, folder, changes, rank=0, world_size=1):
@@ -45,10 +49,11 @@ def take_steps(inputs, folder, changes, rank=0, world_size=1):
     optimizer = make_optimizer(model, 0.0)
     set_rate(optimizer, config.lr)
     stream = setup.train.steps(opened.steps[:STEPS], 0)
-    losses = []
+    losses, graphs = [], torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for _ in range(STEPS):
         optimizer.zero_grad()
-        with Recorded() as recorded:
+        # Nothing is compiled under a mode that sees every operation.
+        with Recorded() if not config.compile else nullcontext() as recorded:
             losses.append(mean_loss(train_step(setup.engine, stream, world_size)))
         gradients = {name: gathered(parameter.grad).clone() for name, parameter in model.named_parameters()}
         clip_gradients(model.parameters(), 0.5)
@@ -59,9 +64,10 @@ def take_steps(inputs, folder, changes, rank=0, world_size=1):
         "gradients": gradients,
         "weights": weights,
         "val": mean_loss(measure(setup.engine, setup.val, 2)),
-        "collectives": collectives_of(recorded),
-        "casts": len(casts_of(recorded, [local(parameter) for parameter in model.parameters()])),
+        "collectives": collectives_of(recorded) if recorded else None,
+        "casts": len(casts_of(recorded, [local(parameter) for parameter in model.parameters()])) if recorded else None,
         "state": {str(tensor.dtype) for tensor in named_state(optimizer, model).values()},
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs,
         "masters": {str(parameter.dtype) for parameter in model.parameters()},
     }
 
@@ -81,7 +87,10 @@ def one_of_two(rank, folder, inputs, place):
     os.environ |= {**place, "RANK": str(rank)}
     dist.init_process_group("gloo")
     torch.compile = partial(torch.compile, backend="aot_eager")  # forward and backward as graphs, no kernels
-    results = {name: take_steps(inputs, folder / "scratch", CASES[name], rank, 2) for name in CASES}
+    results = {}
+    for name, changes in CASES.items():
+        sharding.overlaps = lambda _flat, parts=name != ONE_UNIT: parts  # as on a GPU
+        results[name] = take_steps(inputs, folder / "scratch", changes, rank, 2)
     torch.save(results, folder / f"rank-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -121,7 +130,18 @@ def test_two_ranks_give_the_gradients_and_weights_of_one_process(results, name):
     assert off(ranks[0]["weights"], ranks[1]["weights"]) == 0
 
 
-@pytest.mark.parametrize("name", CASES)
+def test_layers_are_compiled_in_that_case_alone(results):
+    for rank in results[1:]:
+        assert {COMPILED} == {name for name in CASES if rank[name]["graphs"]}
+
+
+def test_one_unit_is_gathered_once_and_reduced_once(results):
+    elements = sum(tensor.numel() for tensor in results[0][ONE_UNIT]["weights"].values())
+    for rank in results[1:]:
+        assert [("gather", "float64", elements), ("reduce", "float64", elements / 2)] == rank[ONE_UNIT]["collectives"]
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
 def test_a_step_gathers_every_weight_once_and_reduces_what_the_context_needs_in_a_second_round(results, name):
     """In bfloat16 the gathers, in float32 the reductions; the same on both ranks, whose passes differ in number."""
     narrow = CASES[name]["dtype"] == "bfloat16"

@@ -1,4 +1,4 @@
-"""The benchmark of SGLang's capture at a tiny size: the table comes out, and what is measured is right."""
+"""The benchmarks of SGLang's capture at a tiny size: the table comes out, and what is measured is right."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.gpu import figures_of, is_installed, parts_of
+from benchmarks.gpu_parts import capture
+from benchmarks.gpu_report import page
+from ops.sglang_engine.runtime import SglangRuntime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,3 +34,35 @@ def test_sglangs_capture_is_measured_beside_its_plain_prefill_and_transformers(t
         row = next(line for line in done.stdout.splitlines() if line.startswith(f"| {kind}"))
         assert f"{found['of_prefill']:.2f}" == row.split("|")[4].strip()
         assert ("holds" if found["of_prefill"] >= 0.9 else "missed") == row.split("|")[5].strip()
+
+
+def test_the_gpu_benchmark_measures_sglangs_capture_beside_its_plain_prefill(monkeypatch, capsys):
+    (part,) = (part for part in parts_of("cpu", True) if part.needs == "sglang")
+    assert is_installed("sglang")
+    assert capture.__name__ == part.module
+    calls = []
+    for name in ("capture", "prefill"):
+        monkeypatch.setattr(SglangRuntime, name, noted(calls, getattr(SglangRuntime, name)))
+    monkeypatch.setattr(sys, "argv", [part.module, *part.options])
+    capture.main()
+    found = figures_of(capsys.readouterr().out, None)
+    assert ["capture", "prefill"] == sorted(found)
+    rounds = ["capture", "prefill", "capture", "prefill", "prefill", "capture"]  # the first one warms up
+    assert rounds == [name for name, _ in calls]
+    assert {True} == {6 == len(lengths) and 8 <= min(lengths) <= max(lengths) <= 24 for _, lengths in calls}
+    for speeds in found.values():
+        assert 2 == len(speeds["times"])
+        assert statistics.median(speeds["times"]) == speeds["median"] > 0
+    entry = {"status": "done", "seconds": 1.0, "figures": found}
+    shown = page({"commit": "", "device": "cpu", "tiny": True, "seconds": 1.0, "parts": {part.name: entry}})
+    assert f"| SGLang, capture | {found['capture']['median']:,.0f} |" in shown
+
+
+def noted(calls, method):
+    """A method of the runtime that runs as it is, and whose calls are noted: its name, its samples' lengths."""
+
+    def call(self, samples, **further):
+        calls.append((method.__name__, [len(sample.input_ids) for sample in samples]))
+        return method(self, samples, **further)
+
+    return call
