@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.load_target.model import Target
+from ops.optimizer import adamw_options
 
 Part = Literal["vision", "projector", "text", "embeddings"]
 SEEING: tuple[Part, ...] = ("vision", "projector")  # what has no gradient where a step has no image
@@ -55,7 +55,7 @@ def freeze(config: FinetuneVlm, target: Target) -> None:
 def make_optimizer(config: FinetuneVlm, model: nn.Module, parts: dict[str, Part]) -> torch.optim.AdamW:
     """AdamW over the parameters that are trained, at rate 0; a group's "peak" is the highest rate of its part.
 
-    Matrices are decayed; norms and biases are not.
+    Matrices are decayed; norms and biases are not. AdamW is made with `adamw_options` of the parameters' device.
     """
     peaks = {"vision": config.lr_vision, "projector": config.lr_projector}
     groups: dict[tuple[Part, bool], dict[str, Any]] = {}
@@ -72,25 +72,11 @@ def make_optimizer(config: FinetuneVlm, model: nn.Module, parts: dict[str, Part]
             },
         )
         group["params"].append(parameter)
-    return torch.optim.AdamW(list(groups.values()), lr=0.0, betas=BETAS)
+    options = adamw_options(next(model.parameters()).device)
+    return torch.optim.AdamW(list(groups.values()), lr=0.0, betas=BETAS, **options)
 
 
 def set_rates(optimizer: torch.optim.AdamW, share: float) -> None:
     """Set the rate of every group to this share of its peak."""
     for group in optimizer.param_groups:
         group["lr"] = share * group["peak"]
-
-
-def clip_gradients(model: nn.Module, limit: float) -> float:
-    """Scale the gradients so that their global norm is at most `limit`, as torch does; the norm before that.
-
-    All ranks call it; parameters without a gradient are left out. Where the norm is not finite, neither are the
-    gradients afterwards.
-    """
-    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    if not trained:
-        return 0.0
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in trained])
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    nn.utils.clip_grads_with_norm_(trained, limit, norm)
-    return float(norm)

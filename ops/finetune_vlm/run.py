@@ -27,12 +27,12 @@ from ops.finetune_vlm.batches import Order, passes_of_rank
 from ops.finetune_vlm.figures import training_figure
 from ops.finetune_vlm.measuring import HeldOut
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.parts import SEEING, Part, clip_gradients, freeze, make_optimizer, parts_of, set_rates
+from ops.finetune_vlm.parts import SEEING, Part, freeze, make_optimizer, parts_of, set_rates
 from ops.finetune_vlm.saving import save_target, saved_for_now
 from ops.finetune_vlm.start import start_target
 from ops.load_target.model import Target, describe_target
 from ops.load_target.save import PROCESSOR, copy_files, write_target_json
-from ops.optimizer import learning_rate
+from ops.optimizer import clip_gradients, learning_rate
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.tokenize_chat.shards import TokenReader
 from ops.training import ranks
@@ -145,7 +145,7 @@ class _Training:
         loss_sum = self._backward(passes, answers) if answers else 0.0
         if not images:
             self._forget_unseen()
-        norm = clip_gradients(self.state.model, config.grad_clip)
+        norm = clip_gradients(self.state.model.parameters(), config.grad_clip)
         share = learning_rate(self.state.step, config.steps, 1.0, config.warmup_ratio)
         loss = loss_sum / max(answers, 1)
         names = [self.reader.records[index]["id"] for index in samples]
