@@ -14,6 +14,7 @@ E = lcm(G, P), h = H / P, e = E / P.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from attrs import frozen
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ops.sequence_parallel.exchange import Ulysses
 from ops.vision.families import Family
@@ -115,7 +116,7 @@ def attend(
 def ulysses_mask(
     *, q_length: int, kv_length: int, q_offset: int = 0, attention_mask: Tensor | None = None, **others: Any
 ) -> Tensor | None:
-    """The mask of whole sequences, bool [B, 1, S, S], or None where the causal mask is all there is.
+    """The mask that "sdpa" has, of whole sequences, bool [B, 1, S, S], or None where the causal mask is all there is.
 
     A cut model sees q_length s, and kv_length S from the 2-D mask, which stays whole. Padding on the right needs no
     mask: no token sees what comes after it, and nothing is read from the padding itself.
@@ -124,7 +125,8 @@ def ulysses_mask(
         q_length = kv_length
         if attention_mask is not None and is_right_padded(attention_mask):
             attention_mask = None
-    return sdpa_mask(q_length=q_length, kv_length=kv_length, q_offset=q_offset, attention_mask=attention_mask, **others)
+    mask_of: Callable[..., Tensor | None] = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    return mask_of(q_length=q_length, kv_length=kv_length, q_offset=q_offset, attention_mask=attention_mask, **others)
 
 
 def is_right_padded(attention_mask: Tensor) -> bool:
