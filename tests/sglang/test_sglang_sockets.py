@@ -69,7 +69,7 @@ def target(tmp_path_factory):
 @pytest.fixture(scope="module")
 def interface() -> dict[str, str]:
     """What a user's environment may name: another interface for gloo, and a meeting place that is not dflow's."""
-    others = interfaces_to_others()
+    others = list(interfaces_to_others())
     return {"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500", **({"GLOO_SOCKET_IFNAME": others[0]} if others else {})}
 
 
