@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
+ADDING = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 INDEXED = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default)
 
 
@@ -22,17 +23,21 @@ class Traffic(TorchDispatchMode):
     """Inside, `waits` counts by operation where the host would wait for the device, `copies` the copies to it.
 
     A copy to the device that is not `non_blocking`, from memory that is not pinned, waits as well: it is in both.
+    `sorted` counts what adds to places that a tensor gives, as the gradient of x[index] does: CUDA sorts these first.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.copies = 0
+        self.sorted = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         on_device = any(tensor.device == DEVICE for tensor in tensors)
+        if on_device and func in ADDING and len(args) > 3 and args[3]:  # accumulate
+            self.sorted += 1
         if on_device and func is aten._local_scalar_dense.default:
             self.waits["item"] += 1
             return False if tensors[0].dtype == torch.bool else tensors[0].dtype.is_floating_point * 0.0

@@ -7,6 +7,7 @@ import functools
 import attrs
 import pytest
 import torch
+import torch.nn.functional as F
 from attention_cases import Case, error
 from attention_cases import random_case as attention_case
 from case_reader import CPU, CaseReader, drawn_samples, make_engine
@@ -14,9 +15,11 @@ from draft_cases import random_case
 from torch._dynamo.utils import counters
 
 from ops.dflash import flex
+from ops.dflash import head as head_module
 from ops.dflash.attention import dense_attention
 from ops.dflash.compiled import compiled
 from ops.dflash.loss import Loss
+from ops.dflash.sweep import fusible_sweep, sweep_values
 from ops.train_dflash.batches import Place, idle_batch, prepare
 from ops.train_dflash.staging import Direct
 
@@ -70,6 +73,47 @@ def test_more_kinds_of_inputs_than_graphs_are_an_error_and_not_run_uncompiled(cl
         assert 2.0 == float(double(torch.ones([2] * ndim)).max())
     with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
         double(torch.ones(2, 2, 2))
+
+
+ROWS = (1, 2, 7, 63, 65, 200)  # in tiles of 64: as many as there are, and 2 of 33 and 32, 4 of 50
+VOCABULARIES = (64, 65, 200, 320)  # in tiles of 64: the last one whole, one column, some columns
+
+
+@pytest.fixture
+def compiled_sweep(clean_dynamo, monkeypatch):
+    """The head in tiles of 64 x 64, gone through by the sweep that CUDA compiles."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    sweep = functools.partial(fusible_sweep, compiled(sweep_values, fullgraph=True))
+    monkeypatch.setattr(head_module, "choose_head", lambda _device: ("chosen by the test", sweep))
+    monkeypatch.setattr(head_module, "_tile", lambda _device: (64, 64))
+
+
+def through_the_head(rows, vocabulary):
+    """Both losses with and without a gradient, against log_softmax."""
+    generator = torch.Generator().manual_seed(rows)
+    hidden, teacher = (torch.randn(rows, 8, generator=generator) for _ in range(2))
+    head_VM, labels = torch.randn(vocabulary, 8, generator=generator), torch.arange(rows) % vocabulary
+    log_p, log_q = ((x @ head_VM.T).log_softmax(-1) for x in (hidden, teacher))
+    for leaf in (hidden, hidden.clone().requires_grad_()):
+        losses, _ = head_module.head_cross_entropy(leaf, head_VM, labels)
+        torch.testing.assert_close(losses.detach(), F.nll_loss(log_p, labels, reduction="none"), rtol=1e-4, atol=1e-4)
+        losses, _ = head_module.head_kl(leaf, teacher, head_VM, labels)
+        expected = F.kl_div(log_p, log_q, log_target=True, reduction="none").sum(-1)
+        torch.testing.assert_close(losses.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_heads_sweep_is_three_graphs_and_as_many_for_one_row_for_one_column_and_for_both(compiled_sweep):
+    """Of the cross-entropy, and of the draft and of the teacher in the divergence."""
+    before = counters["stats"]["unique_graphs"]
+    graphs = []
+    for rows, vocabulary in ((64, 64), (1, 64), (64, 65), (1, 65)):
+        through_the_head(rows, vocabulary)
+        graphs.append(counters["stats"]["unique_graphs"] - before)
+    assert [3, 6, 9, 12] == graphs
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in ROWS:
+            for vocabulary in VOCABULARIES:
+                through_the_head(rows, vocabulary)
 
 
 LENGTHS = [(20, 16, 300), (33, 16, 300), (57, 8, 1000), (9, 10, 77), (200, 4, 130), (64, 16, 5)]

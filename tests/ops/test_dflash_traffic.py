@@ -37,7 +37,7 @@ def as_on_cuda(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["dflash", "kl", "dpace", "focal"])
 @pytest.mark.parametrize(("anchor_chunk", "chunks"), [(None, 1), (3, 4)])
-def test_a_step_waits_nowhere_and_copies_one_table_for_each_chunk_and_window(kind, anchor_chunk, chunks):
+def test_a_step_waits_and_sorts_nowhere_and_copies_one_table_for_each_chunk_and_window(kind, anchor_chunk, chunks):
     kinds = (SLIDING_ATTENTION, FULL_ATTENTION, FULL_ATTENTION)
     case = random_case(3, samples=4, layer_types=kinds).to(torch.float32)
     engine = make_engine(case, Loss(kind=kind), device=DEVICE, anchor_chunk=anchor_chunk)
@@ -50,6 +50,7 @@ def test_a_step_waits_nowhere_and_copies_one_table_for_each_chunk_and_window(kin
     with Traffic() as measuring:
         engine.measure(batch)
     assert [{}, {}, {}] == [dict(traffic.waits) for traffic in (preparing, training, measuring)]
+    assert [0, 0] == [traffic.sorted for traffic in (training, measuring)]
     windows = 2
     micro_batch = 1  # all tensors of it together, the list of its weighted slots among them
     frequencies = 1  # once for a model
@@ -58,7 +59,7 @@ def test_a_step_waits_nowhere_and_copies_one_table_for_each_chunk_and_window(kin
     ]
 
 
-def test_what_would_wait_is_counted():
+def test_what_would_wait_or_sort_is_counted():
     x = torch.ones(3, device=DEVICE)
     with Traffic() as traffic:
         float(x.sum())
@@ -67,6 +68,9 @@ def test_what_would_wait_is_counted():
         x.cpu()
         torch.ones(3).to(DEVICE)
         torch.ones(3).to(DEVICE, non_blocking=True)
+        rows = torch.ones(3, 2, device=DEVICE, requires_grad=True)
+        rows[torch.zeros(4, dtype=torch.int64, device=DEVICE)].sum().backward()
     expected = ["item", "nonzero", "index by bool", "copy to the host", "copy to the device"]
     assert dict.fromkeys(expected, 1) == dict(traffic.waits)
     assert 2 == traffic.copies
+    assert 1 == traffic.sorted
