@@ -50,7 +50,13 @@ def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
 @contextmanager
 def on_this_host() -> Iterator[None]:
     """What gloo and nccl open inside stays on the loopback interface, whatever the user's environment names."""
-    changes = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK, "NCCL_COMM_ID": None}
+    changes = {
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "TORCH_GLOO_LAZY_INIT": "0",  # else gloo connects later than anybody looks at the peers
+        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without the sign: every interface whose name begins so
+        "NCCL_RAS_ENABLE": "0",
+        "NCCL_COMM_ID": None,
+    }
     with environment(changes):
         yield
 

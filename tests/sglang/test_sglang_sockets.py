@@ -91,7 +91,7 @@ def test_one_process_listens_on_the_loopback_interface_alone_and_its_environment
             found = [socket for socket in listeners([os.getpid()]) if socket not in before]
             assert found  # gloo
             assert [] == beyond(found)
-            assert "lo" == os.environ["NCCL_SOCKET_IFNAME"]
+            assert "=lo" == os.environ["NCCL_SOCKET_IFNAME"]
         assert kept == {name: os.environ.get(name) for name in kept}
 
 
