@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from finetune_cases import config as finetune_config
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from dsl.errors import ConfigError
+from ops.finetune_vlm.parts import make_optimizer as finetune_optimizer
 from ops.muon import orthogonal
 from ops.optimizer import (
     adamw_options,
@@ -102,6 +104,16 @@ def test_adamw_is_fused_on_cuda_and_left_to_torch_on_a_cpu():
             model.matrix, model.norm = (nn.Parameter(torch.empty(shape, device="cuda")) for shape in ((6, 10), (10,)))
             groups = make_optimizer(model, 0.1, kind=kind).param_groups
         assert [True, True] == [group["fused"] for group in groups if "betas" in group]
+
+
+def test_fine_tuning_takes_the_same_adamw():
+    parts = {"matrix": "text", "norm": "text"}
+    with FakeTensorMode():
+        for device, expected in (("cuda", True), ("cpu", None)):
+            model = nn.Module()
+            model.matrix, model.norm = (nn.Parameter(torch.empty(shape, device=device)) for shape in ((6, 10), (10,)))
+            groups = finetune_optimizer(finetune_config(), model, parts).param_groups
+            assert [expected] * 2 == [group["fused"] for group in groups]
 
 
 def test_a_state_goes_from_a_cpus_optimizer_to_a_fused_one_and_back():
