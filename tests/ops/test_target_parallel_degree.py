@@ -10,7 +10,7 @@ import pytest
 import torch
 from target_parallel_cases import BATCHES, batch_of, model_of
 from transformers import DynamicCache
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from dsl.errors import ConfigError
 from ops.load_target.model import Target
@@ -96,7 +96,7 @@ def test_a_pass_that_was_not_cut_is_that_of_sdpa_with_a_cache_too(family):
 def test_the_mask_of_a_slice_is_that_of_the_whole_sequence():
     mask = batch_of("left").attention_mask.bool()
     sizes = {"batch_size": len(mask), "kv_length": mask.shape[1], "attention_mask": mask}
-    whole = sdpa_mask(q_length=mask.shape[1], **sizes)
+    whole = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](q_length=mask.shape[1], **sizes)
     assert torch.equal(whole, ulysses_mask(q_length=6, **sizes))
 
 
