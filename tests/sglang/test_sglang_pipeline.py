@@ -67,5 +67,5 @@ def test_the_served_tau_stands_beside_that_of_evaluate_and_equals_it(nodes):
     assert [evaluated[row["id"]]["accepted"] for row in served] == [row["accepted"] for row in served]
     metrics = nodes["check"]["metrics"]
     assert metrics["check/tau_evaluate"] == metrics["check/tau_served"]
-    # Where nothing is accepted, or everything, equality would show nothing.
-    assert 1.2 < metrics["check/tau_served"] < 15
+    # Where all steps accept alike, nothing or everything, equality would show nothing.
+    assert 1 < len({accepted for row in served for accepted in row["accepted"]})
