@@ -220,7 +220,8 @@ def test_a_run_writes_through_no_link(tmp_path, canary):
     assert before == look(canary)
     assert {"a": ("done", "miss"), "d": ("done", "resumed")} == toy.caches()
     assert ("hello", "5") == (toy.text("a"), toy.text("d"))
-    assert [] == [path for path in toy.store.rglob("*") if path.is_symlink()]
+    links = [path.name for path in toy.store.rglob("*") if path.is_symlink()]
+    assert set(links) <= {"code.jsonl"}  # which goes when it is written to next: not by a run that knows all code
 
 
 @pytest.mark.parametrize("name", ["figures", "events.jsonl", "d.log", "lock", ""])
