@@ -24,10 +24,9 @@ def wake():
 
 
 def shell(number: int, script: str) -> Rank:
-    """A rank that has begun, so that its traps are set."""
-    process = subprocess.Popen(
-        ["bash", "-c", script.replace("READY", "echo ready")], stdout=subprocess.PIPE, start_new_session=True
-    )
+    """A rank that has begun, so that its traps are set; bash sets none for a signal that is ignored when it begins."""
+    command = ["env", "--default-signal=INT", "bash", "-c", script.replace("READY", "echo ready")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     assert b"ready\n" == process.stdout.readline()
     return Rank(number, process, os.pidfd_open(process.pid))

@@ -57,7 +57,7 @@ def test_training_and_measuring_compile_few_graphs_and_then_none(clean_dynamo, m
     assert len(batches[1].labels_NK) + 1 == case.config.hidden_size // case.config.block_size
     engine.train(batches[1], 1.0)
     engine.measure(batches[1])
-    assert {"total": GRAPHS, "ok": GRAPHS} == dict(counters["frames"])
+    assert GRAPHS == counters["frames"]["ok"]  # the total counts what torch looked at and left alone as well
     with torch._dynamo.config.patch(error_on_recompile=True):
         for chunk in (None, 3):
             for batch in batches:
