@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from attrs import field, frozen
 
+from dsl.named_function import named_function
 from dsl.op import OpSpec
 
 
@@ -38,6 +38,5 @@ def logged_model(op: OpSpec, folder: Path) -> LoggedModel | None:
     """What MLflow shows of an artifact of the op; None where it is no model."""
     if op.model is None:
         return None
-    module, _, name = op.model.partition(":")
-    function: Callable[[Path], LoggedModel] = getattr(importlib.import_module(module), name)
+    function: Callable[[Path], LoggedModel] = named_function(op.model)
     return function(folder)

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
 from dsl.from_source import import_from_source, source_of
+from dsl.named_function import named_function
 from dsl.op import OpSpec, op_of
 from dsl.paths import is_there
 from dsl.search_path import path_without_added, put_on_path
@@ -105,9 +106,8 @@ def _built_in_table() -> dict[str, str]:
 
 
 def _load_built_in(place: str) -> OpSpec:
-    module, _, name = place.partition(":")
     import_from_source()
-    return op_of(getattr(importlib.import_module(module), name))
+    return op_of(named_function(place))
 
 
 def _declared_ops(module: ModuleType) -> list[OpSpec]:

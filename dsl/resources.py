@@ -6,7 +6,6 @@ torch and computes nothing large: `dflow plan` calls it. Memory is that of one r
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.launch import Launch
+from dsl.named_function import named_function
 from dsl.op import OpSpec
 
 
@@ -54,6 +54,5 @@ def load_resources(spec: OpSpec) -> Callable[[Outlook], Resources] | None:
     """The function that an op names, None where it names none."""
     if spec.resources is None:
         return None
-    module, _, name = spec.resources.partition(":")
-    function: Callable[[Outlook], Resources] = getattr(importlib.import_module(module), name)
+    function: Callable[[Outlook], Resources] = named_function(spec.resources)
     return function

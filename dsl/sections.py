@@ -10,16 +10,16 @@ script runs and nothing is loaded.
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, shortened
+from dsl.named_function import named_function
 from dsl.op import OpSpec
 
 Cell = str | int | float | None
@@ -160,9 +160,8 @@ def load_report(spec: OpSpec) -> Callable[[Path], Sequence[Section]] | None:
     """The function that shows an artifact of the op, None where it names none."""
     if spec.report is None:
         return None
-    module, _, name = spec.report.partition(":")
-    function: Any = getattr(importlib.import_module(module), name)
-    return function  # type: ignore[no-any-return]
+    function: Callable[[Path], Sequence[Section]] = named_function(spec.report)
+    return function
 
 
 def _is_number(value: object) -> bool:

@@ -10,13 +10,13 @@ An op without them runs as it is. Its time and its artifact are then taken to gr
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from dsl.named_function import named_function
 from dsl.op import OpSpec
 
 
@@ -85,7 +85,4 @@ def load_work(spec: OpSpec) -> Callable[[Trial], Work | None] | None:
 
 
 def _load(named: str | None) -> Any:
-    if named is None:
-        return None
-    module, _, name = named.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return None if named is None else named_function(named)

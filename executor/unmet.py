@@ -9,6 +9,7 @@ from typing import Any
 
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph, GraphNode
+from dsl.named_function import named_function
 from executor.plan import Decision
 
 
@@ -53,6 +54,5 @@ def _asks_for_something(node: GraphNode) -> bool:
 def _of_node(node: GraphNode) -> Mapping[str, str]:
     if node.op.unmet is None:
         return {}
-    module, _, name = node.op.unmet.partition(":")
-    function: Callable[[Any], Mapping[str, str]] = getattr(importlib.import_module(module), name)
+    function: Callable[[Any], Mapping[str, str]] = named_function(node.op.unmet)
     return function(node.config)

@@ -12,7 +12,6 @@ ranks that are left when one has failed: they end within END_WITHIN_S, even thos
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import resource
@@ -34,6 +33,7 @@ from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequest
 from dsl.from_source import import_from_source
 from dsl.graph import GraphNode
 from dsl.graph_json import node_from_json
+from dsl.named_function import named_function
 from dsl.search_path import PROJECT, is_below, is_interpreters, take_search_path
 from dsl.secrets import redact, resolved, secret_values
 from executor.disk import NO_SPACE, full_at, is_full
@@ -190,7 +190,7 @@ def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> tuple[str,
     take_search_path(job.path)  # the op files may have changed it, as they did where the key was made
     declared = frozenset(sys.modules)
     sys.excepthook = partial(_report_error, result, secret_values(node.config))
-    run = _import_run(node.op.run)
+    run: Callable[[Any, WorkerStage], None] = named_function(node.op.run)
     device = _device(job.device)
     stage = WorkerStage(
         inputs=_inputs(node, job.artifacts),
@@ -234,12 +234,6 @@ def _used() -> dict[str, Any]:
         "memory": (own + children) * 1024,
         "gpu_memory": torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
     }
-
-
-def _import_run(run: str) -> Callable[[Any, WorkerStage], None]:
-    module, _, name = run.partition(":")
-    function: Callable[[Any, WorkerStage], None] = getattr(importlib.import_module(module), name)
-    return function
 
 
 def _inputs(node: GraphNode, artifacts: Mapping[str, list[str]]) -> dict[str, Any]:

@@ -1,0 +1,12 @@
+"""The one import by name: an op's "module:function" strings are loaded here, when they are needed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def named_function(place: str) -> Any:
+    """What "module:function" names; callers declare its type. Raises ImportError or AttributeError, as imports do."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
