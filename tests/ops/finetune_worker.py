@@ -4,9 +4,10 @@
 
 is killed by kill -9 once the checkpoint of the first step is written.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 tests/ops/finetune_worker.py ranks FOLDER
+    python tests/ops/finetune_worker.py ranks FOLDER
 
-trains the cases of RANK_CASES on two ranks, each in a folder of its name; what a case logs goes into logged.json there.
+is one of the two ranks that tests/ops/test_finetune_ranks.py starts, and trains the cases of RANK_CASES, each in a
+folder of its name; what a case logs goes into logged.json there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""One rank of the trainings that capture on ranks of their own, started by torchrun with four ranks:
-
-    python -m torch.distributed.run --standalone --nproc-per-node 4 tests/ops/online_worker.py FOLDER
+"""One rank of the trainings that capture on ranks of their own, one of four that tests/ops/test_online_ranks.py starts.
 
 A scenario takes the first ranks of the launch; what each of them saw goes into FOLDER/rank-N.json.
 """
@@ -74,7 +72,7 @@ def main(folder: Path) -> None:
     hardware.SIZES["cpu"] = 64  # the peak is of no interest here, and its measurement takes a second
     listed = json.loads((folder / "inputs.json").read_text())
     inputs = {name: TYPES[name](path=Path(path), digest=digest) for name, (path, digest) in listed.items()}
-    store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=RANKS))
+    store = dist.FileStore(str(folder / "scenarios"), RANKS)
     seen = {}
     for scenario in SCENARIOS:
         if rank < scenario.ranks:

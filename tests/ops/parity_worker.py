@@ -1,6 +1,4 @@
-"""One rank of the parity test, started by torchrun with four ranks:
-
-    python -m torch.distributed.run --standalone --nproc-per-node 4 tests/ops/parity_worker.py FOLDER
+"""One rank of the parity test, one of four that tests/ops/test_parallel_parity.py starts.
 
 FOLDER holds what `parity_cases.write_inputs` wrote. First every rank is a process of its own and takes its part of the
 problems alone; then the four ranks take the layouts of four, and at last two pairs, side by side, those of two. The

@@ -1,6 +1,4 @@
-"""One rank of the parity test of targets, started by torchrun with four ranks:
-
-    python -m torch.distributed.run --standalone --nproc-per-node 4 tests/ops/target_parallel_worker.py FOLDER
+"""One rank of the parity test of targets, one of four that tests/ops/test_target_parallel.py starts.
 
 The four ranks take the layouts of four; then two pairs, side by side, those of two, each pair half of the families;
 then each rank is a process of its own. What a rank saw goes into rank-N.json, and into stuck-N.json what happened
@@ -45,6 +43,7 @@ from transformers import PreTrainedModel
 from ops.dtensors import gathered
 from ops.load_target.model import Target
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
+from ops.training.ranks import meeting_store
 from ops.vision.batch import ModelInputs
 
 RANKS, CPU = 4, torch.device("cpu")
@@ -293,7 +292,7 @@ def pair_of(folder: Path, rank: int, name: str, timeout: timedelta) -> Iterator[
 def main(folder: Path) -> None:
     rank, families = int(os.environ["RANK"]), list(TEXT)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    dist.init_process_group("gloo", store=meeting_store(rank, RANKS), rank=rank, world_size=RANKS, timeout=TIMEOUT)
     figures = parity(ON_FOUR, rank, families)
     figures |= {f"bug | {name}": Cases(bug.layout, rank).buggy(bug) for name, bug in BUGS.items()}
     dist.barrier()

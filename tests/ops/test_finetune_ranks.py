@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from family_checkpoints import make_checkpoint
 from finetune_cases import MEASURED, RANK_CASES, STEPS, answers_of, poisoned, relabelled, train, write_inputs
+from rank_processes import run_ranks
 from safetensors.torch import load_file
 
 from dsl.errors import StopRequested
@@ -52,17 +51,8 @@ def folder(few_images, checkpoint, tmp_path_factory):
         (folder / f"{name}, alone" / "seen.json").write_text(json.dumps({"logged": stage.logged, "refused": ""}))
     with pytest.raises(StopRequested):
         train(folder / "one process, then two rows", few_images, stop_after=2, init=init, **STEPS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-    with (folder / "log").open("wb") as log:
-        subprocess.run(
-            [*torchrun, str(HERE / "finetune_worker.py"), "ranks", str(folder)],
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=False,
-            timeout=400,
-        )
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]), "OMP_NUM_THREADS": "1"}
+    run_ranks(2, [str(HERE / "finetune_worker.py"), "ranks", str(folder)], folder, 400, variables)
     seen = [(folder / name / "seen.json").is_file() for name in RANK_CASES]
     assert all(seen), (folder / "log").read_text(errors="replace")[-6000:]
     return folder

@@ -4,8 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Pipe
@@ -16,6 +14,7 @@ import torch
 import torch.distributed as dist
 from fake_stage import FakeStage, folder_digest
 from online_worker import SCENARIOS, VALUES
+from rank_processes import run_ranks
 from safetensors.torch import load_file
 
 from dsl.errors import DataError, StopRequested
@@ -45,16 +44,8 @@ def folder(tokens, target, tmp_path_factory):
     listed = {name: [str(artifact.path), artifact.digest] for name, artifact in inputs.items()}
     (folder / "inputs.json").write_text(json.dumps(listed))
     train_dflash(TrainDflash(**{name: Ref(name) for name in inputs}, **VALUES), FakeStage(folder / "alone", inputs))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-    with (folder / "log").open("wb") as log:
-        subprocess.run(
-            [*torchrun, str(HERE / "online_worker.py"), str(folder)],
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=log,
-            timeout=400,
-        )
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]), "OMP_NUM_THREADS": "1"}
+    run_ranks(4, [str(HERE / "online_worker.py"), str(folder)], folder, 400, variables)
     missing = [rank for rank in range(4) if not (folder / f"rank-{rank}.json").exists()]
     assert [] == missing, (folder / "log").read_text()[-5000:]
     return folder

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +32,7 @@ from parity_cases import (
     train_values,
     write_inputs,
 )
+from rank_processes import run_ranks
 from safetensors.torch import load_file
 
 from ops.dflash.step import MicroBatch
@@ -56,16 +55,9 @@ BEGIN, END = "<!-- parity: written by tests/ops/test_parallel_parity.py -->\n", 
 def folder(tokens, target, features, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parity")
     write_inputs(folder, tokens, target, features)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-    with (folder / "log").open("wb") as log:
-        subprocess.run(
-            [*torchrun, str(HERE / "parity_worker.py"), str(folder)],
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"},
-            stdout=log,
-            stderr=log,
-            timeout=500,
-        )
+    variables = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"}
+    run_ranks(4, [str(HERE / "parity_worker.py"), str(folder)], folder, 500, variables)
     missing = [rank for rank in range(4) if not (folder / f"rank-{rank}.json").exists()]
     assert [] == missing, (folder / "log").read_text()[-5000:]
     return folder

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from rank_processes import run_ranks
 from target_parallel_bugs import BUGS
 from target_parallel_cases import BATCHES, HYBRID, OPTIONS_AT, layouts_of
 
@@ -24,16 +23,9 @@ CHECKED_IN_FLOAT32 = [case for case in PARITY if case[1] == BATCHES[case[0]][-1]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target-parallel")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-    with (folder / "log").open("wb") as log:
-        subprocess.run(
-            [*torchrun, str(HERE / "target_parallel_worker.py"), str(folder)],
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"},
-            stdout=log,
-            stderr=log,
-            timeout=500,
-        )
+    variables = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"}
+    run_ranks(4, [str(HERE / "target_parallel_worker.py"), str(folder)], folder, 500, variables)
     missing = [rank for rank in range(4) if not (folder / f"rank-{rank}.json").exists()]
     assert [] == missing, (folder / "log").read_text()[-5000:]
     return folder

@@ -17,6 +17,7 @@ from capture_cases import FAMILIES, make_samples, make_target, processor_of, wri
 from capture_worker import write_job
 from fake_stage import FakeStage
 from family_checkpoints import picture, token_sample
+from rank_processes import run_ranks
 from safetensors.torch import load_file
 
 from dsl.errors import DataError
@@ -118,14 +119,18 @@ def test_a_draft_learns_from_either_backends_features_alike(undisturbed, by_tran
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-def start(job: Path, *count: str, ranks: int = 1) -> subprocess.Popen[str]:
-    """The worker in a process of its own, or under torchrun."""
+def variables() -> dict[str, str]:
+    """The environment of a worker. On a CPU SGLang wants to be told the cores where it has more ranks than the machine
+    has NUMA nodes."""
     paths = [str(ROOT), str(ROOT / "tests" / "ops"), str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    return {**os.environ, "PYTHONPATH": ":".join(paths), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
+
+
+def start(job: Path, *count: str) -> subprocess.Popen[str]:
+    """The worker in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, *torchrun, str(FOLDER / "capture_worker.py"), str(job), *count],
-        # On a CPU SGLang wants to be told the cores where it has more ranks than the machine has NUMA nodes.
-        env={**os.environ, "PYTHONPATH": ":".join(paths), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"},
+        [sys.executable, str(FOLDER / "capture_worker.py"), str(job), *count],
+        env=variables(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -160,9 +165,8 @@ def plain_config(**changes):
 def test_two_ranks_that_share_the_shards_end_with_the_same_bytes(undisturbed, tokens, target, tmp_path):
     job = tmp_path / "job.json"
     write_job(job, tmp_path / "stage", tokens, target, **plain_config(final_hidden=True))
-    ranks = start(job, ranks=2)
-    said = ranks.communicate()[0]
-    assert 0 == ranks.returncode, said
+    codes = run_ranks(2, [str(FOLDER / "capture_worker.py"), str(job)], tmp_path, 600, variables())
+    assert [0, 0] == codes, (tmp_path / "log").read_text()
     for file in shards(undisturbed):
         assert (undisturbed.path / file).read_bytes() == (tmp_path / "stage" / "out" / file).read_bytes()
 
@@ -170,9 +174,8 @@ def test_two_ranks_that_share_the_shards_end_with_the_same_bytes(undisturbed, to
 def test_two_ranks_that_share_the_model_capture_the_same_states(undisturbed, tokens, target, tmp_path):
     job = tmp_path / "job.json"
     write_job(job, tmp_path / "stage", tokens, target, **plain_config(final_hidden=True, tp_degree=2))
-    ranks = start(job, ranks=2)
-    said = ranks.communicate()[0]
-    assert 0 == ranks.returncode, said
+    codes = run_ranks(2, [str(FOLDER / "capture_worker.py"), str(job)], tmp_path, 600, variables())
+    assert [0, 0] == codes, (tmp_path / "log").read_text()
     difference = 0.0
     for file in shards(undisturbed):
         one, two = (load_file(folder / file) for folder in (undisturbed.path, tmp_path / "stage" / "out"))
