@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from executor.chat_request import ServerError, is_healthy
+from executor.compile_cache import compile_cache
 from executor.keys import PROJECT
 from executor.lines import print_lines
 from executor.log_tail import LINES
@@ -39,6 +40,7 @@ class Server:
                 [sys.executable, "-m", "executor.guard", str(life_line), *command],
                 env={
                     **os.environ,
+                    **compile_cache(),
                     **environment,
                     "PYTHONPATH": os.pathsep.join(path),
                     "PYTHONSAFEPATH": "1",  # no `ops` in the working directory can shadow the real one

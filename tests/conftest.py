@@ -6,12 +6,16 @@ and the tests that need a GPU whatever is chosen, which take the fixture `cuda` 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from gpu_selection import is_of_a_device
 from hypothesis import HealthCheck, settings
 
+from executor.compile_cache import compile_cache
+
+os.environ.update(compile_cache())  # not where any user of the machine can put what torch unpickles
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
