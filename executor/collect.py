@@ -26,7 +26,7 @@ from executor.lease import held_now, put_away
 from executor.store import Store
 from executor.store_lock import nothing_taken
 from executor.store_names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
-from executor.symlinks import new_file, remove
+from executor.symlinks import is_folder, new_file, remove
 from executor.verify import MEMO
 
 Kind = Literal["artifact", "work", "leftover"]
@@ -99,7 +99,8 @@ def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
 def _own(path: Path, *names: re.Pattern[str]) -> list[Path]:
     """What has a name of dflow's own in a folder; anything else there is not dflow's to remove."""
     found = path.iterdir() if path.is_dir() else ()
-    return sorted(each for each in found if any(name.fullmatch(each.name) for name in names) and each.is_dir())
+    own = (each for each in found if any(name.fullmatch(each.name) for name in names))
+    return sorted(each for each in own if each.is_symlink() or is_folder(each))
 
 
 def _artifacts(objects: Sequence[Path], use: InUse) -> Iterator[Item]:

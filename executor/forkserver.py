@@ -37,6 +37,7 @@ from attrs import define, frozen
 from executor import worker
 from executor.left_over import show_mark
 from executor.parent import end_with_parent
+from executor.symlinks import open_own
 
 CHUNK = 65536
 GROUP_ENDS_WITHIN_S = 1.0
@@ -186,7 +187,7 @@ def _run(start: Start) -> int:
     os.environ.update(start.environment)
     show_mark()
     try:
-        log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        log = open_own(Path(start.log), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
     except OSError:
         return worker.NO_LOG
     for descriptor in (1, 2):

@@ -361,9 +361,13 @@ def _try_lock(descriptor: int) -> bool:
 
 def _is_locked(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nobody waits for a pipe's writer
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False  # a link is nobody's lock
     try:
         return not _try_lock(descriptor)
     finally:

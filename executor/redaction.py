@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.secrets import redact, written_forms
+from executor.symlinks import appended
 
 CHUNK = 65536
 LINE_END = b"\n"
@@ -43,7 +44,7 @@ class RedactedLog:
     def _copy(self) -> None:
         waiting = bytearray()
         try:
-            with self._log.open("ab") as log:
+            with appended(self._log) as log:
                 while data := os.read(self._reading, CHUNK):
                     waiting += data
                     end = len(waiting) if len(waiting) > LONGEST else waiting.rfind(LINE_END) + 1

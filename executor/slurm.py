@@ -11,6 +11,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import StageError
+from executor.symlinks import appended
 
 
 @frozen
@@ -72,7 +73,7 @@ class Allocation:
         ]
         project = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join([project, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with log.open("ab") as output:
+        with appended(log) as output:
             try:
                 return subprocess.Popen(
                     command,

@@ -200,7 +200,7 @@ class Store:
             (lease.folder / NOTE).unlink()
             raise
         lease.check()
-        entry = IndexLine.from_json({"digest": digest, "time": time.time(), **ended.line})
+        entry = IndexLine.from_json({**ended.line, "digest": digest, "time": time.time()})
         keep_own_files(self.records / entry.run, key, ended.out)
         write_json(lease.folder / COMMIT, {**attrs.asdict(entry), "out": ended.out.name})
         self.place(ended.out, key, entry)

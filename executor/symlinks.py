@@ -105,6 +105,11 @@ def open_own(path: Path, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, MODE)
 
 
+def appended(path: Path) -> IO[bytes]:
+    """A file of dflow's own to write at its end, made where it is missing; see `open_own`."""
+    return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+
+
 def new_file(path: Path) -> IO[bytes]:
     """A file that is made anew, whatever stood there: a link is removed, and not written through. Raises OSError."""
     path.unlink(missing_ok=True)

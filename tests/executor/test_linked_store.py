@@ -9,51 +9,17 @@ from pathlib import Path
 
 import pytest
 from imitated_runs import artifacts, run, toy_pipeline
+from link_canary import HASH, OTHER, RUN, STRANGE_NAMES, fill, look
 from toy_ops import ONE_NODE, Toy
 
 from dsl.errors import StoreError
 from executor.cli import main
 from executor.content import MANIFEST
-from executor.ended import BOOT, NOTE
-from executor.lease import Lease
 from executor.record import Record
 from executor.serving import serving
-from executor.store import COMMIT, Store
-from executor.symlinks import new_file, open_own
+from executor.store import Store
+from executor.symlinks import appended, new_file, open_own
 from executor.tags import add_tag
-
-HASH, OTHER = "5" * 64, "6" * 64
-RUN = "20260101-000000-abcd"
-OWN_NAMES = [
-    HASH, f"{HASH}.{'7' * 8}", f".{HASH}.{'8' * 32}", f".{HASH}.{'7' * 8}.{'8' * 32}", f".{RUN}", RUN,
-    f"{HASH}.damaged", f".gone-{HASH}-1",
-]  # fmt: skip
-STRANGE_NAMES = [
-    ".snapshot", ".nfs0001", ".git", ".gone-abc-1", f".gone-{HASH}", f".gone-{HASH}-1.bak", f".{HASH}", f".{HASH}.7",
-    f"{HASH}.orig", f"{HASH}0", HASH.replace("5", "A"), "x.damaged", "notes", ".20260101", f"{RUN}.bak",
-]  # fmt: skip
-
-
-def fill(folder: Path) -> None:
-    """All that dflow might take for its own, and what nobody may remove, some of it read-only."""
-    for name in (*OWN_NAMES, *STRANGE_NAMES):
-        (folder / name / "sub").mkdir(parents=True)
-        (folder / name / "sub" / "data").write_text(name)
-        for file in ("lease", "ranks", "lock", "text.txt", MANIFEST, f".{MANIFEST}.1", "state.jsonl", "work.json"):
-            (folder / name / file).write_text("{}\n")
-        (folder / name / "text.txt").chmod(0o444)
-    (folder / OTHER).write_text(json.dumps({"digest": HASH, "run": RUN, "time": 1.0}) + "\n")
-    (folder / "half a line").write_text("without an end")
-
-
-def look(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Mode, time and content of everything at and below a folder; links are not followed."""
-    found = {}
-    for path in (folder, *folder.rglob("*")):
-        status = path.lstat()
-        content = path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, content)
-    return found
 
 
 @pytest.fixture
@@ -166,10 +132,11 @@ def test_links_in_a_store_go_and_what_they_lead_to_stays(toy, canary, tmp_path, 
     (objects / extra / "more").symlink_to(canary)
     (objects / gone / MANIFEST).rename(canary / MANIFEST)
     (objects / gone / MANIFEST).symlink_to(canary / MANIFEST)
-    for name in (HASH, f"{altered}.damaged", f".gone-{HASH}-1"):
-        (objects / name).symlink_to(canary)
+    for name, behind in ((HASH, canary), (f"{altered}.damaged", tmp_path / "nowhere"), (f".gone-{HASH}-1", toy.file)):
+        (objects / name).symlink_to(behind)
     for name in (HASH, f"{HASH}.{'7' * 8}", f".{HASH}.{'8' * 32}", f".{RUN}"):
         (work / name).symlink_to(canary)
+    (work / OTHER).symlink_to(tmp_path / "nowhere")
     unfinished = work / failed.state.nodes["d"].key
     for name in ("out-7-01234567", "altered", "results-1", "state/sub"):
         (unfinished / name).symlink_to(canary)
@@ -251,53 +218,18 @@ def test_a_run_whose_record_holds_a_link_does_not_go_on(toy, canary, name):
     assert before == look(canary)
 
 
-@pytest.mark.parametrize("out", ["out-1-01234567", "../out-2-01234567", "../../../../behind the link", "..", ""])
-def test_no_note_in_a_work_folder_leads_a_commit_out_of_it(toy, canary, out):
-    """`ended.json` and `commit.json` name the folder that is to be committed: a link, or a way out."""
-    run(toy)
-    store = Store.open(toy.store, write=True)
-    with store.lease(HASH, RUN) as lease:
-        assert lease.acquire(print, lambda: False)
-        (lease.folder / "out-1-01234567").symlink_to(canary)
-        if out == "../out-2-01234567":
-            canary = canary.rename(lease.folder / out)
-        files = {
-            path.relative_to(canary).as_posix(): [path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ino]
-            for path in canary.rglob("*")
-            if path.is_file()
-        }
-        (canary / MANIFEST).write_text(json.dumps({"digest": OTHER, "files": {}}))
-        line = {"run": RUN, "neutral": {}, "acceptance": "computed"}
-        note = {"key": HASH, "out": out, "boot": BOOT.read_text().strip(), "files": files, "manifest": {}, "line": line}
-        before = look(canary)
-        (lease.folder / NOTE).write_text(json.dumps(note))
-        assert store.finish_commit(lease, HASH) is None
-        (lease.folder / COMMIT).write_text(json.dumps({**line, "digest": OTHER, "time": 1.0, "out": out}))
-        assert store.finish_commit(lease, HASH) is None
-        assert (before, []) == (look(canary), store.index(HASH))
-        (lease.folder / COMMIT).unlink()
-        lease.empty(keep_state=True)
-    assert before == look(canary)
-
-
-def test_a_work_folder_that_is_a_link_is_not_adopted(tmp_path, canary):
-    (canary / HASH / "work.json").write_text(json.dumps({"key_without_code": "x"}))
-    (canary / HASH / "state").mkdir()
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / HASH).symlink_to(canary / HASH)
-    before = look(canary)
-    with Lease(tmp_path / "work" / OTHER, RUN) as lease:
-        assert lease.acquire(print, lambda: False)
-        assert lease.adopt("x") is None
-    assert before == look(canary)
-
-
 def test_a_file_of_dflow_is_made_in_the_place_of_a_link(tmp_path):
     (tmp_path / "theirs").write_text("theirs")
     for name, content in (("theirs", ""), ("nowhere", ""), (".", "")):
         (tmp_path / "own").symlink_to(tmp_path / name)
         os.close(open_own(tmp_path / "own", os.O_RDWR | os.O_CREAT))
         assert (False, content) == ((tmp_path / "own").is_symlink(), (tmp_path / "own").read_text())
+        (tmp_path / "own").unlink()
+        (tmp_path / "own").symlink_to(tmp_path / name)
+        for text in (b"first, ", b"then"):
+            with appended(tmp_path / "own") as file:
+                file.write(text)
+        assert (False, "first, then") == ((tmp_path / "own").is_symlink(), (tmp_path / "own").read_text())
         (tmp_path / "own").unlink()
         (tmp_path / "own").symlink_to(tmp_path / name)
         with new_file(tmp_path / "own") as file:
