@@ -18,6 +18,7 @@ from attrs import frozen
 from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
 from executor.children import Child, Children
+from executor.compile_cache import compile_cache
 from executor.disk import NO_SPACE, clear_error, clear_errors, full_at
 from executor.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
 from executor.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
@@ -29,13 +30,14 @@ from executor.left_over import STAGE, stage_mark
 from executor.log_tail import Notes, last_lines
 from executor.machine import VISIBLE, Share, device_order
 from executor.redaction import RedactedLog
+from executor.symlinks import appended
 from executor.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # How long a thread of an OpenMP runtime waits in a loop for its next work before it sleeps: libgomp's in turns of the
 # loop, LLVM's and Intel's in ms. Their own bounds are so high (300,000 turns, 200 ms) that on a busy machine the loop
 # takes the CPU from the very threads that it waits for. CHOICES: by which variables a user has chosen for a runtime.
-SPINS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+SPINS = {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "0"}
 CHOICES = {
     "GOMP_SPINCOUNT": ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
     "KMP_BLOCKTIME": ("KMP_BLOCKTIME", "KMP_LIBRARY", "OMP_WAIT_POLICY"),
@@ -88,7 +90,7 @@ class StageProcess:
     ) -> None:
         folder = lease.folder
         with clear_errors(log):
-            log.touch()
+            appended(log).close()
         self._results = folder / f"results-{lease.attempt}"
         self._log = log
         self._log_start = log.stat().st_size
@@ -226,8 +228,8 @@ class StageProcess:
 
     def _say(self, text: str) -> None:
         """As if the stage had printed it for the user."""
-        with clear_errors(self._log), self._log.open("a") as log:
-            log.write(f"{NOTE}{text}\n")
+        with clear_errors(self._log), appended(self._log) as log:
+            log.write(f"{NOTE}{text}\n".encode())
 
     def _shown(self, failure: Failure) -> tuple[str, ...]:
         """Of several ranks the traceback of the one that is the cause, else the end of the log that it wrote to.
@@ -311,6 +313,7 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
         **({} if gpus is None else {VISIBLE: ",".join(gpus)}),
         COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
         **(_allocator() if gpus is None or gpus else {}),
+        **compile_cache(),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",

@@ -194,8 +194,7 @@ class Runner:
         for waiting in list(self._waiting):
             if self._is_ending:
                 break
-            node = self._graph.nodes[waiting.node_id]
-            if waiting.not_before > now or not self._running_stages().fits(node, self._digests):
+            if waiting.not_before > now:
                 continue
             done_before = len(self._digests)
             if self._begin(waiting):
@@ -214,6 +213,8 @@ class Runner:
         """Start the node, or take what another run made of it; False where it still waits."""
         node_id, lease = waiting.node_id, None
         try:
+            if not self._running_stages().fits(self._graph.nodes[node_id], self._digests):
+                return False
             if waiting.decision is None:
                 waiting.decision = self._refreshed(node_id)
             key = waiting.decision.key

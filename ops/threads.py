@@ -1,12 +1,10 @@
 """The table of CPU threads: how many an op makes use of, by the size of the target that it computes with.
 
-A small model's products are so short that a second thread costs more than it brings. Measured on two cores, the speed
-with two threads over that with one (8 layers, 600 tokens of vocabulary; `benchmarks/busy.py` measures whole stages):
+A small model's products are so short that a second thread brings little, a third next to nothing, and all of them wait
+for each other wherever something else keeps a core busy. Speed with two threads over that with one, in whole stages of
+the built-in target (3.1 million parameters) on two quiet cores, and with libgomp's own long wait in the place of ours:
 
-    parameters    training step, 480 to 960 tokens    pass over 1,024 tokens    passes over 1 to 128 tokens
-    2.9 million                       0.92 to 0.99                      1.02                   0.67 to 1.00
-    7.9 million                       1.21 to 1.47                      1.40                   0.71 to 0.93
-    27 million                        1.50 to 1.54                      1.46                   0.90 to 1.31
+    finetune_vlm 1.2, 1.5    capture_targets 1.3, 1.4    train_dflash 0.75, 0.9    evaluate 0.65, 1.05
 """
 
 from __future__ import annotations
@@ -22,20 +20,24 @@ from ops.finetune_vlm.tiny_config import tiny_config
 from ops.foreseen import read_config
 from ops.load_target.sizes import TargetSizes
 
-ONE_THREAD = 1
-# Parameters of the target up to which one thread does: an op that passes over whole samples, and one that decodes.
+# Parameters up to which a target is small: for an op that passes over whole samples, and for one that decodes.
 BATCHES = 5_000_000
 DECODING = 10_000_000
 
 
 def threads_of_batches(config: Any, folders: Folders) -> int | None:
-    """For an op that trains with its target's states, or passes whole samples through it."""
-    return _limit(_target(folders), BATCHES)
+    """For an op that passes whole samples through its target."""
+    return _limit(_target(folders), BATCHES, threads=2)
+
+
+def threads_of_drafting(config: Any, folders: Folders) -> int | None:
+    """For an op that trains a draft with its target's states."""
+    return _limit(_target(folders), BATCHES, threads=1)
 
 
 def threads_of_decoding(config: Any, folders: Folders) -> int | None:
     """For an op that decodes with its target, token by token or block by block."""
-    return _limit(_target(folders), DECODING)
+    return _limit(_target(folders), DECODING, threads=1)
 
 
 def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
@@ -43,9 +45,9 @@ def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
     if is_builtin(config.init):
         tokens = folders["tokens"]
         info = _read(tokens / "tokens.json") if isinstance(tokens, Path) else None
-        return None if info is None else _limit(tiny_config(info, {}), BATCHES)
+        return None if info is None else _limit(tiny_config(info, {}), BATCHES, threads=2)
     directory = Path(config.init)
-    return _limit(_read(directory / "config.json"), BATCHES) if directory.is_dir() else None
+    return _limit(_read(directory / "config.json"), BATCHES, threads=2) if directory.is_dir() else None
 
 
 def _target(folders: Folders) -> Mapping[str, Any] | None:
@@ -62,11 +64,11 @@ def _read(path: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def _limit(config: Mapping[str, Any] | None, parameters: int) -> int | None:
-    """One thread for a target of so many parameters or fewer; a config that does not tell its size is a large one's."""
+def _limit(config: Mapping[str, Any] | None, parameters: int, threads: int) -> int | None:
+    """The threads where the target is no larger; a config that does not tell its size is a large one's."""
     if config is None:
         return None
     try:
-        return ONE_THREAD if TargetSizes.of(config).parameters <= parameters else None
+        return threads if TargetSizes.of(config).parameters <= parameters else None
     except DataError:
         return None

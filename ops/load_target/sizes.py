@@ -55,6 +55,8 @@ class TargetSizes:
             )
         except KeyError as error:
             raise DataError(f"config.json: {error.args[0]} is missing, so the target's size cannot be told") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"config.json: the target's size cannot be told from it: {error}") from None
 
     @property
     def parameters(self) -> int:

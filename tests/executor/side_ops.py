@@ -117,6 +117,7 @@ def look(config, stage):
         "hash_seed": os.environ["PYTHONHASHSEED"],
         "hash": hash("dflow"),
         "threads": os.environ["OMP_NUM_THREADS"],
+        "compiled": os.environ["TORCHINDUCTOR_CACHE_DIR"],
         "fail_at": os.environ.get("DFLOW_FAIL_AT", ""),
         "threads_alive": sum(1 for _ in Path("/proc/self/task").iterdir()),
     }
@@ -140,6 +141,8 @@ class Small:
 
 def one_for_small(config, folders):
     text = folders["text"]
+    if config.size < 0:
+        return config.size if config.size < -1 else {}[config.size]
     return 1 if config.size + (len((text / "text.txt").read_text()) if text else 0) < 100 else None
 
 

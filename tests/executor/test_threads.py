@@ -8,7 +8,7 @@ from side_ops import side
 from executor.launch import stage_environment
 
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY")
-BOUNDED = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+BOUNDED = {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "0"}
 TWO_CPUS = "[machine]\ncpus = 2\n"
 
 
@@ -28,8 +28,8 @@ def threads(toy, name):
     [
         ({}, BOUNDED),
         ({"GOMP_SPINCOUNT": "70000"}, {"GOMP_SPINCOUNT": "70000", "KMP_BLOCKTIME": "0"}),
-        ({"KMP_BLOCKTIME": "200"}, {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "200"}),
-        ({"KMP_LIBRARY": "turnaround"}, {"GOMP_SPINCOUNT": "1000", "KMP_LIBRARY": "turnaround"}),
+        ({"KMP_BLOCKTIME": "200"}, {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "200"}),
+        ({"KMP_LIBRARY": "turnaround"}, {"GOMP_SPINCOUNT": "3000", "KMP_LIBRARY": "turnaround"}),
         ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
     ],
     ids=["nothing", "libgomp", "intel", "intel's mode", "any runtime"],
@@ -51,8 +51,8 @@ def test_torchs_openmp_runtime_takes_the_bound_in_every_process_of_a_stage(kind,
     assert result.returncode == 0, result.stderr
     (log,) = toy.store.glob("records/*/a.log")
     said = [line.strip() for line in log.read_text().splitlines() if "GOMP_SPINCOUNT" in line]
-    assert ["GOMP_SPINCOUNT = '1000'"] * ranks == said[-ranks:]
-    assert {"GOMP_SPINCOUNT = '1000'"} == set(said)
+    assert ["GOMP_SPINCOUNT = '3000'"] * ranks == said[-ranks:]
+    assert {"GOMP_SPINCOUNT = '3000'"} == set(said)
 
 
 def test_a_node_that_makes_use_of_one_thread_takes_one_cpu_and_has_as_many_threads_beside_others_as_alone(tmp_path):
@@ -71,3 +71,16 @@ def test_a_number_that_the_user_gives_wins_over_the_ops_own_and_a_large_one_gets
     result = toy.dflow("run", str(toy.file))
     assert result.returncode == 0, result.stderr
     assert [(2, 2), (3, 3), (1, 1)] == [threads(toy, name) for name in "abc"]
+
+
+def test_an_op_whose_own_function_of_threads_fails_fails_alone(tmp_path):
+    toy = side(tmp_path, TWO_CPUS + small("a", -1) + small("b", -2) + small("c", 1) + small("d", 2, 'text = "@a"\n'))
+    result = toy.dflow("run", str(toy.file), "--keep-going")
+    assert 1 == result.returncode
+    assert "Traceback" not in result.stderr
+    assert {"a": "failed", "b": "failed", "c": "done", "d": "pending"} == {
+        name: node["state"] for name, node in toy.state()["nodes"].items()
+    }
+    errors = [toy.state()["nodes"][name]["error"] for name in "ab"]
+    assert 'the function toy:one_for_small of op "small" failed: KeyError: -1' in errors[0]
+    assert "it returned -2, not a number of threads or None" in errors[1]

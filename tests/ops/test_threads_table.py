@@ -1,4 +1,4 @@
-"""The table of CPU threads: one for small targets, fixed by what a node reads; and who it holds for."""
+"""The table of CPU threads: few for small targets, fixed by what a node reads; and who it holds for."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ops.finetune_vlm.tiny_config import tiny_config
 from ops.load_target.op import LoadTarget
 from ops.load_target.sizes import TargetSizes
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.train_dflash.op import TrainDflash
 
 TOKENS = {"vocab_size": 2048, "merge_size": 2, "pad_token_id": 0, "eos_token_ids": [1]}
 REMOTE = {"processor": "owner/m", "revision": "0" * 40}
@@ -40,22 +41,27 @@ def target(folder: Path, layers: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("layers", "millions", "batches", "decoding"),
-    [(8, 3.10, 1, 1), (17, 4.88, 1, 1), (18, 5.07, None, 1), (43, 10.00, None, 1), (44, 10.19, None, None)],
-)
+    ("layers", "millions", "batches", "drafting", "decoding"),
+    [
+        (8, 3.10, 2, 1, 1), (17, 4.88, 2, 1, 1), (18, 5.07, None, None, 1), (43, 10.00, None, None, 1),
+        (44, 10.19, None, None, None),
+    ],
+)  # fmt: skip
 def test_a_target_gets_its_threads_by_its_parameters(
-    layers: int, millions: float, batches: int | None, decoding: int | None, tmp_path: Path
+    layers: int, millions: float, batches: int | None, drafting: int | None, decoding: int | None, tmp_path: Path
 ) -> None:
     made = {"target": target(tmp_path, layers)}
     sizes = TargetSizes.of(json.loads((tmp_path / "model" / "config.json").read_text()))
     assert millions == pytest.approx(sizes.parameters / 1e6, abs=0.005)
     capture = CaptureTargets(tokens=Ref("tokens"), target=Ref("target"), num_layers=5)
     evaluate = Evaluate(draft=Ref("draft"), target=Ref("target"), tokens=Ref("tokens"))
+    train = TrainDflash(batches=Ref("batches"), target=Ref("target"), features=Ref("features"))
     assert batches == useful_threads(node(capture, target="target"), made)
+    assert drafting == useful_threads(node(train, target="target"), made)
     assert decoding == useful_threads(node(evaluate, target="target"), made)
 
 
-def test_the_built_in_target_is_trained_by_one_thread_and_a_checkpoint_by_its_own_size(tmp_path: Path) -> None:
+def test_the_built_in_target_is_trained_by_two_threads_and_a_checkpoint_by_its_own_size(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.mkdir()
     (tokens / "tokens.json").write_text(json.dumps(TOKENS))
@@ -67,7 +73,7 @@ def test_the_built_in_target_is_trained_by_one_thread_and_a_checkpoint_by_its_ow
         )
         for start in starts
     ]
-    assert [1, 1, None] == found
+    assert [2, 2, None] == found
 
 
 def test_a_model_id_gets_all_threads_whether_or_not_it_is_here_already(tmp_path: Path) -> None:
@@ -75,7 +81,13 @@ def test_a_model_id_gets_all_threads_whether_or_not_it_is_here_already(tmp_path:
     assert useful_threads(node(config, tokens="tokens"), {"tokens": tmp_path}) is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"hidden_size": 8}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "{}", '{"hidden_size": 8}', '{"hidden_size": 8, "vocab_size": null}', '{"text_config": [8]}'),
+        '{"hidden_size": "8", "vocab_size": {}}',
+    ],
+)
 def test_a_config_that_tells_no_size_is_left_to_the_stage(content: str, tmp_path: Path) -> None:
     config = target(tmp_path, 8) / "model" / "config.json"
     config.write_text(content)
