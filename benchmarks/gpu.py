@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks.gpu_report import page
 from benchmarks.gpu_sizes import contexts, step_sizes
+from executor.launch import stage_environment
 
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 470.0
@@ -113,7 +114,12 @@ def in_process(part: Part, limit: float) -> dict[str, Any]:
         command = [sys.executable, "-m", part.module, *part.options, *([f"--json={file}"] if part.writes_file else [])]
         with (Path(folder) / "output").open("w+") as output:
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=stage_environment(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             try:
                 code = process.wait(limit)

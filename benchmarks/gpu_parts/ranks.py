@@ -1,11 +1,13 @@
 """One rank of a process group: collectives in bfloat16, and a training step sharded by FSDP2 beside one that is not.
 
-nccl on a GPU, gloo on a CPU; the store is in this process, and nothing listens. With one rank nothing travels: this
-shows that the path runs and what it costs by itself (gathering weights, reducing gradients), not how fast a network is.
+nccl on a GPU, gloo on a CPU; the store is in this process, and the backend keeps to the loopback interface. With one
+rank nothing travels: this shows that the path runs and what it costs by itself (gathering weights, reducing gradients),
+not how fast a network is.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -18,6 +20,7 @@ from torch import Tensor
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments, peak_mib, times_of
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
+from executor.ranks import LOOPBACK
 from ops.dflash.attention import choose_attention
 from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel
@@ -39,6 +42,7 @@ def main() -> None:
     arguments = part_arguments(__doc__)
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
     repeats = 2 if arguments.tiny else 10
+    os.environ.update({"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": f"={LOOPBACK}"})
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=dist.HashStore(),

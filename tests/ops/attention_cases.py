@@ -28,7 +28,7 @@ class Case:
     def seen(self) -> Seen:
         return Seen(torch.tensor(self.starts), torch.tensor(self.ends))
 
-    def inputs(self, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+    def inputs(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> list[Tensor]:
         """q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, the context as the projections leave it: [T, G, D] in memory."""
         generator = torch.Generator().manual_seed(0)
         N, K, G, D = len(self.starts), self.K, self.G, self.D
@@ -50,7 +50,7 @@ def random_case(seed: int, sorted_blocks: bool = False, **sizes) -> Case:
     return Case(starts, ends, T=280, **sizes)
 
 
-def attended(attend: Attend, case: Case, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+def attended(attend: Attend, case: Case, dtype: torch.dtype, device: str | torch.device = "cpu") -> list[Tensor]:
     """The output and the gradients of q, own k and v, context k and v, all float64 on the CPU."""
     inputs = case.inputs(dtype, device)
     out = attend(*inputs, case.seen(), case.window)

@@ -22,7 +22,8 @@ INDEXED = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default)
 class Traffic(TorchDispatchMode):
     """Inside, `waits` counts by operation where the host would wait for the device, `copies` the copies to it.
 
-    A copy to the device that is not `non_blocking`, from memory that is not pinned, waits as well: it is in both.
+    A copy to the device that is not `non_blocking` waits as well: it is in both. Whether memory is pinned is not seen
+    here: `to_device` pins it, see tests/ops/test_pinned.py.
     `sorted` counts what adds to places that a tensor gives, as the gradient of x[index] does: CUDA sorts these first.
     """
 

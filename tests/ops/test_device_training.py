@@ -32,9 +32,12 @@ WIDE_HEADS = {"head_dim": 16, "rope_parameters": {**TEXT["rope_parameters"], "mr
 def group(device):
     """A process group of this process alone, over the backend that training takes on the device."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    yield backend
-    dist.destroy_process_group()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        patch.setenv("NCCL_SOCKET_IFNAME", "=lo")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        yield backend
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

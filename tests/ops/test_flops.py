@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from draft_chain import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from ops.dflash.config import DraftConfig
+from benchmarks.long_context import QWEN3_8B
 from ops.dflash.flops import step_flops
 
 
@@ -54,18 +54,4 @@ def test_a_window_bounds_what_a_sliding_layer_sees():
 
 
 def test_a_draft_for_a_target_of_8_billion_parameters_takes_about_70_tflop_a_sequence():
-    config = DraftConfig(
-        hidden_size=4096,
-        num_hidden_layers=5,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=12288,
-        vocab_size=151936,
-        block_size=16,
-        mask_token_id=151669,
-        target_layer_ids=(1, 9, 17, 25, 33),
-        num_target_layers=36,
-        max_position_embeddings=40960,
-    )
-    assert 71e12 == pytest.approx(step_flops(config, 3072, 512, 512 * 1536, 512 * 15), rel=0.02)
+    assert 71e12 == pytest.approx(step_flops(QWEN3_8B, 3072, 512, 512 * 1536, 512 * 15), rel=0.02)

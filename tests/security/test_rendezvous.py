@@ -36,13 +36,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from ops.training.peers import own_peers
 from ops.training.ranks import any_rank, collected, joined
 
 HERE = Path(__file__).parent
 
 def talk(config, stage):
     with joined(stage):
-        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "sp"))
+        with own_peers() as groups:
+            mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "sp"))
+            groups += mesh.get_all_groups()
         dist.all_reduce(torch.ones(1), group=mesh.get_group("sp"))
         while not any_rank((HERE / "end").exists(), torch.device("cpu")):
             said = collected(f"rank {stage.rank}")
