@@ -26,7 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_report import page
+from benchmarks.gpu_report import page, reason
 from benchmarks.gpu_sizes import contexts, step_sizes
 from executor.launch import stage_environment
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None, start: Start | None = None) -> int:
         left = patience * arguments.deadline - (time.monotonic() - began)
         found["parts"][part.name] = entry = run_part(part, min(patience * part.limit, left), start or in_process)
         found["seconds"] = time.monotonic() - began
-        print(f"{part.name}: {entry['status']}, {entry['seconds']:.0f} s {entry.get('why', '')}".rstrip(), flush=True)
+        print(f"{part.name}: {entry['status']}, {entry['seconds']:.0f} s {reason(entry)}".rstrip(), flush=True)
         _write(arguments.out.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
         _write(arguments.out.with_suffix(".md"), page(found))
     return int(any(entry["status"] not in ("done", "skipped") for entry in found["parts"].values()))

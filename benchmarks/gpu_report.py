@@ -165,10 +165,14 @@ def _attention(found: Mapping[str, Any] | None) -> str:
 def _parts(found: Mapping[str, Any]) -> str:
     rows: Rows = [["part", "status", "seconds", ""]]
     for name, entry in found["parts"].items():
-        last = entry.get("output", "").strip().splitlines()[-1:]
-        why = ": ".join(filter(None, [entry.get("why", ""), *last])).replace("|", "\\|")
-        rows.append([name, entry["status"], f"{entry['seconds']:.0f}", why])
+        rows.append([name, entry["status"], f"{entry['seconds']:.0f}", reason(entry).replace("|", "\\|")])
     return _table(rows)
+
+
+def reason(entry: Mapping[str, Any]) -> str:
+    """Why a part gave no figures, with the last line that it printed; empty for one that gave them."""
+    last = entry.get("output", "").strip().splitlines()[-1:]
+    return ": ".join(filter(None, [entry.get("why", ""), *last]))
 
 
 def _seconds(value: float) -> str:

@@ -36,7 +36,7 @@ from executor.symlinks import is_folder, plain_status, refuse_links, remove
 FORMAT = 2  # 1: a record's state was one file, state.json, which is read still
 COMMIT = "commit.json"
 FOLDERS = ("objects", "index", "work", "records")
-# mlflow.db and mlartifacts may be links: MLflow writes them, and dflow removes nothing there.
+MAY_BE_LINKS = ("mlflow.db", "mlartifacts")  # MLflow writes them, and dflow removes nothing there
 NO_LINKS = (*FOLDERS, "code", "smoke", "format", LOCK, "mlflow.lock")
 PROJECT_MARKS = ("pyproject.toml", ".git")
 
@@ -100,23 +100,18 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, write: bool) -> Store:
-        """Raises StoreError if the store is newer than this program, cannot be written, or has no working locks.
-
-        write: also where one of its folders is a link, since what is behind that is not the store's to remove.
+        """Raises StoreError if the store is newer than this program, cannot be written, or has no working locks; also
+        where one of its folders is a link, since what is behind that is not the store's to remove.
         """
+        refuse_links(
+            (path / name for name in NO_LINKS),
+            f"remove the link and move what is behind it into its place, or move all of {path} and link that",
+        )
         _check_format(path)
         store = cls(path)
         if write:
-            store.refuse_links()
             store._make()
         return store
-
-    def refuse_links(self) -> None:
-        """For whoever may rename or write below a folder of the store. Raises StoreError where one is a link."""
-        refuse_links(
-            (self.path / name for name in NO_LINKS),
-            f"remove the link and move what is behind it into its place, or move all of {self.path} and link that",
-        )
 
     @property
     def records(self) -> Path:
@@ -356,7 +351,8 @@ def _other_than_a_store(path: Path) -> str:
     """What is wrong with a folder that has no file `format`; empty where it may become a store."""
     if (path / "objects").exists():
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
-    if path.is_dir() and any(not file.name.startswith((".", "format")) for file in path.iterdir()):
+    others = path.iterdir() if path.is_dir() else ()
+    if any(not file.name.startswith((".", "format")) and file.name not in MAY_BE_LINKS for file in others):
         return f"{path} holds other files and is no store of dflow; choose another --store"
     return ""
 

@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
-    store.refuse_links()
     stop = StopSignal(lambda: None)
     with stop.caught():
         agent = Agent(store, stop)

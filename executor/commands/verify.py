@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where something is damaged."""
     store = Store.open(store_path(options.store, None), write=False)
-    store.refuse_links()
     records = [find_record(store.records, run) for run in options.runs]
     digests = _used(records) if records else committed(store)
     total = 0 if options.quick else sum(folder_size(store.object_path(digest)) for digest in digests)

@@ -44,7 +44,10 @@ WRITING = [
     "pull SHARED FILE", "sync --all", "agent --once", "diagnose RUN",
     "accept FILE a --reason why --yes",
 ]  # fmt: skip
-READING = ["status", "plan FILE", "gc --keep 0", "du", "push SHARED RUN"]
+READING = [
+    "status", "plan FILE", "gc --keep 0", "du", "push SHARED RUN", "runs", "logs a", "report RUN",
+    "explain FILE a", "doctor",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["objects", "index", "work", "records", "code", "smoke"])
@@ -64,11 +67,10 @@ def test_what_is_behind_a_linked_folder_of_a_store_stays(toy, canary, tmp_path, 
     for command in (*READING, *WRITING):
         capsys.readouterr()
         code = dflow(toy, *[words.get(word, word) for word in command.split()])
-        said = capsys.readouterr().err
+        said = "".join(capsys.readouterr())
         assert before == look(canary), command
-        if command in WRITING:
-            assert (1, True) == (code, f"{linked} is a symbolic link to {canary}; dflow writes" in said), command
-            assert f"move what is behind it into its place, or move all of {toy.store} and link that" in said
+        assert (1, True) == (code, f"{linked} is a symbolic link to {canary}; dflow writes" in said), command
+        assert f"move what is behind it into its place, or move all of {toy.store} and link that" in said
 
 
 def test_the_store_itself_may_be_a_link_and_what_mlflow_writes(toy, canary, tmp_path):
@@ -82,6 +84,19 @@ def test_the_store_itself_may_be_a_link_and_what_mlflow_writes(toy, canary, tmp_
     assert 0 == dflow(toy, "rm", kept.run, "--yes")
     assert 0 == dflow(toy, "gc", "--delete", "--keep", "0")
     assert (set(), before) == (artifacts(toy), look(canary))
+
+
+def test_a_new_store_whose_folder_is_a_link_is_refused_and_one_that_mlflow_has_linked_is_made(toy, canary):
+    toy.store.mkdir()
+    (toy.store / "mlartifacts").symlink_to(canary)
+    Store.open(toy.store, write=True)
+    for name in ("objects", "work"):
+        other = toy.store.with_name(f"with {name}")
+        other.mkdir()
+        (other / name).symlink_to(canary)
+        for write in (False, True):
+            with pytest.raises(StoreError, match=f"{name} is a symbolic link to"):
+                Store.open(other, write=write)
 
 
 def test_a_store_that_is_a_link_to_nowhere_is_refused_by_name(toy, tmp_path):
