@@ -347,12 +347,16 @@ def _version(path: Path) -> Any:
         raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
 
 
+def _is_allowed_link(path: Path) -> bool:
+    return path.name in MAY_BE_LINKS and path.is_symlink()
+
+
 def _other_than_a_store(path: Path) -> str:
     """What is wrong with a folder that has no file `format`; empty where it may become a store."""
     if (path / "objects").exists():
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
     others = path.iterdir() if path.is_dir() else ()
-    if any(not file.name.startswith((".", "format")) and file.name not in MAY_BE_LINKS for file in others):
+    if any(not file.name.startswith((".", "format")) and not _is_allowed_link(file) for file in others):
         return f"{path} holds other files and is no store of dflow; choose another --store"
     return ""
 

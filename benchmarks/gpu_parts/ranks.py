@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments, peak_mib, times_of
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
-from executor.ranks import LOOPBACK
+from executor.ranks import rank_environment
 from ops.dflash.attention import choose_attention
 from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel
@@ -42,7 +42,7 @@ def main() -> None:
     arguments = part_arguments(__doc__)
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
     repeats = 2 if arguments.tiny else 10
-    os.environ.update({"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": f"={LOOPBACK}"})
+    os.environ.update(rank_environment(0, 1))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=dist.HashStore(),

@@ -8,6 +8,7 @@ from toy_ops import Toy
 
 from dsl.read_toml import read_graph
 from executor.begin import Session, make_planner, new_run, run_from
+from executor.cli import main
 from executor.keys import node_inputs
 from executor.plan import Decision
 from executor.record import Record
@@ -24,6 +25,11 @@ def toy_pipeline(folder: Path) -> Toy:
 def run(toy: Toy, *overrides: str, name: str = "toy", fail_at: str | None = None, contents: str = "") -> Record:
     """A run of the toy pipeline under some name. fail_at: a node that leaves unfinished work."""
     return execute(begin(toy, *overrides, name=name), fail_at, contents)
+
+
+def dflow(toy: Toy, *arguments: str) -> int:
+    """The exit code of a command on the toy's store, in this process."""
+    return main([*arguments, "--store", str(toy.store)])
 
 
 def begin(toy: Toy, *overrides: str, name: str = "toy") -> Session:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from imitated_runs import begin, edit, ended, execute, run, toy_pipeline
+from imitated_runs import begin, dflow, edit, ended, execute, run, toy_pipeline
 from toy_ops import Toy
 
 from executor.begin import run_from
-from executor.cli import main
 from executor.record import Record
 from executor.store import Store
 from executor.tags import add_tag
@@ -18,10 +17,6 @@ from executor.tags import add_tag
 @pytest.fixture
 def toy(tmp_path):
     return toy_pipeline(tmp_path / "mine")
-
-
-def dflow(toy, *arguments):
-    return main([*arguments, "--store", str(toy.store)])
 
 
 @pytest.mark.parametrize(

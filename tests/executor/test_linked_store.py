@@ -8,12 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from imitated_runs import artifacts, run, toy_pipeline
-from link_canary import HASH, OTHER, RUN, STRANGE_NAMES, fill, look
+from imitated_runs import artifacts, dflow, run, toy_pipeline
+from link_canary import HASH, OTHER, RUN, STRANGE_NAMES, look
 from toy_ops import ONE_NODE, Toy
 
 from dsl.errors import StoreError
-from executor.cli import main
 from executor.content import MANIFEST
 from executor.record import Record
 from executor.serving import serving
@@ -23,20 +22,8 @@ from executor.tags import add_tag
 
 
 @pytest.fixture
-def canary(tmp_path):
-    folder = tmp_path / "behind the link"
-    folder.mkdir()
-    fill(folder)
-    return folder
-
-
-@pytest.fixture
 def toy(tmp_path):
     return toy_pipeline(tmp_path / "mine")
-
-
-def dflow(toy, *arguments):
-    return main([*arguments, "--store", str(toy.store)])
 
 
 WRITING = [

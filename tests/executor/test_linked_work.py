@@ -6,12 +6,11 @@ import json
 import shutil
 
 import pytest
-from imitated_runs import run, toy_pipeline
-from link_canary import HASH, OTHER, RUN, fill, look
+from imitated_runs import dflow, run, toy_pipeline
+from link_canary import HASH, OTHER, RUN, look
 from toy_ops import Toy
 
 from dsl.read_toml import read_graph
-from executor.cli import main
 from executor.code_texts import keep_texts, kept_text
 from executor.content import MANIFEST
 from executor.ended import BOOT, NOTE
@@ -24,20 +23,8 @@ from executor.store import COMMIT, Store
 
 
 @pytest.fixture
-def canary(tmp_path):
-    folder = tmp_path / "behind the link"
-    folder.mkdir()
-    fill(folder)
-    return folder
-
-
-@pytest.fixture
 def toy(tmp_path):
     return toy_pipeline(tmp_path / "mine")
-
-
-def dflow(toy, *arguments):
-    return main([*arguments, "--store", str(toy.store)])
 
 
 @pytest.mark.parametrize("field", ["digest", "run"])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from imitated_runs import artifacts, begin, ended, run, toy_pipeline
+from imitated_runs import artifacts, begin, dflow, ended, run, toy_pipeline
 from toy_ops import PROJECT
 
 from executor.cli import main
@@ -24,10 +24,6 @@ READING = [["gc"], ["du"], ["verify"], ["verify", "--quick"], ["status"], ["push
 @pytest.fixture
 def toy(tmp_path):
     return toy_pipeline(tmp_path)
-
-
-def dflow(toy, *arguments):
-    return main([*arguments, "--store", str(toy.store)])
 
 
 def test_gc_shows_first_and_deletes_when_it_is_said(toy, capsys):

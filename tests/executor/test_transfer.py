@@ -13,11 +13,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from imitated_runs import artifacts, edit, planned, run, run_again, toy_pipeline
+from imitated_runs import artifacts, dflow, edit, planned, run, run_again, toy_pipeline
 from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
-from executor.cli import main
 from executor.collect import collect
 from executor.record import find_record
 from executor.remote import Remote
@@ -44,10 +43,6 @@ def other_store(toy):
 
 def files(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def dflow(toy, *arguments):
-    return main([*arguments, "--store", str(toy.store)])
 
 
 def no_progress(size):

@@ -14,6 +14,7 @@ from draft_cases import random_case
 from draft_chain import TEXT, make_features, make_plan, make_target, train_config
 from fake_stage import FakeStage
 
+from executor.ranks import rank_environment
 from ops.dflash.loss import Loss, denominator
 from ops.dtensors import gathered, reshard
 from ops.sequence_parallel.mesh import flat_mesh, make_mesh
@@ -33,8 +34,8 @@ def group(device):
     """A process group of this process alone, over the backend that training takes on the device."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        patch.setenv("NCCL_SOCKET_IFNAME", "=lo")
+        for name, value in rank_environment(0, 1).items():
+            patch.setenv(name, value)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         yield backend
         dist.destroy_process_group()
