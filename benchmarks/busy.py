@@ -182,7 +182,8 @@ def rows_of(found: dict[str, dict[str, list[dict[str, Any]]]], busy: Sequence[in
     for name, kinds in found.items():
         threads, median = kinds["quiet"][0]["threads"], statistics.median
         for count in busy:
-            rounds = kinds[f"busy {count}"]
+            if not (rounds := kinds[f"busy {count}"]):
+                continue
             rows.append(
                 {
                     "stage": name,
@@ -213,7 +214,9 @@ def main() -> None:
     parser.add_argument("--pipeline", type=Path, default=TINY, help="another file with nodes of these names")
     parser.add_argument("--busy", nargs="+", type=int, help="numbers of busy processes; 1 and 4 unless given")
     parser.add_argument("--rounds", type=int, help="rounds on the quiet machine; 10 unless given")
-    parser.add_argument("--busy-rounds", type=int, default=3, help="how many of them are also beside busy processes")
+    parser.add_argument(
+        "--busy-rounds", type=int, default=3, help="how many of them are also beside busy processes; 0 for none"
+    )
     parser.add_argument("--before", type=Path, help="an older checkout of dflow to compare the quiet throughput with")
     parser.add_argument("--quick", action="store_true", help="a few steps, one round, beside one process: a dry run")
     parser.add_argument("--json", type=Path, help="write every figure there")

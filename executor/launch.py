@@ -37,7 +37,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # How long a thread of an OpenMP runtime waits in a loop for its next work before it sleeps: libgomp's in turns of the
 # loop, LLVM's and Intel's in ms. Their own bounds are so high (300,000 turns, 200 ms) that on a busy machine the loop
 # takes the CPU from the very threads that it waits for. CHOICES: by which variables a user has chosen for a runtime.
-SPINS = {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "0"}
+SPINS = {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "0"}
 CHOICES = {
     "GOMP_SPINCOUNT": ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
     "KMP_BLOCKTIME": ("KMP_BLOCKTIME", "KMP_LIBRARY", "OMP_WAIT_POLICY"),

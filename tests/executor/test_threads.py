@@ -8,7 +8,7 @@ from side_ops import side
 from executor.launch import stage_environment
 
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY")
-BOUNDED = {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "0"}
+BOUNDED = {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "0"}
 TWO_CPUS = "[machine]\ncpus = 2\n"
 
 
@@ -28,8 +28,8 @@ def threads(toy, name):
     [
         ({}, BOUNDED),
         ({"GOMP_SPINCOUNT": "70000"}, {"GOMP_SPINCOUNT": "70000", "KMP_BLOCKTIME": "0"}),
-        ({"KMP_BLOCKTIME": "200"}, {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "200"}),
-        ({"KMP_LIBRARY": "turnaround"}, {"GOMP_SPINCOUNT": "3000", "KMP_LIBRARY": "turnaround"}),
+        ({"KMP_BLOCKTIME": "200"}, {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "200"}),
+        ({"KMP_LIBRARY": "turnaround"}, {"GOMP_SPINCOUNT": "4000", "KMP_LIBRARY": "turnaround"}),
         ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
     ],
     ids=["nothing", "libgomp", "intel", "intel's mode", "any runtime"],
@@ -51,8 +51,8 @@ def test_torchs_openmp_runtime_takes_the_bound_in_every_process_of_a_stage(kind,
     assert result.returncode == 0, result.stderr
     (log,) = toy.store.glob("records/*/a.log")
     said = [line.strip() for line in log.read_text().splitlines() if "GOMP_SPINCOUNT" in line]
-    assert ["GOMP_SPINCOUNT = '3000'"] * ranks == said[-ranks:]
-    assert {"GOMP_SPINCOUNT = '3000'"} == set(said)
+    assert ["GOMP_SPINCOUNT = '4000'"] * ranks == said[-ranks:]
+    assert {"GOMP_SPINCOUNT = '4000'"} == set(said)
 
 
 def test_a_node_that_makes_use_of_one_thread_takes_one_cpu_and_has_as_many_threads_beside_others_as_alone(tmp_path):
