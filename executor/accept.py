@@ -15,7 +15,7 @@ from dsl.errors import ConfigError, StoreError
 from executor.code_changes import CodeChange
 from executor.explain import changed_code, maker_of, value_changes
 from executor.explain_text import accepted_text, value_text
-from executor.jsonlines import append_line
+from executor.system.jsonlines import append_line
 from executor.keys import KeyParts, Sources, node_inputs, node_parts
 from executor.plan import Planner
 from executor.record import Record, load_begun, newest_records, plan_of

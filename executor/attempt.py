@@ -28,14 +28,14 @@ from executor.children import Children
 from executor.code_texts import keep_texts
 from executor.display import Display
 from executor.events import final_metrics, read_events
-from executor.fail_points import fail_point
+from executor.system.crash_points import fail_point
 from executor.failure import TIMEOUT, Failure
 from executor.hosts import wait_for_hosts
-from executor.jsonlines import append_lines, write_json
+from executor.system.jsonlines import append_lines, write_json
 from executor.keys import KeyParts, changes, node_inputs
 from executor.launch import Outcome, StageProcess
 from executor.lease import Lease
-from executor.machine import Share
+from executor.system.resource_pool import Share
 from executor.record import NodeState, Record
 from executor.snapshot import Snapshot
 from executor.store import Store

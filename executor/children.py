@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StageError
-from executor.left_over import ROOM, STAGE
+from executor.system.left_over import ROOM, STAGE
 
 WATCH_S = 0.5
 TELLS_WITHIN_S = 2.0

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from executor.lines import counted
+from executor.system.output import counted
 
 Kind = Literal["changed", "added", "removed", "moved", "renamed"]
 Texts = Callable[[str, str], str | None]  # (place, hash) -> source text, None where it was not kept

@@ -22,8 +22,8 @@ import attrs
 import dsl
 from dsl.encoding import encode
 from dsl.fingerprint import Kind, kind_of, read_code
-from executor.memo import Memo
-from executor.stamps import Stamp, is_settled
+from executor.system.jsonl_cache import Memo
+from executor.system.stamps import Stamp, is_settled
 
 FINGERPRINTING = tuple(
     Path(dsl.__file__).with_name(name)

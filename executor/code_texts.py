@@ -12,9 +12,9 @@ from pathlib import Path
 from dsl.errors import ConfigError
 from dsl.fingerprint import read_code
 from dsl.graph import Graph
-from executor.disk import clear_errors
+from executor.system.os_errors import clear_errors
 from executor.keys import class_symbols, code_roots, run_symbols
-from executor.symlinks import new_file, remove_link
+from executor.system.symlinks import new_file, remove_link
 
 FOLDER = "code"
 

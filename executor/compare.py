@@ -21,9 +21,9 @@ from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
 from dsl.threads import useful_threads
 from executor.begin import make_planner
-from executor.jsonlines import read_json, write_json
+from executor.system.jsonlines import read_json, write_json
 from executor.launch import stage_environment
-from executor.machine import threads_of
+from executor.system.resource_pool import threads_of
 from executor.store import Store
 
 CAPTURE = "capture_targets"

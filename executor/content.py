@@ -17,8 +17,8 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import StageError
-from executor.jsonlines import sync_folder
-from executor.symlinks import plain_status
+from executor.system.jsonlines import sync_folder
+from executor.system.symlinks import plain_status
 
 MANIFEST = "manifest.json"
 MEASUREMENTS = "measurements.json"

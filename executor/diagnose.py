@@ -20,9 +20,9 @@ from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError
 from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
 from dsl.threads import useful_threads
-from executor.jsonlines import read_lines, read_object, write_json
+from executor.system.jsonlines import read_lines, read_object, write_json
 from executor.launch import stage_environment
-from executor.machine import threads_of
+from executor.system.resource_pool import threads_of
 from executor.points import NodeEvents
 from executor.record import Record, load_begun
 from executor.store import Store
@@ -140,7 +140,7 @@ def _run(files: Sequence[int], threads: int, tell: Callable[[str], None]) -> tup
     places = [f"/proc/self/fd/{file}" for file in files]
     tail: deque[str] = deque(maxlen=LOG_LINES)
     with subprocess.Popen(
-        [sys.executable, "-m", "executor.parent", str(os.getpid()), ENTRY, *places],
+        [sys.executable, "-m", "executor.system.parent", str(os.getpid()), ENTRY, *places],
         env=stage_environment(threads),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsl.sizes import shown_bytes
 from executor.collect import survey
-from executor.folder_size import folder_size
+from executor.system.folder_size import folder_size
 from executor.in_use import all_records
 from executor.record import Record
 from executor.store import Store

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from executor.lines import print_lines
+from executor.system.output import print_lines
 from executor.record import RunState
 from executor.results import shown_digest, shown_metrics, shown_seconds
-from executor.unrepeated import Unrepeated
+from executor.system.unrepeated import Unrepeated
 
 PLAIN_PROGRESS_S = 10.0
 CACHED_SHOWN = 20

@@ -17,9 +17,9 @@ from typing import Any
 from attrs import frozen
 
 from executor.content import MANIFEST
-from executor.jsonlines import read_object, write_json
+from executor.system.jsonlines import read_object, write_json
 from executor.store_names import OUT, RUN
-from executor.symlinks import is_folder
+from executor.system.symlinks import is_folder
 
 NOTE = "ended.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")

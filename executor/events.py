@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from executor.jsonlines import LineReader
+from executor.system.jsonlines import LineReader
 
 ALL_HAVE = {"time", "node", "kind"}
 HAVE = {

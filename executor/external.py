@@ -23,8 +23,8 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DataError
-from executor.memo import Memo
-from executor.stamps import Stamp, is_settled
+from executor.system.jsonl_cache import Memo
+from executor.system.stamps import Stamp, is_settled
 
 MISSING = "missing"  # in the place of a digest
 

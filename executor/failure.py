@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
-from executor.disk import is_full
+from executor.system.os_errors import is_full
 
 # What a rank dies of because of others: SIGTERM of its parent, SIGALRM of its own, SIGABRT of a communication library.
 TAKEN_ALONG = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StoreError
-from executor.jsonlines import read_object
+from executor.system.jsonlines import read_object
 from executor.record import Record
-from executor.symlinks import open_own
+from executor.system.symlinks import open_own
 
 # The states of runs and nodes in MLflow's words; "running" where nothing runs any more was killed.
 STATUS = {"done": "FINISHED", "failed": "FAILED"}

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Protocol
 
 from executor.follow import new_sender, only_sender
-from executor.jsonlines import compact
-from executor.parent import GONE, end_with_parent
+from executor.system.jsonlines import compact
+from executor.system.parent import GONE, end_with_parent
 
 EVERY_S = 2.0
 RETRY_S = 5.0

@@ -35,9 +35,9 @@ from typing import Any
 from attrs import define, frozen
 
 from executor import worker
-from executor.left_over import show_mark
-from executor.parent import end_with_parent
-from executor.symlinks import open_own
+from executor.system.left_over import show_mark
+from executor.system.parent import end_with_parent
+from executor.system.symlinks import open_own
 
 CHUNK = 65536
 GROUP_ENDS_WITHIN_S = 1.0

@@ -24,8 +24,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from executor.jsonlines import read_object, write_json
-from executor.symlinks import new_file, open_own
+from executor.system.jsonlines import read_object, write_json
+from executor.system.symlinks import new_file, open_own
 
 BEAT_S = 1.0
 SILENT_S = 30.0

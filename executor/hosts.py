@@ -20,7 +20,7 @@ from typing import Any
 from dsl.errors import StageError
 from executor.children import Child
 from executor.host_folder import BEAT_S, POLL_S, SILENT_S, Beat, HostFolder, Offer, Pulse, host_log
-from executor.slurm import Allocation
+from executor.system.slurm import Allocation
 
 END_WITHIN_S = 15.0
 FRESH_S = 5 * BEAT_S

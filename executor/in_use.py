@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import StoreError
-from executor.jsonlines import read_object
+from executor.system.jsonlines import read_object
 from executor.record import Record, RunState, is_begun
 from executor.serving import is_served
 from executor.store import COMMIT, IndexLine, Store

@@ -31,12 +31,12 @@ from executor.host_folder import (
     host_log,
     torchrun_arguments,
 )
-from executor.jsonlines import read_json, read_object, write_json
+from executor.system.jsonlines import read_json, read_object, write_json
 from executor.launch import stage_environment
-from executor.left_over import STAGE, stage_mark
-from executor.machine import devices
+from executor.system.left_over import STAGE, stage_mark
+from executor.system.resource_pool import devices
 from executor.redaction import RedactedLog
-from executor.symlinks import is_folder
+from executor.system.symlinks import is_folder
 from executor.worker import STOP_ASKED, Job
 
 RANKS_END_WITHIN_S = 10.0

@@ -19,18 +19,18 @@ from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
 from executor.children import Child, Children
 from executor.compile_cache import compile_cache
-from executor.disk import NO_SPACE, clear_error, clear_errors, full_at
+from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
 from executor.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
 from executor.hosts import SeveralHosts, endpoint_of
-from executor.jsonlines import read_json, read_object, write_json
+from executor.system.jsonlines import read_json, read_object, write_json
 from executor.keys import PROJECT
 from executor.lease import Lease
-from executor.left_over import STAGE, stage_mark
+from executor.system.left_over import STAGE, stage_mark
 from executor.log_tail import Notes, last_lines
-from executor.machine import VISIBLE, Share, device_order
+from executor.system.resource_pool import VISIBLE, Share, device_order
 from executor.redaction import RedactedLog
-from executor.symlinks import appended
+from executor.system.symlinks import appended
 from executor.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from executor.display import Display, failure_text
-from executor.lines import Enduring, printable
+from executor.system.output import Enduring, printable
 from executor.record import NodeState, RunState
 from executor.results import shown_digest, shown_metrics, shown_seconds
 

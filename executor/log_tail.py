@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from executor.disk import clear_errors
-from executor.lines import printable
+from executor.system.os_errors import clear_errors
+from executor.system.output import printable
 
 LINES = 20
 LENGTH = 500  # characters of a line

@@ -14,7 +14,7 @@ from dsl.launch import Launch
 from dsl.op import Ref
 from dsl.shown import toml_text
 from executor.content import MANIFEST
-from executor.jsonlines import read_json
+from executor.system.jsonlines import read_json
 from executor.record import Record
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.content import MANIFEST, OUTSIDE_DIGEST
-from executor.jsonlines import read_json
+from executor.system.jsonlines import read_json
 from executor.own_files import own_files
 from executor.record import Record
 from executor.store import Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from executor.begin import Session
 from executor.display import make_display
-from executor.exits import FAILED, OK
-from executor.lines import print_lines
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
 from executor.record import mlflow_ids
 from executor.results import print_results
 from executor.run import run_session

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from executor.content import MANIFEST, OUTSIDE_DIGEST
-from executor.disk import clear_errors
-from executor.jsonlines import read_object
-from executor.symlinks import is_folder, remove, remove_link
+from executor.system.os_errors import clear_errors
+from executor.system.jsonlines import read_object
+from executor.system.symlinks import is_folder, remove, remove_link
 
 FOLDER = "outside_digest"
 

@@ -9,7 +9,7 @@ from typing import Any
 from dsl.graph import Graph
 from dsl.resources import Resources
 from dsl.sizes import shown_bytes
-from executor.lines import columns, print_lines
+from executor.system.output import columns, print_lines
 from executor.results import shown_digest
 
 WORDS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}

@@ -28,7 +28,7 @@ from attrs import frozen
 
 from dsl.stage import RENDEZVOUS
 from executor.failure import killed
-from executor.jsonlines import write_json
+from executor.system.jsonlines import write_json
 from executor.worker import AGENT, ENDING
 
 PASSED_ON = (*ENDING, signal.SIGHUP, signal.SIGQUIT)

@@ -38,11 +38,11 @@ from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
-from executor.flocks import is_held, take
-from executor.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
+from executor.system.file_locks import is_held, take
+from executor.system.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
 from executor.recorded_graph import damaged, load_graph, recorded_table, save_graph, written_nodes
 from executor.store_names import RUN_ID
-from executor.symlinks import links_in, open_own, refuse_links
+from executor.system.symlinks import links_in, open_own, refuse_links
 from executor.tags import tagged_folder, tags_of
 
 STATE = "state.jsonl"

@@ -9,7 +9,7 @@ from typing import Any
 from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.graph_json import graph_from_json, graph_to_json
-from executor.jsonlines import read_json, write_json
+from executor.system.jsonlines import read_json, write_json
 
 GRAPH = "graph.json"
 

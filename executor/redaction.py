@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.secrets import redact, written_forms
-from executor.symlinks import appended
+from executor.system.symlinks import appended
 
 CHUNK = 65536
 LINE_END = b"\n"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsl.errors import StoreError
-from executor.disk import clear_errors
-from executor.fail_points import fail_point
+from executor.system.os_errors import clear_errors
+from executor.system.crash_points import fail_point
 from executor.record import Record, RunState
 from executor.serving import is_served
 from executor.store import Store
 from executor.store_lock import nothing_taken
 from executor.store_names import RUN_ID
-from executor.symlinks import is_folder, links_in, remove
+from executor.system.symlinks import is_folder, links_in, remove
 from executor.tags import tags_of
 
 

@@ -11,7 +11,7 @@ from dsl.errors import DflowError
 from dsl.graph import Graph, GraphNode
 from dsl.resources import Outlook, Resources, load_resources
 from dsl.sizes import shown_bytes
-from executor.machine import computes_on_gpu, devices
+from executor.system.resource_pool import computes_on_gpu, devices
 
 
 def graph_resources(graph: Graph, made: Mapping[str, Path], free_disk: int) -> dict[str, Resources]:

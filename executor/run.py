@@ -22,7 +22,7 @@ from dsl.errors import DflowError, StageError
 from executor.begin import Session, plan_row, refreshed
 from executor.display import Display
 from executor.events import EventReader
-from executor.fail_points import fail_point
+from executor.system.crash_points import fail_point
 from executor.failure import Failure
 from executor.follow import is_tracked, lacks
 from executor.follower import Follower

@@ -12,7 +12,7 @@ from executor.code_changes import CodeChange, code_changes
 from executor.code_texts import kept_text
 from executor.explain import ABSENT, ValueChange, value_changes
 from executor.keys import differing
-from executor.lines import finite
+from executor.system.output import finite
 from executor.plan import Previous
 from executor.previous import Earlier, previous_in
 from executor.record import NodeState, Record

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from executor.code_changes import told
 from executor.explain_text import moment, value_text
-from executor.lines import counted
+from executor.system.output import counted
 from executor.record import Record
 from executor.run_diff import MetricPair, NodeDiff, RunsDiff
 

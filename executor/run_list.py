@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from executor.lines import columns
+from executor.system.output import columns
 from executor.record import Record, newest_records
 from executor.tags import tags_of
 

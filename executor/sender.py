@@ -22,7 +22,7 @@ from dsl.graph import Graph, GraphNode
 from executor.combinations import Combination, combinations
 from executor.events import EventReader
 from executor.follow import is_sent, status_of
-from executor.jsonlines import read_object, write_json
+from executor.system.jsonlines import read_object, write_json
 from executor.node_facts import artifacts_read, files_read, params
 from executor.node_files import node_files
 from executor.note import run_note

@@ -17,9 +17,9 @@ from attrs import frozen
 
 from dsl.errors import ConfigError, DflowError
 from executor.chat_request import Answer, ServerError, ask
-from executor.exits import FAILED, OK
-from executor.lines import print_lines
-from executor.port import require_free_port
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
+from executor.system.port import require_free_port
 from executor.record import Record, find_record
 from executor.served import ChatPrompt, ServedRun, find_served
 from executor.server import Server, wait_until_ready

@@ -17,9 +17,9 @@ from typing import Self
 from executor.chat_request import ServerError, is_healthy
 from executor.compile_cache import compile_cache
 from executor.keys import PROJECT
-from executor.lines import print_lines
+from executor.system.output import print_lines
 from executor.log_tail import LINES
-from executor.symlinks import new_file
+from executor.system.symlinks import new_file
 
 POLL_S = 0.5
 TELL_EVERY_S = 5.0
@@ -37,7 +37,7 @@ class Server:
         path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with new_file(log) as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "executor.guard", str(life_line), *command],
+                [sys.executable, "-m", "executor.system.guard", str(life_line), *command],
                 env={
                     **os.environ,
                     **compile_cache(),

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from executor.disk import clear_errors
-from executor.flocks import is_held
+from executor.system.os_errors import clear_errors
+from executor.system.file_locks import is_held
 from executor.store_lock import artifacts_taken
-from executor.symlinks import links_in, open_own, refuse_links
+from executor.system.symlinks import links_in, open_own, refuse_links
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from executor.begin import Session, make_planner, new_run
 from executor.display import make_display
 from executor.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.events import read_events
-from executor.exits import FAILED, OK
-from executor.lines import print_lines
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
 from executor.record import NodeState, Record
 from executor.resources import free_bytes, graph_resources
 from executor.results import print_results

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dsl.sizes import shown_bytes
-from executor.capacity import gpu_memory, machine_memory
+from executor.system.hardware import gpu_memory, machine_memory
 from executor.estimate import NOTHING, NodeEstimate, Spread
-from executor.lines import print_lines
+from executor.system.output import print_lines
 
 ALIKE = 1.25  # a spread of no more than this is one figure
 UNITS = ((86400.0, 3.0, "days"), (3600.0, 1.5, "h"), (60.0, 1.5, "min"))  # from so many of them on

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
 from executor.external import ExternalDigests, ListedOnce, Look
-from executor.jsonlines import write_json
+from executor.system.jsonlines import write_json
 from executor.keys import KeyParts, Sources, changes, library_versions, node_parts, of_externals
 from executor.libraries import LibraryVersions
 from executor.store import Store

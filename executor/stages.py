@@ -13,10 +13,10 @@ from executor.attempt import Attempt, Work
 from executor.children import Children
 from executor.display import Display
 from executor.launch import stage_environment
-from executor.machine import Capacity, Free, threads_of
+from executor.system.resource_pool import Capacity, Free, threads_of
 from executor.record import Record
 from executor.store import Store
-from executor.usage import Usage
+from executor.system.system_metrics import Usage
 
 ENDED_WITHIN_S = 10.0
 

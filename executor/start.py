@@ -9,9 +9,9 @@ import importlib
 import time
 
 from executor.begin import Session
-from executor.exits import OK
+from executor.system.exits import OK
 from executor.follow import lacks
-from executor.lines import print_lines
+from executor.system.output import print_lines
 from executor.record import mlflow_ids
 from executor.results import print_figures
 from executor.results_run import results_run

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from executor.disk import clear_errors
-from executor.lines import print_lines
-from executor.symlinks import open_own
+from executor.system.os_errors import clear_errors
+from executor.system.output import print_lines
+from executor.system.symlinks import open_own
 
 LOCK = "gc.lock"
 

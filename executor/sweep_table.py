@@ -10,7 +10,7 @@ from attrs import frozen
 from dsl.graph import Graph
 from executor.combinations import Combination, combinations, final_metrics
 from executor.figure_order import is_main
-from executor.lines import columns, counted
+from executor.system.output import columns, counted
 from executor.record import NodeState
 from executor.results import result_rows
 from executor.sort_by import not_sorted, sorting

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from dsl.errors import StoreError
-from executor.jsonlines import read_json, write_json
-from executor.symlinks import links_in, refuse_links
+from executor.system.jsonlines import read_json, write_json
+from executor.system.symlinks import links_in, refuse_links
 
 TAGS = "tags.json"
 _NAME = re.compile(r"[^\W\d][\w.+-]*")

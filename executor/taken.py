@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from executor.content import MANIFEST
 from executor.events import final_metrics
-from executor.jsonlines import read_object
+from executor.system.jsonlines import read_object
 from executor.own_files import own_files
 from executor.plan import Decision
 from executor.record import NodeState, Record, load_begun

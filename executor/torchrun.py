@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from executor.jsonlines import write_json
+from executor.system.jsonlines import write_json
 from executor.worker import AGENT, ENDING
 
 _passed_on: list[int] = []

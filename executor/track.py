@@ -34,11 +34,11 @@ from mlflow.tracking import MlflowClient
 from dsl.errors import StoreError
 from dsl.logged_model import LoggedModel
 from dsl.secrets import resolved_text
-from executor.jsonlines import write_json
+from executor.system.jsonlines import write_json
 from executor.model_files import ModelFiles, mlmodel, model_name
 from executor.node_facts import Dataset
 from executor.points import Point
-from executor.symlinks import open_own
+from executor.system.symlinks import open_own
 
 METRICS_IN_A_BATCH = 1000
 PARAMS_IN_A_BATCH = 100

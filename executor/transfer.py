@@ -19,16 +19,16 @@ from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from executor.content import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
-from executor.disk import clear_errors
-from executor.fail_points import fail_point
+from executor.system.os_errors import clear_errors
+from executor.system.crash_points import fail_point
 from executor.in_use import ACCEPTED, PULLED, read_index
-from executor.jsonlines import sync_folder
+from executor.system.jsonlines import sync_folder
 from executor.plan import Planner
 from executor.received import NotAsExpected, manifest_files
 from executor.record import Record
 from executor.remote import Remote
 from executor.store import IndexLine, Store
-from executor.symlinks import links_in, new_file
+from executor.system.symlinks import links_in, new_file
 from executor.verify import check
 
 FILES_AT_ONCE = 8

@@ -26,7 +26,7 @@ def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
     if not asking:  # the usual case: nobody need know what this machine has
         return lacking
-    too_much: list[Mistake] = importlib.import_module("executor.machine").too_much(asking, graph.machine)
+    too_much: list[Mistake] = importlib.import_module("executor.system.resource_pool").too_much(asking, graph.machine)
     return lacking + too_much
 
 

@@ -21,11 +21,11 @@ from attrs import frozen
 
 from dsl.errors import StoreError
 from executor.content import MANIFEST, FileEntry, artifact_digest
-from executor.jsonlines import append_lines, read_json, read_lines
-from executor.stamps import Stamp, is_settled
+from executor.system.jsonlines import append_lines, read_json, read_lines
+from executor.system.stamps import Stamp, is_settled
 from executor.store import Store
 from executor.store_names import DAMAGED, DIGEST
-from executor.symlinks import plain_status, remove
+from executor.system.symlinks import plain_status, remove
 
 MEMO = "verified.jsonl"
 CHUNK = 1 << 24  # bytes read between two calls of progress

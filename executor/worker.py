@@ -36,13 +36,13 @@ from dsl.graph_json import node_from_json
 from dsl.named_function import named_function
 from dsl.search_path import PROJECT, is_below, is_interpreters, take_search_path
 from dsl.secrets import redact, resolved, secret_values
-from executor.disk import NO_SPACE, full_at, is_full
-from executor.fail_points import fail_point
+from executor.system.os_errors import NO_SPACE, full_at, is_full
+from executor.system.crash_points import fail_point
 from executor.failure import Failure
-from executor.jsonlines import append_line, read_json, write_json
+from executor.system.jsonlines import append_line, read_json, write_json
 from executor.keys import node_inputs
 from executor.lease import share_ranks
-from executor.parent import GONE, end_with_parent
+from executor.system.parent import GONE, end_with_parent
 
 STOPPED = 75
 EXECUTOR_GONE = GONE

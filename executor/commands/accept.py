@@ -12,11 +12,11 @@ from executor.begin import make_planner
 from executor.code_changes import told
 from executor.commands.arguments import add_file, add_overrides, add_store
 from executor.commands.explain import no_such_node
-from executor.exits import FAILED, OK, USAGE
+from executor.system.exits import FAILED, OK, USAGE
 from executor.explain_text import module_file
 from executor.follow import is_tracked, send_in_foreground
 from executor.keys import code_roots
-from executor.lines import print_lines
+from executor.system.output import print_lines
 from executor.record import Record
 from executor.results import shown_digest
 from executor.store import Store, store_path

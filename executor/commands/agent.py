@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dsl.errors import StageError
 from executor.commands.arguments import add_store
-from executor.exits import FAILED, OK
+from executor.system.exits import FAILED, OK
 from executor.host_folder import HostFolder
 from executor.joining import Offers, joined
-from executor.lines import print_lines
+from executor.system.output import print_lines
 from executor.record import Record
 from executor.stop import StopSignal
 from executor.store import Store, store_path

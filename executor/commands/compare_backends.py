@@ -7,8 +7,8 @@ import argparse
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store
 from executor.compare import compare
-from executor.exits import FAILED, OK
-from executor.lines import print_json, print_lines
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_json, print_lines
 from executor.store import Store, store_path
 
 

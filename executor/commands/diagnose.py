@@ -8,9 +8,9 @@ import json
 from executor.commands.arguments import add_json, add_run, add_store
 from executor.diagnose import Result, diagnose, keep
 from executor.diagnosis_text import diagnosis_text
-from executor.exits import FAILED, OK
-from executor.lines import print_lines
-from executor.progress import Doing
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
+from executor.system.progress import Doing
 from executor.record import find_record
 from executor.store import Store, store_path
 from ops.diagnose.chain import SPLITS

@@ -9,8 +9,8 @@ from typing import Any
 from executor.collect import Item, Survey, collect, survey
 from executor.commands.arguments import add_json, add_store, count
 from executor.disk_use import shown_size
-from executor.exits import OK
-from executor.lines import print_json, print_lines
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines
 from executor.store import Store, store_path
 
 KEEP = 10

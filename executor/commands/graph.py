@@ -16,9 +16,9 @@ from dsl.read_toml import read_graph
 from dsl.wiring import Absent
 from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
-from executor.exits import OK
+from executor.system.exits import OK
 from executor.graph_text import dot, drawn_graph, levels
-from executor.lines import print_json, print_lines, write_on
+from executor.system.output import print_json, print_lines, write_on
 from executor.plan_text import WORDS
 from executor.store import Store, store_path
 

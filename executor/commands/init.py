@@ -12,9 +12,9 @@ from dsl.errors import DataError
 from dsl.op_table import all_ops
 from dsl.schema import pipeline_schema
 from executor.commands.arguments import add_store
-from executor.disk import clear_errors
-from executor.exits import OK
-from executor.lines import print_lines
+from executor.system.os_errors import clear_errors
+from executor.system.exits import OK
+from executor.system.output import print_lines
 from executor.resources import free_bytes
 from executor.store import store_path
 from ops.own_data.advice import advise

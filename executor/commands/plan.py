@@ -9,10 +9,10 @@ from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.wiring import Absent
 from executor.begin import make_planner
-from executor.capacity import gpu_memory
+from executor.system.hardware import gpu_memory
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
-from executor.exits import OK
-from executor.lines import print_json, print_lines
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines
 from executor.plan_rows import plan_rows
 from executor.plan_text import print_plan, print_resources
 from executor.previous import PreviousNodes

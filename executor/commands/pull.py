@@ -10,9 +10,9 @@ from pathlib import Path
 from dsl.read_toml import read_graph
 from executor.begin import make_planner
 from executor.commands.arguments import add_overrides, add_store
-from executor.exits import FAILED, OK
-from executor.lines import counted, print_lines
-from executor.progress import BytesDone
+from executor.system.exits import FAILED, OK
+from executor.system.output import counted, print_lines
+from executor.system.progress import BytesDone
 from executor.record import find_record
 from executor.remote import Remote
 from executor.store import Store, store_path

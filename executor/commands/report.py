@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.commands.arguments import add_store
-from executor.exits import OK
-from executor.lines import print_lines
+from executor.system.exits import OK
+from executor.system.output import print_lines
 from executor.record import Record
 from executor.report import write_report
 from executor.report.find import find_records

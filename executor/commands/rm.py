@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from executor.commands.arguments import add_store
-from executor.exits import FAILED, OK
-from executor.lines import print_lines
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
 from executor.record import find_folder
 from executor.remove_run import remove_run, require_untagged
 from executor.store import Store, store_path

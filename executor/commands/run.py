@@ -20,7 +20,7 @@ from executor.commands.arguments import (
     add_store,
     add_sweeps,
 )
-from executor.lines import print_lines
+from executor.system.output import print_lines
 from executor.selection import selected
 from executor.sort_by import doubt
 from executor.start import start

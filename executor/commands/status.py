@@ -9,9 +9,9 @@ from typing import Any
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from executor.commands.arguments import add_json, add_run, add_store
-from executor.exits import OK
+from executor.system.exits import OK
 from executor.explain_text import accepted_text
-from executor.lines import columns, print_json, print_lines
+from executor.system.output import columns, print_json, print_lines
 from executor.live_figures import LiveFigures, live_figures
 from executor.record import NodeState, Record, find_record, mlflow_ids
 from executor.recorded_graph import written_nodes

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dsl.errors import PipelineError, StoreError
 from executor.commands.arguments import add_store
-from executor.exits import FAILED, OK
+from executor.system.exits import FAILED, OK
 from executor.follow import lacks, send_rest
-from executor.lines import print_lines
+from executor.system.output import print_lines
 from executor.record import Record, find_record, mlflow_ids, newest_records
 from executor.store import Store, store_path
 

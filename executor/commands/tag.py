@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from executor.commands.arguments import add_store
-from executor.exits import OK
-from executor.lines import print_lines
+from executor.system.exits import OK
+from executor.system.output import print_lines
 from executor.record import find_folder
 from executor.store import Store, store_path
 from executor.store_lock import nothing_taken

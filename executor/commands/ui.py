@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store
-from executor.exits import OK
-from executor.jsonlines import read_object
-from executor.lines import print_lines
-from executor.port import require_free_port
+from executor.system.exits import OK
+from executor.system.jsonlines import read_object
+from executor.system.output import print_lines
+from executor.system.port import require_free_port
 from executor.record import newest_records
 from executor.server import Server, wait_until_ready
 from executor.store import Store, store_path

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsl.sizes import shown_bytes
-from executor.capacity import machine_memory
+from executor.system.hardware import machine_memory
 from executor.doctor.finding import Finding
 from ops.dflash.kernels import compiled_sweep
 

@@ -19,7 +19,7 @@ from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
 from executor.keys import PROJECT
 from executor.libraries import NOT_INSTALLED, LibraryVersions
-from executor.machine import devices
+from executor.system.resource_pool import devices
 
 REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
 BOUND = re.compile(r"(>=|<=|==|!=|>|<)\s*([0-9.]+)")

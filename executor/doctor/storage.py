@@ -11,8 +11,8 @@ from pathlib import Path
 from dsl.errors import StoreError
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
-from executor.flocks import keeps_others_out
-from executor.jsonlines import read_object
+from executor.system.file_locks import keeps_others_out
+from executor.system.jsonlines import read_object
 from executor.lease import lock_holders
 from executor.resources import free_bytes
 from executor.store import Store

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from dsl.sections import Section
 from executor.failure import killed
-from executor.jsonlines import read_lines
+from executor.system.jsonlines import read_lines
 from executor.report.carried import section_from_json
 
 TIME_S = 20.0  # of one op's function

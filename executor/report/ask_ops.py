@@ -19,7 +19,7 @@ from typing import Any
 from dsl.errors import DflowError
 from dsl.op_table import load_op
 from dsl.sections import Section, load_report
-from executor.jsonlines import append_line
+from executor.system.jsonlines import append_line
 from executor.own_files import with_own_files
 from executor.report.carried import section_to_json
 

@@ -12,7 +12,7 @@ from dsl.errors import DflowError, StoreError
 from executor.combinations import combinations
 from executor.content import MANIFEST
 from executor.events import read_events, worked_seconds
-from executor.jsonlines import read_object
+from executor.system.jsonlines import read_object
 from executor.own_files import own_files
 from executor.points import NodeEvents
 from executor.record import NodeState, Record, load_begun, plan_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.sections import STYLE
-from executor.disk import output_errors
+from executor.system.os_errors import output_errors
 from executor.explain_text import moment
 from executor.record import Record
 from executor.report.columns import columns_of
@@ -30,7 +30,7 @@ from executor.report.settings import configs, environment
 from executor.report.style import PAGE_STYLE
 from executor.report.troubles import troubles
 from executor.store import Store
-from executor.symlinks import new_file
+from executor.system.symlinks import new_file
 
 # A browser loads nothing but what the file holds, in the frames of artifacts' own pages neither.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -13,7 +13,7 @@ from toy_ops import PIPELINE, PROJECT, Toy
 from executor import cli
 from executor.display import Display
 from executor.live_display import LiveDisplay, shown_nodes
-from executor.progress import BytesDone
+from executor.system.progress import BytesDone
 from executor.record import NodeState, RunState
 from executor.results import print_results, result_rows
 from executor.store import FORMAT
@@ -267,7 +267,7 @@ def test_only_the_metrics_of_the_newest_event_are_shown_for_each_of_the_running_
 def test_progress_in_which_nothing_changes_is_told_once_and_then_each_minute_with_the_time(capsys, monkeypatch):
     monkeypatch.setattr("executor.display.PLAIN_PROGRESS_S", 0.0)
     clock = [1000.0]
-    monkeypatch.setattr("executor.unrepeated.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("executor.system.unrepeated.time.monotonic", lambda: clock[0])
     display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes={"a": NodeState(state="running")}))
     for done, clock[0] in ((1, 1000.0), (1, 1010.0), (1, 1050.0), (2, 1055.0), (2, 1110.0), (2, 1116.0), (2, 1170.0)):
         display.show([{"kind": "progress", "node": "a", "done": done, "total": 4}])
@@ -277,7 +277,7 @@ def test_progress_in_which_nothing_changes_is_told_once_and_then_each_minute_wit
 
 
 def test_copying_in_which_nothing_changes_is_told_once(capsys, monkeypatch):
-    monkeypatch.setattr("executor.progress.PLAIN_S", 0.0)
+    monkeypatch.setattr("executor.system.progress.PLAIN_S", 0.0)
     with BytesDone("push", 3_000_000_000_000) as done:
         for size in (1_000_000_000_000, 1, 1, 1_000_000_000_000):
             done.advance(size)

@@ -14,7 +14,7 @@ from toy_ops import PROJECT
 from dsl.errors import DiskFull, LeaseLost, StageError, StopRequested, StoreError
 from executor import ended as ended_module
 from executor import store as store_module
-from executor.fail_points import FAIL_POINTS
+from executor.system.crash_points import FAIL_POINTS
 from executor.lease import share_ranks
 from executor.store import COMMIT, FORMAT, Store
 

@@ -10,7 +10,7 @@ from dsl.read_toml import read_graph
 from executor import compare
 from executor.cli import main
 from executor.compare import Compared
-from executor.exits import FAILED, OK, USAGE
+from executor.system.exits import FAILED, OK, USAGE
 from ops.sglang_engine import version
 
 PIPELINE = """

@@ -14,7 +14,7 @@ from executor import diagnose
 from executor.cli import main
 from executor.diagnose import loss_curve
 from executor.diagnosis_text import diagnosis_text
-from executor.exits import FAILED, OK, USAGE
+from executor.system.exits import FAILED, OK, USAGE
 from executor.record import Record
 from executor.store import IndexLine
 

@@ -16,9 +16,10 @@ from serve_cases import CHECK, SECOND, record_run
 from test_kill import is_alive
 from toy_ops import PROJECT, wait_for
 
-from executor import diagnose, progress
+from executor.system import progress
+from executor import diagnose
 from executor.cli import main
-from executor.exits import FAILED, INTERRUPTED, OK
+from executor.system.exits import FAILED, INTERRUPTED, OK
 
 SAYS = """
 import json, sys

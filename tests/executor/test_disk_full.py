@@ -12,9 +12,9 @@ from full_disk import LAYER, REFUSING, can_mount, make_read_only, mount, resize,
 from toy_ops import Toy
 
 from dsl.errors import DiskFull, StoreError
-from executor import jsonlines
-from executor.disk import clear_errors, is_full
-from executor.jsonlines import append_line, read_json, read_lines, write_json
+from executor.system import jsonlines
+from executor.system.os_errors import clear_errors, is_full
+from executor.system.jsonlines import append_line, read_json, read_lines, write_json
 
 OPS = '''
 from pathlib import Path

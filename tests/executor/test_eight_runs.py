@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from toy_ops import PIPELINE, Toy
 
-from executor.jsonlines import read_lines
+from executor.system.jsonlines import read_lines
 
 RUNS = 8
 

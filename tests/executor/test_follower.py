@@ -17,7 +17,7 @@ from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 from executor import follow, follow_process, follower
 from executor.follow import lacks
 from executor.follower import Follower
-from executor.jsonlines import read_json, read_lines
+from executor.system.jsonlines import read_json, read_lines
 from executor.record import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -21,7 +21,7 @@ from executor.failure import cause_of
 from executor.host_folder import Beat, HostFolder, Offer, Pulse
 from executor.hosts import SeveralHosts, endpoint_of, wait_for_hosts
 from executor.joining import Member, Offers, joined
-from executor.jsonlines import write_json
+from executor.system.jsonlines import write_json
 from executor.lease import Lease
 
 HERE = socket.gethostname()

@@ -11,7 +11,7 @@ import pytest
 from toy_ops import PROJECT, Toy, is_alive, wait_for
 
 from executor import lease as lease_module
-from executor.jsonlines import read_lines
+from executor.system.jsonlines import read_lines
 from executor.store import Store
 
 OPS = '''

@@ -17,7 +17,7 @@ from executor.content import MANIFEST
 from executor.record import Record
 from executor.serving import serving
 from executor.store import Store
-from executor.symlinks import appended, new_file, open_own
+from executor.system.symlinks import appended, new_file, open_own
 from executor.tags import add_tag
 
 

@@ -14,7 +14,7 @@ from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
 from dsl.resources import Resources
 from executor.launch import stage_environment
-from executor.machine import Capacity, device_order, too_much
+from executor.system.resource_pool import Capacity, device_order, too_much
 from executor.resources import too_large_for_gpus
 from executor.worker import _device
 

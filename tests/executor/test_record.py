@@ -11,10 +11,10 @@ from toy_ops import Toy
 from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor import flocks
+from executor.system import file_locks
 from executor.begin import new_run, resumed_run
 from executor.events import final_metrics, valid_points
-from executor.jsonlines import LineReader, append_line, read_lines, write_json
+from executor.system.jsonlines import LineReader, append_line, read_lines, write_json
 from executor.record import STATE, NodeState, Record, RunState, find_record, newest_records
 from executor.store import Store
 
@@ -202,7 +202,7 @@ def test_who_only_asks_whether_a_run_is_alive_keeps_nobody_out(tmp_path, monkeyp
     record = Record.create(tmp_path, a_graph())
     asking = os.open(record.folder / "lock", os.O_RDONLY | os.O_CREAT)
     fcntl.flock(asking, fcntl.LOCK_SH)
-    monkeypatch.setattr(flocks.time, "sleep", lambda seconds: os.close(asking))
+    monkeypatch.setattr(file_locks.time, "sleep", lambda seconds: os.close(asking))
     record.lock()
     assert record.is_alive()
     record.unlock()

@@ -11,7 +11,7 @@ from attrs import evolve
 from toy_ops import Toy
 
 from executor.cli import main
-from executor.exits import FAILED
+from executor.system.exits import FAILED
 from executor.explain import ValueChange
 from executor.record import find_record
 from executor.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs

@@ -11,7 +11,7 @@ from side_ops import side
 from toy_ops import wait_for
 
 from dsl.launch import Machine
-from executor.machine import Capacity, Demand, Free
+from executor.system.resource_pool import Capacity, Demand, Free
 from executor.schedule import Schedule
 
 ONE_CPU = "launch = { cpus = 1 }\n"

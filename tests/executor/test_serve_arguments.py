@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsl.errors import ConfigError, DflowError
-from executor.port import require_free_port
+from executor.system.port import require_free_port
 from executor.serve import refuse_own
 
 OWN_ARGUMENTS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.stamps import SETTLED_AFTER_NS, Stamp, is_settled
+from executor.system.stamps import SETTLED_AFTER_NS, Stamp, is_settled
 
 NOW = 1_800_000_000.0
 

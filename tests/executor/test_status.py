@@ -8,7 +8,7 @@ import pytest
 
 from dsl.graph import Graph
 from executor import cli
-from executor.jsonlines import append_line, write_json
+from executor.system.jsonlines import append_line, write_json
 from executor.record import NodeState, Record
 from executor.store import Store
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from toy_ops import ONE_NODE, PROJECT, UNTRACKED, Toy, wait_for
 
-from executor.lines import print_json, print_lines, printable
+from executor.system.output import print_json, print_lines, printable
 
 SLOW = """
 [pipeline]

@@ -22,7 +22,7 @@ from dsl.errors import StoreError
 from executor.commands import sync
 from executor.follow import lacks, send_rest
 from executor.in_use import kept_runs
-from executor.jsonlines import append_line, read_json, read_lines
+from executor.system.jsonlines import append_line, read_json, read_lines
 from executor.record import Record
 from executor.track import open_client, tracking_uri
 

@@ -11,7 +11,7 @@ from toy_ops import OPS, UNTRACKED, WITHOUT_USAGE, wait_for
 from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_toy
 
 from executor.commands.ui import links
-from executor.jsonlines import read_json
+from executor.system.jsonlines import read_json
 from executor.track import Tracker
 
 NOTE = "mlflow.note.content"

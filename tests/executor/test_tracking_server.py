@@ -15,7 +15,7 @@ from ports import free_port
 from toy_ops import PIPELINE, Toy, wait_for
 
 from executor.follow import lacks
-from executor.jsonlines import read_json, read_lines
+from executor.system.jsonlines import read_json, read_lines
 from executor.record import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

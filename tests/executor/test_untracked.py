@@ -10,7 +10,7 @@ from dsl.graph import compile_pipeline, graph_to_pipeline
 from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Pipeline
 from executor.follow import lacks, send_rest
-from executor.jsonlines import read_json
+from executor.system.jsonlines import read_json
 from executor.record import Record
 from executor.track import open_client
 

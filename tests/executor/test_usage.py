@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from executor import usage
-from executor.usage import TICKS_A_SECOND, Process, Usage, Watched, read_processes
+from executor.system import system_metrics
+from executor.system.system_metrics import TICKS_A_SECOND, Process, Usage, Watched, read_processes
 
 
 def test_a_young_node_is_looked_at_soon_and_an_old_one_every_ten_seconds() -> None:
@@ -28,11 +28,11 @@ def test_the_first_look_tells_the_cpu_time_since_the_process_began() -> None:
     told: queue.Queue[tuple[str, dict[str, float]]] = queue.Queue()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         usage = Usage(lambda: [("a", busy.pid, [])], lambda node, metrics: told.put((node, dict(metrics))))
-        usage.start()
+        system_metrics.start()
         try:
             node, metrics = told.get(timeout=60)
         finally:
-            usage.close()
+            system_metrics.close()
             busy.kill()
     assert ("a", {"memory_usage_megabytes", "cpu_utilization_percentage"}) == (node, set(metrics))
     assert metrics["memory_usage_megabytes"] > 1
@@ -53,7 +53,7 @@ def test_a_process_is_as_old_as_when_its_cpu_time_was_read(monkeypatch: pytest.M
         clock[0] += 100.0
         return read(path, **how)
 
-    monkeypatch.setattr(usage.time, "clock_gettime", lambda clock_id: clock[0])
+    monkeypatch.setattr(system_metrics.time, "clock_gettime", lambda clock_id: clock[0])
     before = read_processes()[os.getpid()].age
     monkeypatch.setattr(Path, "read_text", stalls)
     assert read_processes()[os.getpid()].age >= before + 100.0

@@ -7,9 +7,9 @@ import pytest
 
 from dsl.launch import Launch
 from executor import worker
-from executor.jsonlines import read_lines
+from executor.system.jsonlines import read_lines
 from executor.launch import stage_environment
-from executor.machine import threads_of
+from executor.system.resource_pool import threads_of
 from executor.worker import Job, WorkerStage
 
 

@@ -212,7 +212,7 @@ launch = { kind = "torchrun", nproc = 2, threads = 1 }
 """
 
 # How often a node is looked at depends on the machine: without what it uses, a record always holds the same.
-WITHOUT_USAGE = "import executor.usage; executor.usage.FIRST_S = 3600.0"
+WITHOUT_USAGE = "import executor.system.system_metrics; executor.system.system_metrics.FIRST_S = 3600.0"
 TRACKED = f"{WITHOUT_USAGE}\nimport sys, executor.cli; sys.exit(executor.cli.main())"
 # Importing mlflow takes seconds: most tests go without it.
 UNTRACKED = f"""

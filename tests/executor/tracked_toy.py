@@ -12,7 +12,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from toy_ops import PIPELINE, Toy
 
-from executor.jsonlines import read_json
+from executor.system.jsonlines import read_json
 from executor.sender import Sender
 from executor.store import Store
 from executor.track import open_client, tracking_uri

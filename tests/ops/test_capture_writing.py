@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dsl.errors import DataError
 from dsl.op import Ref
-from executor.disk import is_full
+from executor.system.os_errors import is_full
 from ops.capture_targets import run as capture_run
 from ops.capture_targets.backend import States
 from ops.capture_targets.huggingface import HuggingFaceBackend

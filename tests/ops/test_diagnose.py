@@ -33,7 +33,7 @@ from serve_cases import CHECK, commit, record_run
 from dsl.errors import DataError
 from executor import diagnose
 from executor.cli import main
-from executor.exits import FAILED, OK
+from executor.system.exits import FAILED, OK
 from executor.store import Store
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
 from ops.dflash.config import from_serving

@@ -19,7 +19,7 @@ from test_vision_target import write_data
 from dsl.read_toml import read_graph
 from executor.begin import make_planner
 from executor.cli import main
-from executor.exits import FAILED, OK
+from executor.system.exits import FAILED, OK
 from executor.store import Store
 from ops.capture_targets import compare
 from ops.capture_targets.agreement import ALONE_TOLERANCE

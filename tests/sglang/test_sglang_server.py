@@ -30,7 +30,7 @@ from serve_cases import record_run, write_folder
 from server_process import ON_A_CPU, SWITCHES, cpu_environment
 
 from dsl.op import Ref
-from executor.lines import printable
+from executor.system.output import printable
 from executor.record import find_record
 from executor.serve import MAX_TOKENS
 from executor.served import chat_messages

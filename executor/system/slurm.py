@@ -11,7 +11,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import StageError
-from executor.symlinks import appended
+from executor.system.symlinks import appended
 
 
 @frozen

@@ -1,6 +1,6 @@
 """A process that ends with the one that started it, whatever it is doing: the kernel sees to it.
 
-    python -m executor.parent PID MODULE ARGUMENTS...
+    python -m executor.system.parent PID MODULE ARGUMENTS...
 
 runs a module as `python -m` does, and ends with the process PID, which started it.
 """

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from executor.disk import clear_errors
-from executor.symlinks import new_file, open_own
+from executor.system.os_errors import clear_errors
+from executor.system.symlinks import new_file, open_own
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:

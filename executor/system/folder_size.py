@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from executor.symlinks import is_folder
+from executor.system.symlinks import is_folder
 
 
 def folder_size(path: Path) -> int:

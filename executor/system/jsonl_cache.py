@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StoreError
-from executor.jsonlines import append_line, compact, read_lines
-from executor.symlinks import new_file
+from executor.system.jsonlines import append_line, compact, read_lines
+from executor.system.symlinks import new_file
 
 SPARE_LINES = 1000
 

@@ -13,8 +13,8 @@ from dsl.errors import Mistake
 from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
 from dsl.sizes import shown_bytes
-from executor.capacity import machine_memory
-from executor.slurm import hosts_allocated, more_hosts, too_few
+from executor.system.hardware import machine_memory
+from executor.system.slurm import hosts_allocated, more_hosts, too_few
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"

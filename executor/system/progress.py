@@ -18,8 +18,8 @@ from rich.progress import (
 )
 
 from dsl.sizes import shown_bytes
-from executor.lines import print_lines, printable
-from executor.unrepeated import Unrepeated
+from executor.system.output import print_lines, printable
+from executor.system.unrepeated import Unrepeated
 
 PLAIN_S = 10.0
 
