@@ -12,11 +12,11 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import ConfigError, StoreError
-from executor.code_changes import CodeChange
+from executor.keys.code_diff import CodeChange
 from executor.explain import changed_code, maker_of, value_changes
 from executor.explain_text import accepted_text, value_text
 from executor.system.jsonlines import append_line
-from executor.keys import KeyParts, Sources, node_inputs, node_parts
+from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
 from executor.plan import Planner
 from executor.record import Record, load_begun, newest_records, plan_of
 from executor.results import shown_digest

@@ -19,7 +19,7 @@ from dsl.errors import StageError
 from dsl.graph import Graph, GraphNode
 from dsl.logged_model import LoggedModel, Tensor, logged_model
 from dsl.op_table import load_op
-from executor.keys import PROJECT
+from executor.keys.node_key import PROJECT
 
 WITHIN_S = 30.0
 

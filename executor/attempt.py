@@ -25,14 +25,14 @@ from dsl.graph_json import node_to_json
 from dsl.search_path import search_path
 from dsl.secrets import secret_values
 from executor.children import Children
-from executor.code_texts import keep_texts
+from executor.keys.code_archive import keep_texts
 from executor.display import Display
 from executor.events import final_metrics, read_events
 from executor.system.crash_points import fail_point
 from executor.failure import TIMEOUT, Failure
 from executor.hosts import wait_for_hosts
 from executor.system.jsonlines import append_lines, write_json
-from executor.keys import KeyParts, changes, node_inputs
+from executor.keys.node_key import KeyParts, changes, node_inputs
 from executor.launch import Outcome, StageProcess
 from executor.lease import Lease
 from executor.system.resource_pool import Share

@@ -11,7 +11,7 @@ from attrs import frozen
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.overrides import overridden_nodes, override_graph
-from executor.keys import Sources, graph_parts, node_parts
+from executor.keys.node_key import Sources, graph_parts, node_parts
 from executor.plan import Decision, Planner
 from executor.previous import PreviousNodes
 from executor.record import NodeState, Record, find_record

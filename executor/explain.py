@@ -10,9 +10,9 @@ import attrs
 from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
-from executor.code_changes import CodeChange, code_changes
-from executor.code_texts import kept_text, texts_now
-from executor.keys import differing
+from executor.keys.code_diff import CodeChange, code_changes
+from executor.keys.code_archive import kept_text, texts_now
+from executor.keys.node_key import differing
 from executor.plan import Cache, Decision, Planner, Previous
 from executor.record import Record, load_begun, mlflow_ids
 from executor.store import IndexLine, Store

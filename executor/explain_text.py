@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from executor.code_changes import told
+from executor.keys.code_diff import told
 from executor.explain import ABSENT, Explanation, InputChange, Made, ValueChange
 
 HEADS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from executor.failure import killed
-from executor.keys import PROJECT
+from executor.keys.node_key import PROJECT
 
 # How long the end of a run waits for MLflow, and for that of a stopped run, which somebody wants to be over.
 END_WITHIN_S = 60.0

@@ -24,7 +24,7 @@ from executor.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of,
 from executor.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
 from executor.hosts import SeveralHosts, endpoint_of
 from executor.system.jsonlines import read_json, read_object, write_json
-from executor.keys import PROJECT
+from executor.keys.node_key import PROJECT
 from executor.lease import Lease
 from executor.system.left_over import STAGE, stage_mark
 from executor.log_tail import Notes, last_lines

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from executor.code_changes import CodeChange, code_changes
-from executor.code_texts import kept_text
+from executor.keys.code_diff import CodeChange, code_changes
+from executor.keys.code_archive import kept_text
 from executor.explain import ABSENT, ValueChange, value_changes
-from executor.keys import differing
+from executor.keys.node_key import differing
 from executor.system.output import finite
 from executor.plan import Previous
 from executor.previous import Earlier, previous_in

@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 
-from executor.code_changes import told
+from executor.keys.code_diff import told
 from executor.explain_text import moment, value_text
 from executor.system.output import counted
 from executor.record import Record

@@ -16,7 +16,7 @@ from typing import Self
 
 from executor.chat_request import ServerError, is_healthy
 from executor.compile_cache import compile_cache
-from executor.keys import PROJECT
+from executor.keys.node_key import PROJECT
 from executor.system.output import print_lines
 from executor.log_tail import LINES
 from executor.system.symlinks import new_file

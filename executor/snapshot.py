@@ -14,10 +14,10 @@ import attrs
 from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
-from executor.external import ExternalDigests, ListedOnce, Look
+from executor.keys.external_inputs import ExternalDigests, ListedOnce, Look
 from executor.system.jsonlines import write_json
-from executor.keys import KeyParts, Sources, changes, library_versions, node_parts, of_externals
-from executor.libraries import LibraryVersions
+from executor.keys.node_key import KeyParts, Sources, changes, library_versions, node_parts, of_externals
+from executor.keys.library_versions import LibraryVersions
 from executor.store import Store
 
 

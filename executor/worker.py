@@ -40,7 +40,7 @@ from executor.system.os_errors import NO_SPACE, full_at, is_full
 from executor.system.crash_points import fail_point
 from executor.failure import Failure
 from executor.system.jsonlines import append_line, read_json, write_json
-from executor.keys import node_inputs
+from executor.keys.node_key import node_inputs
 from executor.lease import share_ranks
 from executor.system.parent import GONE, end_with_parent
 

@@ -12,7 +12,7 @@ from executor.commands.arguments import add_file, add_json, add_overrides, add_s
 from executor.system.exits import OK
 from executor.explain import explain
 from executor.explain_text import explanation_text
-from executor.keys import code_roots
+from executor.keys.node_key import code_roots
 from executor.system.output import print_json, print_lines
 from executor.store import Store, store_path
 

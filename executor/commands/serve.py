@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from executor.commands.arguments import add_address, add_run, add_store
-from executor.keys import PROJECT
+from executor.keys.node_key import PROJECT
 from executor.store import store_path
 
 

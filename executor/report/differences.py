@@ -12,7 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import StoreError
-from executor.code_changes import told
+from executor.keys.code_diff import told
 from executor.explain import ABSENT, ValueChange
 from executor.recorded_graph import written_nodes
 from executor.report.facts import RunFacts

@@ -9,7 +9,7 @@ from toy_ops import Toy
 from dsl.read_toml import read_graph
 from executor.begin import Session, make_planner, new_run, run_from
 from executor.cli import main
-from executor.keys import node_inputs
+from executor.keys.node_key import node_inputs
 from executor.plan import Decision
 from executor.record import Record
 from executor.store import Store

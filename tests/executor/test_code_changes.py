@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.code_changes import CodeChange, code_changes, summary, told
+from executor.keys.code_diff import CodeChange, code_changes, summary, told
 
 places = st.sampled_from([f"m{module}:f{name}" for module in range(3) for name in range(4)])
 codes = st.dictionaries(places, st.sampled_from(["h0", "h1", "h2", "h3", "h4", "h5"]))

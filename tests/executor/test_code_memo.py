@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dsl.errors import ConfigError
 from dsl.fingerprint import code_fingerprints
-from executor import code_memo
-from executor.code_memo import CodeMemo
-from executor.keys import KeyParts
+from executor.keys.node_key import code_cache
+from executor.keys.code_cache import CodeMemo
+from executor.keys.node_key import KeyParts
 
 GRAIN_S = 0.02  # more than the kernel's
 FILES = {
@@ -117,7 +117,7 @@ def test_other_files_beside_the_code_do_not_end_what_is_remembered(tmp_path: Pat
 def test_another_way_of_fingerprinting_ends_what_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, FILES)
     (tmp_path / "fingerprinting.py").write_text("one")
-    monkeypatch.setattr(code_memo, "FINGERPRINTING", (tmp_path / "fingerprinting.py",))
+    monkeypatch.setattr(code_cache, "FINGERPRINTING", (tmp_path / "fingerprinting.py",))
     remembered(tmp_path)
     spoil(tmp_path)
     assert {"main:run": "from the memo"} == remembered(tmp_path)

@@ -29,7 +29,7 @@ from executor.doctor.probe import compile_fault_on
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
 from executor.lease import Lease
-from executor.libraries import NOT_INSTALLED, LibraryVersions
+from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
 from executor.system.progress import Doing
 from executor.store import Store
 from executor.track import open_client

@@ -19,7 +19,7 @@ from dsl.op import OpSpec
 from dsl.op_table import load_op
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
-from executor.keys import Sources, graph_parts, node_inputs
+from executor.keys.node_key import Sources, graph_parts, node_inputs
 
 OPS = '''
 from typing import Any, Literal
@@ -307,7 +307,7 @@ def test_the_order_and_the_names_of_nodes_do_not_matter_the_order_of_inputs_does
 
 def test_the_key_of_this_node_never_changes(folder: Path) -> None:
     """Where this fails on purpose, every artifact of every store is made anew, or accepted by `dflow accept` where its
-    code part alone is another one; else FORMAT in executor/keys.py goes up.
+    code part alone is another one; else FORMAT in executor/keys/node_key.py goes up.
     """
     (folder / "golden.txt").write_text("golden")
     lines = ["rate = 1e-3", 'name = "ö"', "rates = [1, 2.5]", "table = { x = 1 }", 'source = "golden.txt"']

@@ -11,12 +11,12 @@ from link_canary import HASH, OTHER, RUN, look
 from toy_ops import Toy
 
 from dsl.read_toml import read_graph
-from executor.code_texts import keep_texts, kept_text
+from executor.keys.code_archive import keep_texts, kept_text
 from executor.content import MANIFEST
 from executor.ended import BOOT, NOTE
 from executor.host_folder import Beat, HostFolder, Offer
 from executor.joining import Offers
-from executor.keys import Sources, node_parts
+from executor.keys.node_key import Sources, node_parts
 from executor.lease import Lease
 from executor.own_files import keep_own_files
 from executor.store import COMMIT, Store

@@ -9,7 +9,7 @@ from dsl.errors import PipelineError
 from dsl.graph import Graph
 from dsl.op import Artifact, field, op
 from dsl.read_toml import read_graph
-from executor.keys import KeyParts, Sources, node_parts
+from executor.keys.node_key import KeyParts, Sources, node_parts
 
 OPS = '''
 from attrs import frozen

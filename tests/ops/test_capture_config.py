@@ -15,7 +15,7 @@ from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.op import Ref, op_of
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
-from executor.keys import Sources, graph_parts
+from executor.keys.node_key import Sources, graph_parts
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.server_args import ALLOWED
 from ops.finetune_vlm.op import FinetuneVlm

@@ -12,7 +12,7 @@ from dsl.fingerprint import key_config
 from dsl.graph import compile_pipeline
 from dsl.op import Ref
 from dsl.pipeline import Pipeline
-from executor.keys import Sources, graph_parts
+from executor.keys.node_key import Sources, graph_parts
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.shards import feature_info
 from ops.ingest.op import Ingest

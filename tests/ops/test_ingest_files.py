@@ -8,7 +8,7 @@ import pytest
 from own_samples import GOOD, run_ingest, write_source
 
 from dsl.errors import DataError
-from executor.external import ExternalDigests
+from executor.keys.external_inputs import ExternalDigests
 from ops.ingest.op import Ingest
 from ops.ingest.run import MAX_IMAGE_BYTES
 from ops.vision.packs import PackWriter, read_packed
