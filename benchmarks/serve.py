@@ -34,7 +34,7 @@ from executor.record import find_record
 from executor.serve import SGLangServer
 from executor.served import ChatPrompt, ServedRun, find_served
 from executor.server import wait_until_ready
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 from ops.sglang_engine.serve_command import Address, DraftOption, launch_command, shell_line
 from ops.sglang_engine.version import installed_version, require_sglang
 

@@ -20,8 +20,8 @@ from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
 from executor.plan import Planner
 from executor.record import Record, load_begun, newest_records, plan_of
 from executor.results import shown_digest
-from executor.store import IndexLine, Store
-from executor.verify import check
+from executor.store.artifact_store import IndexLine, Store
+from executor.store.integrity import check
 
 RECORDS_SEARCHED = 200
 

@@ -34,12 +34,12 @@ from executor.hosts import wait_for_hosts
 from executor.system.jsonlines import append_lines, write_json
 from executor.keys.node_key import KeyParts, changes, node_inputs
 from executor.launch import Outcome, StageProcess
-from executor.lease import Lease
+from executor.store.lease import Lease
 from executor.system.resource_pool import Share
 from executor.record import NodeState, Record
 from executor.snapshot import Snapshot
-from executor.store import Store
-from executor.store_lock import artifacts_taken
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import artifacts_taken
 from executor.taken import SourceRuns, made_meanwhile
 
 GRACE_S = 30.0

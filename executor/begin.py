@@ -16,8 +16,8 @@ from executor.plan import Decision, Planner
 from executor.previous import PreviousNodes
 from executor.record import NodeState, Record, find_record
 from executor.selection import require_others
-from executor.store import Store
-from executor.store_lock import while_nothing_goes
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import while_nothing_goes
 from executor.taken import SourceRuns
 from executor.unmet import require_met
 

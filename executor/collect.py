@@ -16,18 +16,18 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from executor.content import MANIFEST
+from executor.store.digests import MANIFEST
 from executor.system.os_errors import clear_errors
 from executor.system.crash_points import fail_point
 from executor.system.folder_size import folder_size
 from executor.in_use import InUse, Kept, all_records, in_use, kept_runs, read_index
 from executor.system.jsonlines import compact, read_lines, read_object, sync_folder
-from executor.lease import held_now, put_away
-from executor.store import Store
-from executor.store_lock import nothing_taken
-from executor.store_names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
+from executor.store.lease import held_now, put_away
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import nothing_taken
+from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
 from executor.system.symlinks import is_folder, new_file, remove
-from executor.verify import MEMO
+from executor.store.integrity import MEMO
 
 Kind = Literal["artifact", "work", "leftover"]
 

@@ -24,7 +24,7 @@ from executor.begin import make_planner
 from executor.system.jsonlines import read_json, write_json
 from executor.launch import stage_environment
 from executor.system.resource_pool import threads_of
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 CAPTURE = "capture_targets"
 ENTRY = "ops.capture_targets.compare"

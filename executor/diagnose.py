@@ -25,7 +25,7 @@ from executor.launch import stage_environment
 from executor.system.resource_pool import threads_of
 from executor.points import NodeEvents
 from executor.record import Record, load_begun
-from executor.store import Store
+from executor.store.artifact_store import Store
 from ops.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
 
 ENTRY = "ops.diagnose.run"

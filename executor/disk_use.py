@@ -11,9 +11,9 @@ from executor.collect import survey
 from executor.system.folder_size import folder_size
 from executor.in_use import all_records
 from executor.record import Record
-from executor.store import Store
+from executor.store.artifact_store import Store
 from executor.tags import tags_of
-from executor.verify import committed
+from executor.store.integrity import committed
 
 SMALL = 100_000
 SMOKE = "smoke"  # the store of `dflow run --smoke`

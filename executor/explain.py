@@ -15,7 +15,7 @@ from executor.keys.code_archive import kept_text, texts_now
 from executor.keys.node_key import differing
 from executor.plan import Cache, Decision, Planner, Previous
 from executor.record import Record, load_begun, mlflow_ids
-from executor.store import IndexLine, Store
+from executor.store.artifact_store import IndexLine, Store
 
 ABSENT = object()
 InputState = Literal["runs", "may change", "changed", "added", "removed"]

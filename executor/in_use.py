@@ -17,8 +17,8 @@ from dsl.errors import StoreError
 from executor.system.jsonlines import read_object
 from executor.record import Record, RunState, is_begun
 from executor.serving import is_served
-from executor.store import COMMIT, IndexLine, Store
-from executor.store_names import KEY
+from executor.store.artifact_store import COMMIT, IndexLine, Store
+from executor.store.names import KEY
 from executor.tags import tags_of
 
 PULLED = "pulled"  # the acceptance of an index line whose artifact another store computed

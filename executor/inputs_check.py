@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from dsl.graph import Graph
 from executor.record import Record
-from executor.store import Store
-from executor.verify import check, set_aside
+from executor.store.artifact_store import Store
+from executor.store.integrity import check, set_aside
 
 
 def check_inputs(

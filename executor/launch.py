@@ -25,7 +25,7 @@ from executor.host_folder import HostFolder, Offer, exits_path, host_log, torchr
 from executor.hosts import SeveralHosts, endpoint_of
 from executor.system.jsonlines import read_json, read_object, write_json
 from executor.keys.node_key import PROJECT
-from executor.lease import Lease
+from executor.store.lease import Lease
 from executor.system.left_over import STAGE, stage_mark
 from executor.log_tail import Notes, last_lines
 from executor.system.resource_pool import VISIBLE, Share, device_order

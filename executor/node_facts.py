@@ -13,7 +13,7 @@ from dsl.graph import GraphNode
 from dsl.launch import Launch
 from dsl.op import Ref
 from dsl.shown import toml_text
-from executor.content import MANIFEST
+from executor.store.digests import MANIFEST
 from executor.system.jsonlines import read_json
 from executor.record import Record
 

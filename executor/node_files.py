@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from executor.content import MANIFEST, OUTSIDE_DIGEST
+from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
 from executor.system.jsonlines import read_json
-from executor.own_files import own_files
+from executor.store.run_measurements import own_files
 from executor.record import Record
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 FILE_LIMIT = 1 << 20  # larger files of an artifact stand in references.json instead
 

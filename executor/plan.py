@@ -14,7 +14,7 @@ from attrs import frozen
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from executor.keys.node_key import KeyParts, changes, difference_count, node_inputs
-from executor.store import IndexLine
+from executor.store.artifact_store import IndexLine
 
 Cache = Literal["hit", "miss", "maybe"]
 

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from executor.plan import Previous
 from executor.record import NodeState, newest_records, plan_of
-from executor.store import Store
+from executor.store.artifact_store import Store
 from executor.taken import SourceRuns
 
 RECORDS_SEARCHED = 50

@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dsl.errors import StoreError
-from executor.content import MANIFEST, FileEntry
-from executor.store import IndexLine
-from executor.store_names import DIGEST, RUN
+from executor.store.digests import MANIFEST, FileEntry
+from executor.store.artifact_store import IndexLine
+from executor.store.names import DIGEST, RUN
 
 NAME_BYTES = 255
 

@@ -41,7 +41,7 @@ from dsl.graph import Graph
 from executor.system.file_locks import is_held, take
 from executor.system.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
 from executor.recorded_graph import damaged, load_graph, recorded_table, save_graph, written_nodes
-from executor.store_names import RUN_ID
+from executor.store.names import RUN_ID
 from executor.system.symlinks import links_in, open_own, refuse_links
 from executor.tags import tagged_folder, tags_of
 

@@ -9,9 +9,9 @@ from executor.system.os_errors import clear_errors
 from executor.system.crash_points import fail_point
 from executor.record import Record, RunState
 from executor.serving import is_served
-from executor.store import Store
-from executor.store_lock import nothing_taken
-from executor.store_names import RUN_ID
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import nothing_taken
+from executor.store.names import RUN_ID
 from executor.system.symlinks import is_folder, links_in, remove
 from executor.tags import tags_of
 

@@ -26,13 +26,13 @@ from executor.system.crash_points import fail_point
 from executor.failure import Failure
 from executor.follow import is_tracked, lacks
 from executor.follower import Follower
-from executor.lease import Lease
+from executor.store.lease import Lease
 from executor.plan import Decision
 from executor.record import NOT_RUN, NodeState, State, Status
 from executor.results_run import results_run
 from executor.schedule import Schedule
 from executor.stop import StopSignal
-from executor.store_lock import artifacts_taken
+from executor.store.gc_lock import artifacts_taken
 from executor.taken import SourceRuns, made_meanwhile
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from executor.previous import Earlier, previous_in
 from executor.record import NodeState, Record
 from executor.recorded_graph import written_nodes
 from executor.run_parts import Part, combination_parts, templates_of, whole
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 Where = Literal["both", "first", "second"]
 

@@ -24,7 +24,7 @@ from executor.record import Record, find_record
 from executor.served import ChatPrompt, ServedRun, find_served
 from executor.server import Server, wait_until_ready
 from executor.serving import serving
-from executor.store import Store
+from executor.store.artifact_store import Store
 from ops.sglang_engine.serve_command import Address, launch_command, shell_line
 from ops.sglang_engine.version import SGLANG_VERSION, require_sglang
 

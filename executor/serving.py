@@ -13,7 +13,7 @@ from pathlib import Path
 
 from executor.system.os_errors import clear_errors
 from executor.system.file_locks import is_held
-from executor.store_lock import artifacts_taken
+from executor.store.gc_lock import artifacts_taken
 from executor.system.symlinks import links_in, open_own, refuse_links
 
 

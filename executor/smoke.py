@@ -29,7 +29,7 @@ from executor.resources import free_bytes, graph_resources
 from executor.results import print_results
 from executor.run import run_session
 from executor.smoke_table import print_estimates
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 FOLDER = "smoke"
 FEWEST = 3  # one sample for each of train, val and test

@@ -15,7 +15,7 @@ from executor.display import Display
 from executor.launch import stage_environment
 from executor.system.resource_pool import Capacity, Free, threads_of
 from executor.record import Record
-from executor.store import Store
+from executor.store.artifact_store import Store
 from executor.system.system_metrics import Usage
 
 ENDED_WITHIN_S = 10.0

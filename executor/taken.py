@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from executor.content import MANIFEST
+from executor.store.digests import MANIFEST
 from executor.events import final_metrics
 from executor.system.jsonlines import read_object
-from executor.own_files import own_files
+from executor.store.run_measurements import own_files
 from executor.plan import Decision
 from executor.record import NodeState, Record, load_begun
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 
 class SourceRuns:

@@ -18,7 +18,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
-from executor.content import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
+from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
 from executor.system.os_errors import clear_errors
 from executor.system.crash_points import fail_point
 from executor.in_use import ACCEPTED, PULLED, read_index
@@ -27,9 +27,9 @@ from executor.plan import Planner
 from executor.received import NotAsExpected, manifest_files
 from executor.record import Record
 from executor.remote import Remote
-from executor.store import IndexLine, Store
+from executor.store.artifact_store import IndexLine, Store
 from executor.system.symlinks import links_in, new_file
-from executor.verify import check
+from executor.store.integrity import check
 
 FILES_AT_ONCE = 8
 PART = ".pulling-"  # how the names of files begin that are not whole yet

@@ -41,7 +41,7 @@ from executor.system.crash_points import fail_point
 from executor.failure import Failure
 from executor.system.jsonlines import append_line, read_json, write_json
 from executor.keys.node_key import node_inputs
-from executor.lease import share_ranks
+from executor.store.lease import share_ranks
 from executor.system.parent import GONE, end_with_parent
 
 STOPPED = 75

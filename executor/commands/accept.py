@@ -19,7 +19,7 @@ from executor.keys.node_key import code_roots
 from executor.system.output import print_lines
 from executor.record import Record
 from executor.results import shown_digest
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from executor.joining import Offers, joined
 from executor.system.output import print_lines
 from executor.record import Record
 from executor.stop import StopSignal
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 LOOK_EVERY_S = 0.5
 

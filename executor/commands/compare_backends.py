@@ -9,7 +9,7 @@ from executor.commands.arguments import add_file, add_json, add_overrides, add_s
 from executor.compare import compare
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_json, print_lines
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

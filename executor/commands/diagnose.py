@@ -12,7 +12,7 @@ from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.progress import Doing
 from executor.record import find_record
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 from ops.diagnose.chain import SPLITS
 
 PROMPTS = 16

@@ -12,7 +12,7 @@ from executor.system.output import print_json, print_lines
 from executor.record import Record, find_record, newest_records
 from executor.run_diff import compare_with_copies
 from executor.run_diff_text import runs_text
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from executor.doctor.tracking import tracking_findings
 from executor.system.exits import FAILED, OK, USAGE
 from executor.system.output import print_json, print_lines
 from executor.system.progress import Doing
-from executor.store import store_path
+from executor.store.artifact_store import store_path
 
 PIPELINE = "pipeline"  # the name of a finding of the file
 

@@ -10,7 +10,7 @@ from executor.commands.gc import KEEP
 from executor.disk_use import disk_use, shown_size
 from executor.system.exits import OK
 from executor.system.output import print_json, print_lines
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from executor.explain import explain
 from executor.explain_text import explanation_text
 from executor.keys.node_key import code_roots
 from executor.system.output import print_json, print_lines
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from executor.commands.arguments import add_json, add_store, count
 from executor.disk_use import shown_size
 from executor.system.exits import OK
 from executor.system.output import print_json, print_lines
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 KEEP = 10
 

@@ -20,7 +20,7 @@ from executor.system.exits import OK
 from executor.graph_text import dot, drawn_graph, levels
 from executor.system.output import print_json, print_lines, write_on
 from executor.plan_text import WORDS
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 PICTURES = (".png", ".svg", ".pdf")
 COLOURS = {"cached": "32", "runs": "33", "may be cut off": "36"}

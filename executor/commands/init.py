@@ -16,7 +16,7 @@ from executor.system.os_errors import clear_errors
 from executor.system.exits import OK
 from executor.system.output import print_lines
 from executor.resources import free_bytes
-from executor.store import store_path
+from executor.store.artifact_store import store_path
 from ops.own_data.advice import advise
 from ops.own_data.lengths import Counter
 from ops.own_data.survey import survey

@@ -14,7 +14,7 @@ from executor.system.exits import OK
 from executor.system.output import print_lines, write_on
 from executor.record import Record, find_record, is_begun
 from executor.run_list import running_runs
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 POLL_S = 0.2
 CHUNK = 65536

@@ -18,7 +18,7 @@ from executor.plan_text import print_plan, print_resources
 from executor.previous import PreviousNodes
 from executor.resources import free_bytes, graph_resources, resources_row, too_large_for_gpus
 from executor.selection import require_others, selected
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 from executor.unmet import unmet
 
 

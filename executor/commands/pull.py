@@ -15,7 +15,7 @@ from executor.system.output import counted, print_lines
 from executor.system.progress import BytesDone
 from executor.record import find_record
 from executor.remote import Remote
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 from executor.transfer import Wanted, missing_bytes, offered, pull, recorded, require_node
 
 

@@ -13,7 +13,7 @@ from executor.system.output import print_lines
 from executor.record import Record
 from executor.report import write_report
 from executor.report.find import find_records
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 REPORT = "report.html"
 

@@ -14,7 +14,7 @@ from executor.system.output import print_lines
 from executor.record import Record, find_record
 from executor.run_list import UNFINISHED, unfinished_runs
 from executor.start import start
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

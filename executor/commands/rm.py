@@ -10,7 +10,7 @@ from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.record import find_folder
 from executor.remove_run import remove_run, require_untagged
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

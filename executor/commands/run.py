@@ -24,7 +24,7 @@ from executor.system.output import print_lines
 from executor.selection import selected
 from executor.sort_by import doubt
 from executor.start import start
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from executor.commands.arguments import add_address, add_run, add_store
 from executor.keys.node_key import PROJECT
-from executor.store import store_path
+from executor.store.artifact_store import store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

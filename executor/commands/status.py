@@ -17,7 +17,7 @@ from executor.record import NodeState, Record, find_record, mlflow_ids
 from executor.recorded_graph import written_nodes
 from executor.results import print_results
 from executor.run_list import running_runs
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 UNFINISHED = ("killed", "stopped")
 

@@ -12,7 +12,7 @@ from executor.system.exits import FAILED, OK
 from executor.follow import lacks, send_rest
 from executor.system.output import print_lines
 from executor.record import Record, find_record, mlflow_ids, newest_records
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

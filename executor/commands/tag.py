@@ -8,8 +8,8 @@ from executor.commands.arguments import add_store
 from executor.system.exits import OK
 from executor.system.output import print_lines
 from executor.record import find_folder
-from executor.store import Store, store_path
-from executor.store_lock import nothing_taken
+from executor.store.artifact_store import Store, store_path
+from executor.store.gc_lock import nothing_taken
 from executor.tags import add_tag, remove_tag
 
 

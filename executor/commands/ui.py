@@ -19,7 +19,7 @@ from executor.system.output import print_lines
 from executor.system.port import require_free_port
 from executor.record import newest_records
 from executor.server import Server, wait_until_ready
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
 
 # MLflow's runner of jobs is for its own evaluations; it takes a dozen processes, and dflow gives it nothing to do.
 ENVIRONMENT = {

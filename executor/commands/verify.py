@@ -12,8 +12,8 @@ from executor.system.folder_size import folder_size
 from executor.system.output import counted, print_lines
 from executor.system.progress import BytesDone
 from executor.record import Record, find_record, newest_records
-from executor.store import Store, store_path
-from executor.verify import Damage, check, committed, set_aside
+from executor.store.artifact_store import Store, store_path
+from executor.store.integrity import Damage, check, committed, set_aside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

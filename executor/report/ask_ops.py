@@ -20,7 +20,7 @@ from dsl.errors import DflowError
 from dsl.op_table import load_op
 from dsl.sections import Section, load_report
 from executor.system.jsonlines import append_line
-from executor.own_files import with_own_files
+from executor.store.run_measurements import with_own_files
 from executor.report.carried import section_to_json
 
 

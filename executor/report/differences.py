@@ -20,7 +20,7 @@ from executor.report.markup import Markup, details, element, joined, paragraph, 
 from executor.report.overview import run_name
 from executor.run_diff import NodeDiff, compare_parts
 from executor.run_parts import Part
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 WHERE = {"first": "the node is not in this run", "second": "of the two, the node is in this run alone"}
 WRITTEN = ("config", "setting", "value")

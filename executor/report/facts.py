@@ -10,14 +10,14 @@ from attrs import field, frozen
 
 from dsl.errors import DflowError, StoreError
 from executor.combinations import combinations
-from executor.content import MANIFEST
+from executor.store.digests import MANIFEST
 from executor.events import read_events, worked_seconds
 from executor.system.jsonlines import read_object
-from executor.own_files import own_files
+from executor.store.run_measurements import own_files
 from executor.points import NodeEvents
 from executor.record import NodeState, Record, load_begun, plan_of
 from executor.recorded_graph import recorded_table, written_nodes
-from executor.store import Store
+from executor.store.artifact_store import Store
 from executor.sweep_table import Row, sorted_rows
 from executor.tags import tags_of
 

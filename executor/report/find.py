@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.errors import StoreError, did_you_mean
 from executor.record import Record, find_record
-from executor.store_names import RUN_ID
+from executor.store.names import RUN_ID
 from executor.tags import tags_of
 
 

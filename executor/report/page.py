@@ -29,7 +29,7 @@ from executor.report.sections import accounts_of, asked_of, node_sections
 from executor.report.settings import configs, environment
 from executor.report.style import PAGE_STYLE
 from executor.report.troubles import troubles
-from executor.store import Store
+from executor.store.artifact_store import Store
 from executor.system.symlinks import new_file
 
 # A browser loads nothing but what the file holds, in the frames of artifacts' own pages neither.

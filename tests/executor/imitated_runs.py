@@ -12,7 +12,7 @@ from executor.cli import main
 from executor.keys.node_key import node_inputs
 from executor.plan import Decision
 from executor.record import Record
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 KINDS = 3
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsl.read_toml import read_graph
 from executor.record import Record
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 PIPELINE = """
 [pipeline]

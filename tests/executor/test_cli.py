@@ -16,7 +16,7 @@ from executor.live_display import LiveDisplay, shown_nodes
 from executor.system.progress import BytesDone
 from executor.record import NodeState, RunState
 from executor.results import print_results, result_rows
-from executor.store import FORMAT
+from executor.store.artifact_store import FORMAT
 
 # The modules that a command loaded are counted after it ended.
 COUNTED = "import sys, executor.cli\ntry: sys.exit(executor.cli.main())\nfinally: print('LOADED', *sys.modules)"

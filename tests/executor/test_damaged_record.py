@@ -10,7 +10,7 @@ from toy_ops import Toy
 
 from executor.begin import run_from
 from executor.record import Record
-from executor.store import Store
+from executor.store.artifact_store import Store
 from executor.tags import add_tag
 
 

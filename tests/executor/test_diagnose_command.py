@@ -16,7 +16,7 @@ from executor.diagnose import loss_curve
 from executor.diagnosis_text import diagnosis_text
 from executor.system.exits import FAILED, OK, USAGE
 from executor.record import Record
-from executor.store import IndexLine
+from executor.store.artifact_store import IndexLine
 
 FINE = {
     "advice": "",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dsl.errors import DataError
 from executor.keys.external_inputs import ExternalDigests, folder_digest
 from executor.keys.node_key import Sources
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 GRAIN_S = 0.02  # more than the kernel's

@@ -22,7 +22,7 @@ from executor.host_folder import Beat, HostFolder, Offer, Pulse
 from executor.hosts import SeveralHosts, endpoint_of, wait_for_hosts
 from executor.joining import Member, Offers, joined
 from executor.system.jsonlines import write_json
-from executor.lease import Lease
+from executor.store.lease import Lease
 
 HERE = socket.gethostname()
 SRUN = f"""#!{sys.executable}

@@ -23,8 +23,8 @@ if "executor.worker" in sys.orig_argv:
     marks = {"DFLOW_STAGE", "DFLOW_AGENT"}
     if marks & os.environ.keys():
         os.execve(sys.executable, sys.orig_argv, {name: os.environ[name] for name in os.environ.keys() - marks})
-    import executor.lease
-    share, executor.lease.share_ranks = executor.lease.share_ranks, late
+    import executor.store.lease
+    share, executor.store.lease.share_ranks = executor.store.lease.share_ranks, late
 """
 
 

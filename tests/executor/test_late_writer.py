@@ -10,9 +10,9 @@ import sys
 import pytest
 from toy_ops import PROJECT, Toy, is_alive, wait_for
 
-from executor import lease as lease_module
+from executor.store.artifact_store import lease as lease_module
 from executor.system.jsonlines import read_lines
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 OPS = '''
 import os, time
@@ -57,7 +57,7 @@ op = "slow"
 LATE = """
 import sys, time
 from pathlib import Path
-from executor.lease import share_ranks
+from executor.store.lease import share_ranks
 
 folder = Path(sys.argv[1])
 descriptor = share_ranks(folder, int(sys.argv[2]), sys.argv[3])

@@ -12,8 +12,8 @@ import pytest
 from toy_ops import PROJECT, wait_for
 
 from dsl.errors import LeaseLost
-from executor import lease as lease_module
-from executor.lease import Lease, remove_leftovers, share_ranks
+from executor.store.artifact_store import lease as lease_module
+from executor.store.lease import Lease, remove_leftovers, share_ranks
 
 
 def never():
@@ -111,7 +111,7 @@ def test_a_lease_of_another_host_is_never_taken_over(tmp_path):
 
 def test_a_killed_holder_loses_its_lease(tmp_path):
     program = (
-        "import sys, time; from pathlib import Path; from executor.lease import Lease\n"
+        "import sys, time; from pathlib import Path; from executor.store.lease import Lease\n"
         "lease = Lease(Path(sys.argv[1]), 'r1'); lease.acquire(print, lambda: False); print('held', flush=True)\n"
         "time.sleep(60)"
     )

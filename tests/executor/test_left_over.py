@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy, is_alive, wait_for
 
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 OPS = '''
 import os, signal, subprocess, time

@@ -13,10 +13,10 @@ from link_canary import HASH, OTHER, RUN, STRANGE_NAMES, look
 from toy_ops import ONE_NODE, Toy
 
 from dsl.errors import StoreError
-from executor.content import MANIFEST
+from executor.store.digests import MANIFEST
 from executor.record import Record
 from executor.serving import serving
-from executor.store import Store
+from executor.store.artifact_store import Store
 from executor.system.symlinks import appended, new_file, open_own
 from executor.tags import add_tag
 

@@ -14,7 +14,7 @@ from toy_ops import PROJECT, Toy
 from dsl.read_toml import read_graph
 from executor.begin import make_planner, new_run
 from executor.record import Record
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 HEAVY = {"torch", "mlflow", "transformers", "networkx", "cattrs", "rich", "pandas", "numpy", "sqlalchemy", "fsspec"}
 RUNNING = {"executor.run", "executor.stages", "executor.forkserver", "executor.track", "subprocess", "multiprocessing"}

@@ -152,15 +152,15 @@ def test_only_of_a_resumable_op_is_saved_work_spoken_of():
 def test_a_node_that_fails_while_another_one_has_just_been_committed_ends_the_run_as_it_should(tmp_path):
     toy = odd(tmp_path, "wait")
     program = """
-import time, executor.lease
+import time, executor.store.lease
 from pathlib import Path
 
-def removed(self, before=executor.lease.Lease.remove):
+def removed(self, before=executor.store.lease.Lease.remove):
     before(self)
     Path("removed").touch()
     time.sleep(3)  # so long the other one's failure finds this node between its work folder and its end
 
-executor.lease.Lease.remove = removed
+executor.store.lease.Lease.remove = removed
 """
     process = toy.start("run", str(toy.file), program=program + UNTRACKED)
     _, errors = process.communicate(timeout=300)

@@ -11,7 +11,7 @@ from report_page import Page
 from toy_ops import Toy
 from tracked_toy import artifacts, client_of, ids, send, tracked_toy
 
-from executor.own_files import own_files
+from executor.store.run_measurements import own_files
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

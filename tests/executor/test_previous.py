@@ -5,7 +5,7 @@ from imitated_runs import run, toy_pipeline
 from dsl.read_toml import read_graph
 from executor.begin import make_planner
 from executor.explain import explain
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 
 def test_after_an_experiment_the_reason_is_told_against_the_run_before_it(tmp_path):

@@ -16,7 +16,7 @@ from executor.begin import new_run, resumed_run
 from executor.events import final_metrics, valid_points
 from executor.system.jsonlines import LineReader, append_line, read_lines, write_json
 from executor.record import STATE, NodeState, Record, RunState, find_record, newest_records
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 
 def a_graph(name="p"):

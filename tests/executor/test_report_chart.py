@@ -19,7 +19,7 @@ from executor.report.curves import curves
 from executor.report.facts import read_runs
 from executor.report.find import find_records
 from executor.report.scale import LOG_FROM, Scale, is_wide, thinned
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 FINITE = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
 EVERY_FINITE = st.floats(allow_nan=False, allow_infinity=False)

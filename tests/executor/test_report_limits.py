@@ -20,7 +20,7 @@ from executor.report.facts import read_runs
 from executor.report.find import find_records
 from executor.report.markup import MOST_ROWS, MOST_TEXT, Markup, element, limited, table
 from executor.report.results import figures_table
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 NAN = float("nan")
 

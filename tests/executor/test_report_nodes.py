@@ -18,7 +18,7 @@ from executor.report.find import find_records
 from executor.report.nodes import pipelines
 from executor.report.results import figures_table
 from executor.report.sections import needs_width
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 EVENTS = [(100.0, "started"), (110.0, "stopped"), (5000.0, "started"), (5005.0, "done")]
 

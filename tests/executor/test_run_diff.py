@@ -16,7 +16,7 @@ from executor.explain import ValueChange
 from executor.record import find_record
 from executor.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs
 from executor.run_diff_text import runs_text
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from executor.chat_request import Answer, ServerError, read_answer
 from executor.record import find_record
 from executor.serve import accepted_lengths
 from executor.served import ChatPrompt, find_served
-from executor.store import Store
+from executor.store.artifact_store import Store
 from ops.sglang_engine.version import SGLANG_VERSION
 
 PROJECT = Path(__file__).resolve().parents[2]

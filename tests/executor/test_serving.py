@@ -11,7 +11,7 @@ from executor.record import find_record
 from executor.remove_run import remove_run
 from executor.serve import main
 from executor.serving import is_served, serving
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 
 @pytest.fixture

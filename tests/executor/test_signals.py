@@ -65,7 +65,7 @@ SLOW_COMMITS = {
     "hashes": """
 import time
 from pathlib import Path
-import executor.content
+import executor.store.digests
 
 def slow(file, go_on):
     Path("hashing").touch()
@@ -73,15 +73,15 @@ def slow(file, go_on):
         go_on()
         time.sleep(0.02)
 
-executor.content._sha256 = slow
+executor.store.digests._sha256 = slow
 """,
     "waits for processes": """
 from pathlib import Path
-import executor.attempt, executor.lease
+import executor.attempt, executor.store.lease
 
 def slow(name):
     if name == "run:commit-begin":
-        executor.lease._try_lock = lambda descriptor: False
+        executor.store.lease._try_lock = lambda descriptor: False
         Path("hashing").touch()
 
 executor.attempt.fail_point = slow

@@ -10,7 +10,7 @@ from dsl.graph import Graph
 from executor import cli
 from executor.system.jsonlines import append_line, write_json
 from executor.record import NodeState, Record
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from toy_ops import PROJECT
 
 from executor.cli import main
 from executor.record import find_record
-from executor.store import Store
-from executor.store_lock import artifacts_taken
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import artifacts_taken
 
 CHANGING = [["gc", "--delete"], ["rm", "RUN", "--yes"], ["tag", "RUN", "best"], ["pull", "SHARED", "RUN"]]
 READING = [["gc"], ["du"], ["verify"], ["verify", "--quick"], ["status"], ["push", "SHARED"]]
@@ -220,8 +220,8 @@ def test_a_store_of_another_user_is_read_and_not_changed(tmp_path, command):
             path.chmod(0o755)
     words = arguments_of(command, toy, record)
     program = (  # what nobody may not read is imported before
-        "import importlib, os, sys, executor.cli, executor.verify, fsspec.implementations.local\n"
-        "executor.verify.is_settled = lambda stamp, now: True\n"  # as of files that are older: they would be noted
+        "import importlib, os, sys, executor.cli, executor.store.integrity, fsspec.implementations.local\n"
+        "executor.store.integrity.is_settled = lambda stamp, now: True\n"  # as of files that are older: they would be noted
         "importlib.import_module(f'executor.commands.{sys.argv[1]}')\n"
         f"os.setgid({OTHER_USER}); os.setuid({OTHER_USER}); sys.exit(executor.cli.main())"
     )

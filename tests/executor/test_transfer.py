@@ -20,7 +20,7 @@ from dsl.errors import StoreError
 from executor.collect import collect
 from executor.record import find_record
 from executor.remote import Remote
-from executor.store import FORMAT, Store
+from executor.store.artifact_store import FORMAT, Store
 from executor.transfer import newest, pull, push, recorded
 
 

@@ -11,11 +11,11 @@ from imitated_runs import artifacts, edit, run, toy_pipeline
 from toy_ops import Toy
 
 from dsl.errors import StoreError
-from executor import verify
+from executor.store.artifact_store import integrity
 from executor.cli import main
-from executor.content import MANIFEST
-from executor.store import Store
-from executor.verify import MEMO, Damage, check, committed, set_aside
+from executor.store.digests import MANIFEST
+from executor.store.artifact_store import Store
+from executor.store.integrity import MEMO, Damage, check, committed, set_aside
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def test_an_artifact_without_manifest_is_damaged(damaged):
 
 def test_a_file_that_was_read_and_is_untouched_is_not_read_again(damaged, monkeypatch):
     store, digest, _ = damaged
-    monkeypatch.setattr(verify, "is_settled", lambda stamp, now: True)
+    monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
     assert check(store, [digest]) == []
     read = []
-    monkeypatch.setattr(verify._Artifact, "_sha256", lambda self, path: read.append(path.name))
+    monkeypatch.setattr(integrity._Artifact, "_sha256", lambda self, path: read.append(path.name))
     assert (check(store, [digest]), read) == ([], [])
     check(store, [digest], read_all=True)
     assert read == ["text.txt"]
@@ -85,7 +85,7 @@ def test_a_file_that_was_read_and_is_untouched_is_not_read_again(damaged, monkey
 
 def test_an_edit_of_the_same_size_is_found_though_its_times_were_put_back(damaged, monkeypatch):
     store, digest, path = damaged
-    monkeypatch.setattr(verify, "is_settled", lambda stamp, now: True)
+    monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
     check(store, [digest])
     status = path.stat()
     time.sleep(0.05)  # more than the grain of the kernel's clock
@@ -96,14 +96,14 @@ def test_an_edit_of_the_same_size_is_found_though_its_times_were_put_back(damage
 
 def test_what_may_change_unseen_is_not_remembered(damaged, monkeypatch):
     store, digest, _ = damaged
-    monkeypatch.setattr(verify, "is_settled", lambda stamp, now: False)
+    monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: False)
     assert check(store, [digest]) == []
     assert not (store.path / MEMO).exists()
 
 
 def test_a_broken_memo_costs_time_only(damaged, monkeypatch):
     store, digest, _path = damaged
-    monkeypatch.setattr(verify, "is_settled", lambda stamp, now: True)
+    monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
     (store.path / MEMO).write_text('{"digest": 1}\nxx\n[]\n{"digest":"d","name":"n","size":"1"}\n')
     assert check(store, [digest]) == []
     assert len((store.path / MEMO).read_text().splitlines()) == 5
@@ -121,12 +121,12 @@ def test_a_damaged_artifact_is_set_aside_and_no_longer_there(damaged):
 def test_a_store_that_may_only_be_read_is_checked_all_the_same(damaged, monkeypatch, capsys):
     store, digest, path = damaged
     edit(path, "x" * len(path.read_text()))
-    monkeypatch.setattr(verify, "is_settled", lambda stamp, now: True)
+    monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
 
     def refused(*arguments, **named):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(verify, "append_lines", refused)
+    monkeypatch.setattr(integrity, "append_lines", refused)
     monkeypatch.setattr(Path, "rename", refused)
     assert check(store, [digest]) == [Damage(digest, "sub/text.txt", "content")]
     with pytest.raises(StoreError, match=r"cannot be set aside \(Read-only file system\); runs would still take it"):

@@ -14,7 +14,7 @@ from toy_ops import PIPELINE, Toy
 
 from executor.system.jsonlines import read_json
 from executor.sender import Sender
-from executor.store import Store
+from executor.store.artifact_store import Store
 from executor.track import open_client, tracking_uri
 
 

@@ -23,7 +23,7 @@ from toy_ops import PROJECT, UNTRACKED, wait_for
 
 from executor.system.crash_points import FAIL_AT, FAIL_BY, FAIL_POINTS
 from executor.system.jsonlines import read_lines
-from executor.store import Store
+from executor.store.artifact_store import Store
 
 HERE = Path(__file__).parent
 MARK = "DFLOW_FAULT_TRIAL"

@@ -34,7 +34,7 @@ from dsl.errors import DataError
 from executor import diagnose
 from executor.cli import main
 from executor.system.exits import FAILED, OK
-from executor.store import Store
+from executor.store.artifact_store import Store
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
 from ops.dflash.config import from_serving
 from ops.dflash.decode_batch import DecodeSettings

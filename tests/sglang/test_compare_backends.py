@@ -20,7 +20,7 @@ from dsl.read_toml import read_graph
 from executor.begin import make_planner
 from executor.cli import main
 from executor.system.exits import FAILED, OK
-from executor.store import Store
+from executor.store.artifact_store import Store
 from ops.capture_targets import compare
 from ops.capture_targets.agreement import ALONE_TOLERANCE
 

@@ -34,7 +34,7 @@ from executor.system.output import printable
 from executor.record import find_record
 from executor.serve import MAX_TOKENS
 from executor.served import chat_messages
-from executor.store import Store
+from executor.store.artifact_store import Store
 from ops.artifacts import ImageSamples, TokenShards
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative
 from ops.dflash.load import load_draft

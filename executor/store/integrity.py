@@ -20,11 +20,11 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import StoreError
-from executor.content import MANIFEST, FileEntry, artifact_digest
+from executor.store.digests import MANIFEST, FileEntry, artifact_digest
 from executor.system.jsonlines import append_lines, read_json, read_lines
 from executor.system.stamps import Stamp, is_settled
-from executor.store import Store
-from executor.store_names import DAMAGED, DIGEST
+from executor.store.artifact_store import Store
+from executor.store.names import DAMAGED, DIGEST
 from executor.system.symlinks import plain_status, remove
 
 MEMO = "verified.jsonl"

@@ -37,7 +37,7 @@ from executor.system.os_errors import clear_errors
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import read_object
 from executor.system.left_over import end_left_over
-from executor.store_names import KEY, REMOVED_FROM_WORK
+from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
 
 KEPT = ("lease", "ranks")

@@ -16,9 +16,9 @@ from typing import Any
 
 from attrs import frozen
 
-from executor.content import MANIFEST
+from executor.store.digests import MANIFEST
 from executor.system.jsonlines import read_object, write_json
-from executor.store_names import OUT, RUN
+from executor.store.names import OUT, RUN
 from executor.system.symlinks import is_folder
 
 NOTE = "ended.json"
