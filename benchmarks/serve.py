@@ -30,7 +30,7 @@ from benchmarks.rounds import table
 from dsl.errors import DflowError, StoreError
 from executor.chat_request import Answer, ask, flush_cache
 from executor.system.port import require_free_port
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.serve import SGLangServer
 from executor.served import ChatPrompt, ServedRun, find_served
 from executor.server import wait_until_ready

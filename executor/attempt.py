@@ -27,7 +27,7 @@ from dsl.secrets import secret_values
 from executor.children import Children
 from executor.keys.code_archive import keep_texts
 from executor.display import Display
-from executor.events import final_metrics, read_events
+from executor.records.events import final_metrics, read_events
 from executor.system.crash_points import fail_point
 from executor.failure import TIMEOUT, Failure
 from executor.hosts import wait_for_hosts
@@ -36,7 +36,7 @@ from executor.keys.node_key import KeyParts, changes, node_inputs
 from executor.launch import Outcome, StageProcess
 from executor.store.lease import Lease
 from executor.system.resource_pool import Share
-from executor.record import NodeState, Record
+from executor.records.run_record import NodeState, Record
 from executor.snapshot import Snapshot
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import artifacts_taken

@@ -14,7 +14,7 @@ from dsl.overrides import overridden_nodes, override_graph
 from executor.keys.node_key import Sources, graph_parts, node_parts
 from executor.plan import Decision, Planner
 from executor.previous import PreviousNodes
-from executor.record import NodeState, Record, find_record
+from executor.records.run_record import NodeState, Record, find_record
 from executor.selection import require_others
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import while_nothing_goes

@@ -23,8 +23,8 @@ from dsl.threads import useful_threads
 from executor.system.jsonlines import read_lines, read_object, write_json
 from executor.launch import stage_environment
 from executor.system.resource_pool import threads_of
-from executor.points import NodeEvents
-from executor.record import Record, load_begun
+from executor.records.metric_points import NodeEvents
+from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
 from ops.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
 

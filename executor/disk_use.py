@@ -10,9 +10,9 @@ from dsl.sizes import shown_bytes
 from executor.collect import survey
 from executor.system.folder_size import folder_size
 from executor.in_use import all_records
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
-from executor.tags import tags_of
+from executor.records.run_tags import tags_of
 from executor.store.integrity import committed
 
 SMALL = 100_000

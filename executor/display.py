@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from executor.system.output import print_lines
-from executor.record import RunState
+from executor.records.run_record import RunState
 from executor.results import shown_digest, shown_metrics, shown_seconds
 from executor.system.unrepeated import Unrepeated
 

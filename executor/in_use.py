@@ -15,11 +15,11 @@ from attrs import frozen
 
 from dsl.errors import StoreError
 from executor.system.jsonlines import read_object
-from executor.record import Record, RunState, is_begun
-from executor.serving import is_served
+from executor.records.run_record import Record, RunState, is_begun
+from executor.records.serving_lock import is_served
 from executor.store.artifact_store import COMMIT, IndexLine, Store
 from executor.store.names import KEY
-from executor.tags import tags_of
+from executor.records.run_tags import tags_of
 
 PULLED = "pulled"  # the acceptance of an index line whose artifact another store computed
 ACCEPTED = "accepted"

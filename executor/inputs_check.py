@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dsl.graph import Graph
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.integrity import check, set_aside
 

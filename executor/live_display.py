@@ -17,7 +17,7 @@ from rich.text import Text
 
 from executor.display import Display, failure_text
 from executor.system.output import Enduring, printable
-from executor.record import NodeState, RunState
+from executor.records.run_record import NodeState, RunState
 from executor.results import shown_digest, shown_metrics, shown_seconds
 
 STYLES = {"done": "green", "failed": "bold red", "running": "bold yellow", "pending": "dim"}

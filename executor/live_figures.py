@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from attrs import define, field
 
-from executor.events import read_events
-from executor.record import Record
+from executor.records.events import read_events
+from executor.records.run_record import Record
 from executor.results import shown_metrics
 
 

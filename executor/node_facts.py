@@ -15,7 +15,7 @@ from dsl.op import Ref
 from dsl.shown import toml_text
 from executor.store.digests import MANIFEST
 from executor.system.jsonlines import read_json
-from executor.record import Record
+from executor.records.run_record import Record
 
 
 @frozen

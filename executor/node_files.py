@@ -9,7 +9,7 @@ from typing import Any
 from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
 from executor.system.jsonlines import read_json
 from executor.store.run_measurements import own_files
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 
 FILE_LIMIT = 1 << 20  # larger files of an artifact stand in references.json instead

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from dsl.graph import Graph
 from executor.combinations import Combination, combinations, final_metrics
-from executor.events import read_events, worked_seconds
-from executor.record import NodeState, Record, RunState
+from executor.records.events import read_events, worked_seconds
+from executor.records.run_record import NodeState, Record, RunState
 from executor.results import result_rows
 from executor.sweep_table import main_metrics, shown_metrics, sorted_rows
 

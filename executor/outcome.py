@@ -6,7 +6,7 @@ from executor.begin import Session
 from executor.display import make_display
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
-from executor.record import mlflow_ids
+from executor.records.run_record import mlflow_ids
 from executor.results import print_results
 from executor.run import run_session
 

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from executor.plan import Previous
-from executor.record import NodeState, newest_records, plan_of
+from executor.records.run_record import NodeState, newest_records, plan_of
 from executor.store.artifact_store import Store
 from executor.taken import SourceRuns
 

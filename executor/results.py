@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dsl.graph import Graph
 from executor.figure_order import JUDGED, figures_in_order, is_judged
 from executor.system.output import columns, print_lines
-from executor.record import NodeState, RunState
+from executor.records.run_record import NodeState, RunState
 
 METRICS_SHOWN = 4
 ROWS_SHOWN = 40

@@ -21,15 +21,15 @@ from attrs import define
 from dsl.errors import DflowError, StageError
 from executor.begin import Session, plan_row, refreshed
 from executor.display import Display
-from executor.events import EventReader
+from executor.records.events import EventReader
 from executor.system.crash_points import fail_point
 from executor.failure import Failure
 from executor.follow import is_tracked, lacks
 from executor.follower import Follower
 from executor.store.lease import Lease
 from executor.plan import Decision
-from executor.record import NOT_RUN, NodeState, State, Status
-from executor.results_run import results_run
+from executor.records.run_record import NOT_RUN, NodeState, State, Status
+from executor.records.results_run import results_run
 from executor.schedule import Schedule
 from executor.stop import StopSignal
 from executor.store.gc_lock import artifacts_taken

@@ -15,8 +15,8 @@ from executor.keys.node_key import differing
 from executor.system.output import finite
 from executor.plan import Previous
 from executor.previous import Earlier, previous_in
-from executor.record import NodeState, Record
-from executor.recorded_graph import written_nodes
+from executor.records.run_record import NodeState, Record
+from executor.records.graph_file import written_nodes
 from executor.run_parts import Part, combination_parts, templates_of, whole
 from executor.store.artifact_store import Store
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from executor.keys.code_diff import told
 from executor.explain_text import moment, value_text
 from executor.system.output import counted
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.run_diff import MetricPair, NodeDiff, RunsDiff
 
 WHERE = {"first": "only in the first", "second": "only in the second"}

@@ -8,8 +8,8 @@ import attrs
 from attrs import field, frozen
 
 from executor.combinations import Choice, whole_choices
-from executor.record import Record
-from executor.recorded_graph import written_nodes
+from executor.records.run_record import Record
+from executor.records.graph_file import written_nodes
 
 
 @frozen

@@ -10,7 +10,7 @@ from attrs import frozen
 from dsl.graph import Graph
 from executor.combinations import Combination, differing_params
 from executor.note import combination_note
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.send_results import send_metrics, send_note
 from executor.track import Place, Tracker
 

@@ -22,7 +22,7 @@ from executor.keys.node_key import PROJECT
 from executor.model_files import ModelFiles
 from executor.node_files import artifact_files
 from executor.note import REPORT
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.track import Tracker
 
 REPORT_WITHIN_S = 45.0

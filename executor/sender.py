@@ -20,14 +20,14 @@ from typing import Any
 from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
 from executor.combinations import Combination, combinations
-from executor.events import EventReader
+from executor.records.events import EventReader
 from executor.follow import is_sent, status_of
 from executor.system.jsonlines import read_object, write_json
 from executor.node_facts import artifacts_read, files_read, params
 from executor.node_files import node_files
 from executor.note import run_note
-from executor.points import NodeEvents
-from executor.record import NodeState, Record, load_begun
+from executor.records.metric_points import NodeEvents
+from executor.records.run_record import NodeState, Record, load_begun
 from executor.send_combinations import CombinationSender
 from executor.send_results import FAILED, send_metrics, send_model, send_note, send_report
 from executor.track import (

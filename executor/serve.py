@@ -20,10 +20,10 @@ from executor.chat_request import Answer, ServerError, ask
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.port import require_free_port
-from executor.record import Record, find_record
+from executor.records.run_record import Record, find_record
 from executor.served import ChatPrompt, ServedRun, find_served
 from executor.server import Server, wait_until_ready
-from executor.serving import serving
+from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
 from ops.sglang_engine.serve_command import Address, launch_command, shell_line
 from ops.sglang_engine.version import SGLANG_VERSION, require_sglang

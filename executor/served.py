@@ -12,7 +12,7 @@ from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
 from ops.sglang_engine.serve_command import DraftOption, Served

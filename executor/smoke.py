@@ -21,10 +21,10 @@ from dsl.smoke import Amount, Trial, Work, load_smoke, load_work
 from executor.begin import Session, make_planner, new_run
 from executor.display import make_display
 from executor.estimate import NodeEstimate, Report, full_time, reports, series_of
-from executor.events import read_events
+from executor.records.events import read_events
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
-from executor.record import NodeState, Record
+from executor.records.run_record import NodeState, Record
 from executor.resources import free_bytes, graph_resources
 from executor.results import print_results
 from executor.run import run_session

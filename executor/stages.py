@@ -14,7 +14,7 @@ from executor.children import Children
 from executor.display import Display
 from executor.launch import stage_environment
 from executor.system.resource_pool import Capacity, Free, threads_of
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.system.system_metrics import Usage
 

@@ -12,9 +12,9 @@ from executor.begin import Session
 from executor.system.exits import OK
 from executor.follow import lacks
 from executor.system.output import print_lines
-from executor.record import mlflow_ids
+from executor.records.run_record import mlflow_ids
 from executor.results import print_figures
-from executor.results_run import results_run
+from executor.records.results_run import results_run
 
 
 def start(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:

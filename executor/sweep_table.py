@@ -11,7 +11,7 @@ from dsl.graph import Graph
 from executor.combinations import Combination, combinations, final_metrics
 from executor.figure_order import is_main
 from executor.system.output import columns, counted
-from executor.record import NodeState
+from executor.records.run_record import NodeState
 from executor.results import result_rows
 from executor.sort_by import not_sorted, sorting
 

@@ -37,7 +37,7 @@ from dsl.secrets import resolved_text
 from executor.system.jsonlines import write_json
 from executor.model_files import ModelFiles, mlmodel, model_name
 from executor.node_facts import Dataset
-from executor.points import Point
+from executor.records.metric_points import Point
 from executor.system.symlinks import open_own
 
 METRICS_IN_A_BATCH = 1000

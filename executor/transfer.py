@@ -25,7 +25,7 @@ from executor.in_use import ACCEPTED, PULLED, read_index
 from executor.system.jsonlines import sync_folder
 from executor.plan import Planner
 from executor.received import NotAsExpected, manifest_files
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.remote import Remote
 from executor.store.artifact_store import IndexLine, Store
 from executor.system.symlinks import links_in, new_file

@@ -17,7 +17,7 @@ from executor.explain_text import module_file
 from executor.follow import is_tracked, send_in_foreground
 from executor.keys.node_key import code_roots
 from executor.system.output import print_lines
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.results import shown_digest
 from executor.store.artifact_store import Store, store_path
 

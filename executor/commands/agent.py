@@ -12,7 +12,7 @@ from executor.system.exits import FAILED, OK
 from executor.host_folder import HostFolder
 from executor.joining import Offers, joined
 from executor.system.output import print_lines
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.stop import StopSignal
 from executor.store.artifact_store import Store, store_path
 

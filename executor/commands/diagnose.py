@@ -11,7 +11,7 @@ from executor.diagnosis_text import diagnosis_text
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.progress import Doing
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
 from ops.diagnose.chain import SPLITS
 

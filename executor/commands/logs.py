@@ -12,8 +12,8 @@ from dsl.errors import DflowError, did_you_mean
 from executor.commands.arguments import add_store, count
 from executor.system.exits import OK
 from executor.system.output import print_lines, write_on
-from executor.record import Record, find_record, is_begun
-from executor.run_list import running_runs
+from executor.records.run_record import Record, find_record, is_begun
+from executor.records.run_list import running_runs
 from executor.store.artifact_store import Store, store_path
 
 POLL_S = 0.2

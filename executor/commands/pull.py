@@ -13,7 +13,7 @@ from executor.commands.arguments import add_overrides, add_store
 from executor.system.exits import FAILED, OK
 from executor.system.output import counted, print_lines
 from executor.system.progress import BytesDone
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.remote import Remote
 from executor.store.artifact_store import Store, store_path
 from executor.transfer import Wanted, missing_bytes, offered, pull, recorded, require_node

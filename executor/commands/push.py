@@ -9,7 +9,7 @@ from executor.system.exits import OK
 from executor.system.folder_size import folder_size
 from executor.system.output import counted, print_lines
 from executor.system.progress import BytesDone
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.remote import Remote
 from executor.store.artifact_store import Store, store_path
 from executor.transfer import accepted, push, push_key, recorded, require_node

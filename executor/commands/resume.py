@@ -11,8 +11,8 @@ from executor.begin import resumed_run, run_from
 from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store
 from executor.inputs_check import check_inputs
 from executor.system.output import print_lines
-from executor.record import Record, find_record
-from executor.run_list import UNFINISHED, unfinished_runs
+from executor.records.run_record import Record, find_record
+from executor.records.run_list import UNFINISHED, unfinished_runs
 from executor.start import start
 from executor.store.artifact_store import Store, store_path
 

@@ -13,10 +13,10 @@ from executor.system.exits import OK
 from executor.explain_text import accepted_text
 from executor.system.output import columns, print_json, print_lines
 from executor.live_figures import LiveFigures, live_figures
-from executor.record import NodeState, Record, find_record, mlflow_ids
-from executor.recorded_graph import written_nodes
+from executor.records.run_record import NodeState, Record, find_record, mlflow_ids
+from executor.records.graph_file import written_nodes
 from executor.results import print_results
-from executor.run_list import running_runs
+from executor.records.run_list import running_runs
 from executor.store.artifact_store import Store, store_path
 
 UNFINISHED = ("killed", "stopped")

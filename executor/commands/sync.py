@@ -11,7 +11,7 @@ from executor.commands.arguments import add_store
 from executor.system.exits import FAILED, OK
 from executor.follow import lacks, send_rest
 from executor.system.output import print_lines
-from executor.record import Record, find_record, mlflow_ids, newest_records
+from executor.records.run_record import Record, find_record, mlflow_ids, newest_records
 from executor.store.artifact_store import Store, store_path
 
 

@@ -17,7 +17,7 @@ from executor.system.exits import OK
 from executor.system.jsonlines import read_object
 from executor.system.output import print_lines
 from executor.system.port import require_free_port
-from executor.record import newest_records
+from executor.records.run_record import newest_records
 from executor.server import Server, wait_until_ready
 from executor.store.artifact_store import Store, store_path
 

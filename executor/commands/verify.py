@@ -11,7 +11,7 @@ from executor.system.exits import FAILED, OK
 from executor.system.folder_size import folder_size
 from executor.system.output import counted, print_lines
 from executor.system.progress import BytesDone
-from executor.record import Record, find_record, newest_records
+from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store, store_path
 from executor.store.integrity import Damage, check, committed, set_aside
 

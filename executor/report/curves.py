@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from dsl.sections import Chart, Series
-from executor.points import SYSTEM
+from executor.records.metric_points import SYSTEM
 from executor.report.chart import drawn, together
 from executor.report.columns import node_ids, shared
 from executor.report.facts import NodeFacts, RunFacts

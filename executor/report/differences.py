@@ -14,7 +14,7 @@ from attrs import frozen
 from dsl.errors import StoreError
 from executor.keys.code_diff import told
 from executor.explain import ABSENT, ValueChange
-from executor.recorded_graph import written_nodes
+from executor.records.graph_file import written_nodes
 from executor.report.facts import RunFacts
 from executor.report.markup import Markup, details, element, joined, paragraph, table
 from executor.report.overview import run_name

@@ -11,15 +11,15 @@ from attrs import field, frozen
 from dsl.errors import DflowError, StoreError
 from executor.combinations import combinations
 from executor.store.digests import MANIFEST
-from executor.events import read_events, worked_seconds
+from executor.records.events import read_events, worked_seconds
 from executor.system.jsonlines import read_object
 from executor.store.run_measurements import own_files
-from executor.points import NodeEvents
-from executor.record import NodeState, Record, load_begun, plan_of
-from executor.recorded_graph import recorded_table, written_nodes
+from executor.records.metric_points import NodeEvents
+from executor.records.run_record import NodeState, Record, load_begun, plan_of
+from executor.records.graph_file import recorded_table, written_nodes
 from executor.store.artifact_store import Store
 from executor.sweep_table import Row, sorted_rows
-from executor.tags import tags_of
+from executor.records.run_tags import tags_of
 
 FIGURES, EVENTS = "figures", "events.jsonl"
 

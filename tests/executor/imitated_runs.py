@@ -11,7 +11,7 @@ from executor.begin import Session, make_planner, new_run, run_from
 from executor.cli import main
 from executor.keys.node_key import node_inputs
 from executor.plan import Decision
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 
 KINDS = 3

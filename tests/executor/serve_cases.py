@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.read_toml import read_graph
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 
 PIPELINE = """

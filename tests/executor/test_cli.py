@@ -14,7 +14,7 @@ from executor import cli
 from executor.display import Display
 from executor.live_display import LiveDisplay, shown_nodes
 from executor.system.progress import BytesDone
-from executor.record import NodeState, RunState
+from executor.records.run_record import NodeState, RunState
 from executor.results import print_results, result_rows
 from executor.store.artifact_store import FORMAT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy_ops import PROJECT, UNTRACKED
 
-from executor.record import Record
+from executor.records.run_record import Record
 
 OP = '''
 {before}

@@ -19,9 +19,9 @@ from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
 from executor.collect import collect, survey
-from executor.record import Record, find_record
+from executor.records.run_record import Record, find_record
 from executor.store.artifact_store import Store
-from executor.tags import add_tag
+from executor.records.run_tags import add_tag
 from executor.store.integrity import check, set_aside
 
 UNKNOWN_KEY = "5" * 64  # of which no record knows

@@ -14,7 +14,7 @@ from dsl.read_toml import read_graph
 from dsl.shown import toml_text
 from dsl.typed_text import typed_value
 from executor.combinations import combinations, differing_params
-from executor.record import NodeState
+from executor.records.run_record import NodeState
 from executor.sort_by import doubt
 from executor.sweep_table import sweep_table
 

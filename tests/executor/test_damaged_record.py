@@ -9,9 +9,9 @@ from imitated_runs import begin, dflow, edit, ended, execute, run, toy_pipeline
 from toy_ops import Toy
 
 from executor.begin import run_from
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
-from executor.tags import add_tag
+from executor.records.run_tags import add_tag
 
 
 @pytest.fixture

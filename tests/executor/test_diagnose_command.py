@@ -15,7 +15,7 @@ from executor.cli import main
 from executor.diagnose import loss_curve
 from executor.diagnosis_text import diagnosis_text
 from executor.system.exits import FAILED, OK, USAGE
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import IndexLine
 
 FINE = {

@@ -10,7 +10,7 @@ import pytest
 from dsl.read_toml import read_graph
 from executor.figure_order import figures_in_order
 from executor.note import run_note
-from executor.record import NodeState, Record
+from executor.records.run_record import NodeState, Record
 from executor.results import print_figures
 
 TINY = Path(__file__).resolve().parents[2] / "pipelines" / "tiny.toml"

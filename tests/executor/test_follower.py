@@ -18,7 +18,7 @@ from executor import follow, follow_process, follower
 from executor.follow import lacks
 from executor.follower import Follower
 from executor.system.jsonlines import read_json, read_lines
-from executor.record import Record
+from executor.records.run_record import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

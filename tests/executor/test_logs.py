@@ -6,7 +6,7 @@ import pytest
 from side_ops import side
 from toy_ops import Toy, wait_for
 
-from executor.record import Record
+from executor.records.run_record import Record
 
 PRINTS = '[node.a]\nop = "flaky"\ntimes = 2\nlaunch = { retry_wait = 0.1 }\n'
 

@@ -13,7 +13,7 @@ from toy_ops import PROJECT, Toy
 
 from dsl.read_toml import read_graph
 from executor.begin import make_planner, new_run
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 
 HEAVY = {"torch", "mlflow", "transformers", "networkx", "cattrs", "rich", "pandas", "numpy", "sqlalchemy", "fsspec"}

@@ -5,7 +5,7 @@ from side_ops import side
 from toy_ops import UNTRACKED, Toy
 
 from executor.failure import Failure
-from executor.record import NodeState, RunState
+from executor.records.run_record import NodeState, RunState
 from executor.results import figures_text, print_figures, result_rows
 
 ODD = """

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.points import NodeEvents
+from executor.records.metric_points import NodeEvents
 
 
 def metric(step, time=0.0, **metrics):

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dsl.sections import Chart, Series
-from executor.points import Point
+from executor.records.metric_points import Point
 from executor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Look, drawn, together
 from executor.report.curves import curves
 from executor.report.facts import read_runs

@@ -12,7 +12,7 @@ from report_page import Page
 from toy_ops import is_alive, wait_for
 
 from executor import send_results
-from executor.points import Point
+from executor.records.metric_points import Point
 from executor.report import artifacts, write_report
 from executor.report.compared import ABSENT, differ
 from executor.report.curves import MOST_FOLDED, curves

@@ -11,7 +11,7 @@ from attrs import evolve
 from counting_runs import PIPELINE, counting, report, run
 
 from dsl.sections import Body, Html, Picture, Table
-from executor.points import Point
+from executor.records.metric_points import Point
 from executor.report.curves import curves
 from executor.report.facts import read_runs
 from executor.report.find import find_records

@@ -5,7 +5,7 @@ import json
 import attrs
 from toy_ops import ONE_NODE, PIPELINE, Toy
 
-from executor.record import Record
+from executor.records.run_record import Record
 
 BROKEN = "def upper(config, stage:"
 

@@ -22,7 +22,7 @@ from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_ru
 
 from dsl.errors import StoreError
 from executor.chat_request import Answer, ServerError, read_answer
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.serve import accepted_lengths
 from executor.served import ChatPrompt, find_served
 from executor.store.artifact_store import Store

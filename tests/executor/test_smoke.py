@@ -11,7 +11,7 @@ from toy_ops import Toy
 
 from dsl.read_toml import read_graph
 from executor.estimate import NodeEstimate, Spread
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.smoke import small_graph
 from executor.smoke_table import shown_time, verdicts
 

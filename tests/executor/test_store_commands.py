@@ -13,7 +13,7 @@ from imitated_runs import artifacts, begin, dflow, ended, run, toy_pipeline
 from toy_ops import PROJECT
 
 from executor.cli import main
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import artifacts_taken
 

@@ -23,7 +23,7 @@ from executor.commands import sync
 from executor.follow import lacks, send_rest
 from executor.in_use import kept_runs
 from executor.system.jsonlines import append_line, read_json, read_lines
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.track import open_client, tracking_uri
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -307,7 +307,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 import executor.sender
 from executor.follow import lacks, send_rest
-from executor.record import Record
+from executor.records.run_record import Record
 
 store, folder = Path(sys.argv[1]), Path(sys.argv[2])
 draw = random.Random(7)

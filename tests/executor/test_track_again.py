@@ -10,7 +10,7 @@ from tracked_toy import accepted, client_of, copied, history, ids, newest_record
 from executor import follow
 from executor.follow import lacks
 from executor.system.jsonlines import append_line, read_json, write_json
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.sender import Sender
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -9,7 +9,7 @@ from toy_ops import ONE_NODE, PIPELINE, wait_for
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
 from executor.system.jsonlines import read_json, read_lines
-from executor.record import Record
+from executor.records.run_record import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -16,7 +16,7 @@ from toy_ops import PIPELINE, Toy, wait_for
 
 from executor.follow import lacks
 from executor.system.jsonlines import read_json, read_lines
-from executor.record import Record
+from executor.records.run_record import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -18,7 +18,7 @@ from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
 from executor.collect import collect
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.remote import Remote
 from executor.store.artifact_store import FORMAT, Store
 from executor.transfer import newest, pull, push, recorded

@@ -11,7 +11,7 @@ from dsl.graph_json import graph_from_json, graph_to_json
 from dsl.pipeline import Pipeline
 from executor.follow import lacks, send_rest
 from executor.system.jsonlines import read_json
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.track import open_client
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

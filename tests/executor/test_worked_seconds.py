@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from executor.events import worked_seconds
+from executor.records.events import worked_seconds
 
 
 def event(time: float, kind: str, state: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from executor.record import Record
+from executor.records.run_record import Record
 
 PROJECT = Path(__file__).resolve().parents[2]
 

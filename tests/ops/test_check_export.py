@@ -17,7 +17,7 @@ from serve_cases import record_run
 from dsl.errors import ConfigError, DataError
 from dsl.fingerprint import code_fingerprints
 from dsl.op import Ref, op_of
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.served import find_served
 from ops.artifacts import CheckedDraft
 from ops.check_export import live, resources

@@ -31,7 +31,7 @@ from server_process import ON_A_CPU, SWITCHES, cpu_environment
 
 from dsl.op import Ref
 from executor.system.output import printable
-from executor.record import find_record
+from executor.records.run_record import find_record
 from executor.serve import MAX_TOKENS
 from executor.served import chat_messages
 from executor.store.artifact_store import Store

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.graph import Graph
-from executor.record import Record, load_begun
+from executor.records.run_record import Record, load_begun
 
 
 def results_run(record: Record, graph: Graph) -> str | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from executor.system.output import columns
-from executor.record import Record, newest_records
-from executor.tags import tags_of
+from executor.records.run_record import Record, newest_records
+from executor.records.run_tags import tags_of
 
 RAN = ("miss", "resumed")
 UNFINISHED = ("failed", "stopped", "killed")
