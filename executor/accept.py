@@ -19,7 +19,7 @@ from executor.system.jsonlines import append_line
 from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
 from executor.plan import Planner
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
-from executor.results import shown_digest
+from executor.results.run_table import shown_digest
 from executor.store.artifact_store import IndexLine, Store
 from executor.store.integrity import check
 

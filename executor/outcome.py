@@ -7,7 +7,7 @@ from executor.display import make_display
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.records.run_record import mlflow_ids
-from executor.results import print_results
+from executor.results.run_table import print_results
 from executor.run import run_session
 
 

@@ -10,7 +10,7 @@ from dsl.graph import Graph
 from dsl.resources import Resources
 from dsl.sizes import shown_bytes
 from executor.system.output import columns, print_lines
-from executor.results import shown_digest
+from executor.results.run_table import shown_digest
 
 WORDS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 

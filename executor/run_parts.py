@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 import attrs
 from attrs import field, frozen
 
-from executor.combinations import Choice, whole_choices
+from executor.results.combinations import Choice, whole_choices
 from executor.records.run_record import Record
 from executor.records.graph_file import written_nodes
 

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.graph import Graph
-from executor.combinations import Combination, differing_params
+from executor.results.combinations import Combination, differing_params
 from executor.note import combination_note
 from executor.records.run_record import Record
 from executor.send_results import send_metrics, send_note

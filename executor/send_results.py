@@ -16,8 +16,8 @@ from typing import Any
 
 from dsl.graph import Graph, GraphNode
 from executor.ask_model import described
-from executor.combinations import final_metrics
-from executor.figure_order import is_judged
+from executor.results.combinations import final_metrics
+from executor.results.metric_order import is_judged
 from executor.keys.node_key import PROJECT
 from executor.model_files import ModelFiles
 from executor.node_files import artifact_files

@@ -19,11 +19,11 @@ from typing import Any
 
 from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
-from executor.combinations import Combination, combinations
+from executor.results.combinations import Combination, combinations
 from executor.records.events import EventReader
 from executor.follow import is_sent, status_of
 from executor.system.jsonlines import read_object, write_json
-from executor.node_facts import artifacts_read, files_read, params
+from executor.results.node_facts import artifacts_read, files_read, params
 from executor.node_files import node_files
 from executor.note import run_note
 from executor.records.metric_points import NodeEvents

@@ -26,7 +26,7 @@ from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.records.run_record import NodeState, Record
 from executor.resources import free_bytes, graph_resources
-from executor.results import print_results
+from executor.results.run_table import print_results
 from executor.run import run_session
 from executor.smoke_table import print_estimates
 from executor.store.artifact_store import Store

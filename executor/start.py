@@ -13,7 +13,7 @@ from executor.system.exits import OK
 from executor.follow import lacks
 from executor.system.output import print_lines
 from executor.records.run_record import mlflow_ids
-from executor.results import print_figures
+from executor.results.run_table import print_figures
 from executor.records.results_run import results_run
 
 

@@ -18,7 +18,7 @@ from executor.follow import is_tracked, send_in_foreground
 from executor.keys.node_key import code_roots
 from executor.system.output import print_lines
 from executor.records.run_record import Record
-from executor.results import shown_digest
+from executor.results.run_table import shown_digest
 from executor.store.artifact_store import Store, store_path
 
 

@@ -22,7 +22,7 @@ from executor.commands.arguments import (
 )
 from executor.system.output import print_lines
 from executor.selection import selected
-from executor.sort_by import doubt
+from executor.results.sweep_order import doubt
 from executor.start import start
 from executor.store.artifact_store import Store, store_path
 

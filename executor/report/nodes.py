@@ -11,7 +11,7 @@ from executor.report.facts import NodeFacts, RunFacts
 from executor.report.graph_svg import graph_svg, is_narrow, shown_state
 from executor.report.markup import Markup, details, element, joined, shown_duration, table
 from executor.report.overview import run_name
-from executor.results import first_line
+from executor.results.run_table import first_line
 
 MARKS = {"done": "good", "cached": "info", "failed": "bad", "running": "warn", "interrupted": "warn"}
 MOST_BARS = 40

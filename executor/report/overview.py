@@ -9,7 +9,7 @@ from executor.explain_text import moment
 from executor.report.facts import RunFacts
 from executor.report.graph_svg import shown_state
 from executor.report.markup import Markup, element, joined, shown_duration, table
-from executor.results import first_line
+from executor.results.run_table import first_line
 
 STATUS_CLASS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
 MOST_NAMED = 12

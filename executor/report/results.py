@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from dsl.sections import Chart, Series
-from executor.figure_order import JUDGED, figures_in_order
+from executor.results.metric_order import JUDGED, figures_in_order
 from executor.report.chart import drawn, together
 from executor.report.columns import shared
 from executor.report.facts import NodeFacts, RunFacts

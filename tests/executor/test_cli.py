@@ -15,7 +15,7 @@ from executor.display import Display
 from executor.live_display import LiveDisplay, shown_nodes
 from executor.system.progress import BytesDone
 from executor.records.run_record import NodeState, RunState
-from executor.results import print_results, result_rows
+from executor.results.run_table import print_results, result_rows
 from executor.store.artifact_store import FORMAT
 
 # The modules that a command loaded are counted after it ended.

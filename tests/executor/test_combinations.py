@@ -13,10 +13,10 @@ from dsl.overrides import override_graph
 from dsl.read_toml import read_graph
 from dsl.shown import toml_text
 from dsl.typed_text import typed_value
-from executor.combinations import combinations, differing_params
+from executor.results.combinations import combinations, differing_params
 from executor.records.run_record import NodeState
-from executor.sort_by import doubt
-from executor.sweep_table import sweep_table
+from executor.results.sweep_order import doubt
+from executor.results.sweep_table import sweep_table
 
 OPS = """
 from attrs import frozen

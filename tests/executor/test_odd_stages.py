@@ -6,7 +6,7 @@ from toy_ops import UNTRACKED, Toy
 
 from executor.failure import Failure
 from executor.records.run_record import NodeState, RunState
-from executor.results import figures_text, print_figures, result_rows
+from executor.results.run_table import figures_text, print_figures, result_rows
 
 ODD = """
 [pipeline]

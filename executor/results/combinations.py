@@ -9,7 +9,7 @@ from attrs import define, field
 
 from dsl.graph import Graph, GraphNode
 from dsl.shown import toml_text
-from executor.node_facts import params, values
+from executor.results.node_facts import params, values
 from executor.records.run_record import NodeState
 
 Choice = frozenset[tuple[str, str]]  # by group, the variant

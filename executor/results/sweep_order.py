@@ -7,8 +7,8 @@ from difflib import get_close_matches
 
 from dsl.errors import did_you_mean, shortened
 from dsl.graph import Graph
-from executor.combinations import shown_id
-from executor.figure_order import is_judged
+from executor.results.combinations import shown_id
+from executor.results.metric_order import is_judged
 
 MISSPELT = 0.85  # as alike as a name with a letter too much; eval/tau and eval/tau_text are less
 MOST_NAMES = 400  # characters

@@ -8,7 +8,7 @@ from attrs import define, field
 
 from executor.records.events import read_events
 from executor.records.run_record import Record
-from executor.results import shown_metrics
+from executor.results.run_table import shown_metrics
 
 
 @define

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from dsl.graph import Graph
-from executor.figure_order import JUDGED, figures_in_order, is_judged
+from executor.results.metric_order import JUDGED, figures_in_order, is_judged
 from executor.system.output import columns, print_lines
 from executor.records.run_record import NodeState, RunState
 
@@ -70,7 +70,7 @@ def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | N
     for copies in sorted(tables.values(), key=lambda copies: _is_judged(copies, judged)):
         print_lines(figures_text(copies))
     if graph is not None and copies_told:
-        print_lines(importlib.import_module("executor.sweep_table").sweep_table(graph, state.nodes))
+        print_lines(importlib.import_module("executor.results.sweep_table").sweep_table(graph, state.nodes))
     _print_warnings(state)
 
 
