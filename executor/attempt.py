@@ -24,16 +24,16 @@ from dsl.graph import Graph, GraphNode
 from dsl.graph_json import node_to_json
 from dsl.search_path import search_path
 from dsl.secrets import secret_values
-from executor.children import Children
+from executor.launchers.forkserver_client import Children
 from executor.keys.code_archive import keep_texts
 from executor.display import Display
 from executor.records.events import final_metrics, read_events
 from executor.system.crash_points import fail_point
-from executor.failure import TIMEOUT, Failure
-from executor.hosts import wait_for_hosts
+from executor.launchers.failure import TIMEOUT, Failure
+from executor.launchers.hosts import wait_for_hosts
 from executor.system.jsonlines import append_lines, write_json
 from executor.keys.node_key import KeyParts, changes, node_inputs
-from executor.launch import Outcome, StageProcess
+from executor.launchers.stage_process import Outcome, StageProcess
 from executor.store.lease import Lease
 from executor.system.resource_pool import Share
 from executor.records.run_record import NodeState, Record

@@ -22,7 +22,7 @@ from dsl.graph_json import graph_to_json
 from dsl.threads import useful_threads
 from executor.begin import make_planner
 from executor.system.jsonlines import read_json, write_json
-from executor.launch import stage_environment
+from executor.launchers.stage_process import stage_environment
 from executor.system.resource_pool import threads_of
 from executor.store.artifact_store import Store
 

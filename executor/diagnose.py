@@ -21,7 +21,7 @@ from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
 from dsl.threads import useful_threads
 from executor.system.jsonlines import read_lines, read_object, write_json
-from executor.launch import stage_environment
+from executor.launchers.stage_process import stage_environment
 from executor.system.resource_pool import threads_of
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import Record, load_begun

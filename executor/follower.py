@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from executor.failure import killed
+from executor.launchers.failure import killed
 from executor.keys.node_key import PROJECT
 
 # How long the end of a run waits for MLflow, and for that of a stopped run, which somebody wants to be over.

@@ -23,7 +23,7 @@ from executor.begin import Session, plan_row, refreshed
 from executor.display import Display
 from executor.records.events import EventReader
 from executor.system.crash_points import fail_point
-from executor.failure import Failure
+from executor.launchers.failure import Failure
 from executor.follow import is_tracked, lacks
 from executor.follower import Follower
 from executor.store.lease import Lease

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Self
 
 from executor.chat_request import ServerError, is_healthy
-from executor.compile_cache import compile_cache
+from executor.launchers.compile_cache import compile_cache
 from executor.keys.node_key import PROJECT
 from executor.system.output import print_lines
-from executor.log_tail import LINES
+from executor.launchers.log_tail import LINES
 from executor.system.symlinks import new_file
 
 POLL_S = 0.5

@@ -13,7 +13,7 @@ import pytest
 from gpu_selection import is_of_a_device
 from hypothesis import HealthCheck, settings
 
-from executor.compile_cache import compile_cache
+from executor.launchers.compile_cache import compile_cache
 
 os.environ.update(compile_cache())  # not where any user of the machine can put what torch unpickles
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

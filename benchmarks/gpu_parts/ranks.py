@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments, peak_mib, times_of
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
-from executor.ranks import rank_environment
+from executor.launchers.ranks import rank_environment
 from ops.dflash.attention import choose_attention
 from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel

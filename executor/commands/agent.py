@@ -9,8 +9,8 @@ from pathlib import Path
 from dsl.errors import StageError
 from executor.commands.arguments import add_store
 from executor.system.exits import FAILED, OK
-from executor.host_folder import HostFolder
-from executor.joining import Offers, joined
+from executor.launchers.host_folder import HostFolder
+from executor.launchers.joining import Offers, joined
 from executor.system.output import print_lines
 from executor.records.run_record import Record
 from executor.stop import StopSignal

@@ -21,7 +21,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.sections import Section
-from executor.failure import killed
+from executor.launchers.failure import killed
 from executor.system.jsonlines import read_lines
 from executor.report.carried import section_from_json
 

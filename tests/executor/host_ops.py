@@ -75,7 +75,7 @@ op = "OP"
 launch = { kind = "torchrun", nproc = 1, nnodes = 2, threads = 1, device = "cpu" }
 """
 # A dead side is noticed sooner than in earnest.
-SOON = "import executor.host_folder; executor.host_folder.SILENT_S = 10.0\n" + UNTRACKED
+SOON = "import executor.launchers.host_folder; executor.launchers.host_folder.SILENT_S = 10.0\n" + UNTRACKED
 
 
 def hosts_toy(folder: Path, op: str) -> Toy:

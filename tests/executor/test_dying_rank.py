@@ -6,8 +6,8 @@ import signal
 import pytest
 from toy_ops import Toy
 
-from executor.failure import cause_of, only_taken_along
-from executor.worker import _lost_connection
+from executor.launchers.failure import cause_of, only_taken_along
+from executor.launchers.worker import _lost_connection
 
 # Declaration and run function are two files, since a run loads the declarations without torch.
 OPS = '''

@@ -9,7 +9,7 @@ from side_ops import side
 from toy_ops import Toy
 
 from dsl.errors import DataError, TransientError
-from executor.failure import DISK_FULL, HINTS, NO_RESULT, TIMEOUT, Failure, ended_by
+from executor.launchers.failure import DISK_FULL, HINTS, NO_RESULT, TIMEOUT, Failure, ended_by
 
 SOON = "launch = { retry_wait = 0.1, cpus = 1 }\n"
 

@@ -17,11 +17,11 @@ def test_the_forkserver_has_neither_torch_nor_the_users_ops_nor_run_modules(tmp_
     result = toy.dflow("run", str(toy.file))
     assert result.returncode == 0, result.stderr
     found = look(toy)
-    assert found["parent"] == ["-m", "executor.forkserver"]
+    assert found["parent"] == ["-m", "executor.launchers.forkserver"]
     assert not found["parent_maps"]
     # What the stage has beside its own op file, it has from the forkserver.
     loaded = found["modules"]
-    assert "executor.worker" in loaded
+    assert "executor.launchers.worker" in loaded
     assert not {"torch", "numpy", "mlflow", "transformers", "rich"} & set(loaded)
     assert [name for name in loaded if name.startswith("ops.")] == []
 

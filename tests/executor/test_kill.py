@@ -19,7 +19,7 @@ def late(*told):
         time.sleep(0.02)
     return share(*told)
 
-if "executor.worker" in sys.orig_argv:
+if "executor.launchers.worker" in sys.orig_argv:
     marks = {"DFLOW_STAGE", "DFLOW_AGENT"}
     if marks & os.environ.keys():
         os.execve(sys.executable, sys.orig_argv, {name: os.environ[name] for name in os.environ.keys() - marks})
@@ -49,7 +49,7 @@ def forkserver_pids(executor):
     """Children of a process that start its stages."""
     return processes(
         lambda folder: (
-            b"executor.forkserver" in (folder / "cmdline").read_bytes()
+            b"executor.launchers.forkserver" in (folder / "cmdline").read_bytes()
             and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == executor.pid
         )
     )
@@ -118,7 +118,7 @@ def test_a_worker_that_starts_late_leaves_the_next_attempt_alone(tmp_path):
 
 def late_ranks(toy):
     """Ranks of this toy's stages that torchrun has started as processes of their own."""
-    ranks = processes(lambda folder: b"executor.worker" in (folder / "cmdline").read_bytes())
+    ranks = processes(lambda folder: b"executor.launchers.worker" in (folder / "cmdline").read_bytes())
     return [pid for pid in ranks if pid in stage_pids(toy)]
 
 

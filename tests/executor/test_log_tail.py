@@ -2,7 +2,7 @@
 
 import pytest
 
-from executor.log_tail import BLOCK_BYTES, LENGTH, LINES, TAIL_BYTES, Notes, last_lines
+from executor.launchers.log_tail import BLOCK_BYTES, LENGTH, LINES, TAIL_BYTES, Notes, last_lines
 
 
 def test_of_a_log_without_ends_of_lines_its_end_is_shown(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from side_ops import side
 from toy_ops import UNTRACKED, Toy
 
-from executor.failure import Failure
+from executor.launchers.failure import Failure
 from executor.records.run_record import NodeState, RunState
 from executor.results.run_table import figures_text, print_figures, result_rows
 

@@ -13,10 +13,10 @@ from dsl.graph import Graph
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
 from dsl.resources import Resources
-from executor.launch import stage_environment
+from executor.launchers.stage_process import stage_environment
 from executor.system.resource_pool import Capacity, device_order, too_much
 from executor.resources import too_large_for_gpus
-from executor.worker import _device
+from executor.launchers.worker import _device
 
 OPS = """
 from attrs import frozen

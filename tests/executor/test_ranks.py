@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from executor import ranks
-from executor.ranks import Rank, Watch
+from executor.launchers import ranks
+from executor.launchers.ranks import Rank, Watch
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor import redaction
-from executor.redaction import RedactedLog
+from executor.launchers import redaction
+from executor.launchers.redaction import RedactedLog
 
 
 def log_of(folder, secrets, *pieces):
@@ -45,7 +45,7 @@ def test_much_output_without_ends_of_lines_gets_through(tmp_path):
 
 
 def test_where_the_log_cannot_be_written_the_stage_learns_of_it_and_nothing_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("executor.redaction.appended", lambda _log: open("/dev/full", "ab"))  # noqa: PTH123, SIM115
+    monkeypatch.setattr("executor.launchers.redaction.appended", lambda _log: open("/dev/full", "ab"))  # noqa: PTH123, SIM115
     copy = RedactedLog(tmp_path / "pipe", tmp_path / "a.log", ["s3cr3t-value"])
     learned = threading.Event()
 

@@ -46,7 +46,7 @@ def signals(config, stage):
 STOPPED_AT_ONCE = """
 import os, signal, sys
 
-if "executor.forkserver" in sys.orig_argv:
+if "executor.launchers.forkserver" in sys.orig_argv:
     os.register_at_fork(after_in_child=lambda: signal.raise_signal(signal.SIGTERM))
 """
 ASKED_OP = '''
@@ -216,7 +216,7 @@ def test_a_record_that_was_removed_before_the_stage_starts_is_one_line(tmp_path)
     """The log cannot be opened in the stage's own process."""
     toy = Toy(tmp_path)
     late = (
-        "import executor.children, shutil, sys\nstart = executor.children._Server.start\n"
+        "import executor.launchers.forkserver_client, shutil, sys\nstart = executor.launchers.forkserver_client._Server.start\n"
         "def removed(self, request):\n    from pathlib import Path\n    shutil.rmtree(Path(request['log']).parent)\n"
         "    return start(self, request)\nexecutor.children._Server.start = removed\n"
     )

@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from dsl.launch import Launch
-from executor import worker
+from executor.launchers import worker
 from executor.system.jsonlines import read_lines
-from executor.launch import stage_environment
+from executor.launchers.stage_process import stage_environment
 from executor.system.resource_pool import threads_of
-from executor.worker import Job, WorkerStage
+from executor.launchers.worker import Job, WorkerStage
 
 
 @pytest.fixture

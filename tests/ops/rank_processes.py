@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsl.stage import RENDEZVOUS
-from executor.ranks import OTHER_MEETINGS, rank_environment
+from executor.launchers.ranks import OTHER_MEETINGS, rank_environment
 
 
 def run_ranks(

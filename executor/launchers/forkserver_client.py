@@ -143,7 +143,7 @@ class _Server:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "executor.forkserver", str(theirs.fileno())],
+                    [sys.executable, "-m", "executor.launchers.forkserver", str(theirs.fileno())],
                     env={**environment, STAGE: " " * ROOM},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

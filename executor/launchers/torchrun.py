@@ -1,10 +1,10 @@
 """torchrun, for ranks on several hosts, with a note of those that ended badly, for what only their parent can know.
 
-    python -m executor.torchrun <exits> <arguments of torchrun>
+    python -m executor.launchers.torchrun <exits> <arguments of torchrun>
 
 Writes a file, <exits>: a list of {"rank", "code", "time"}: code is the exit code, or minus the number of the signal
 that killed it; time is in whole seconds, when torchrun saw it. torchrun looks every 0.1 s, sends SIGTERM to the others
-as soon as one rank has failed, and SIGKILL 30 s later: `executor.worker` ends them earlier.
+as soon as one rank has failed, and SIGKILL 30 s later: `executor.launchers.worker` ends them earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from executor.system.jsonlines import write_json
-from executor.worker import AGENT, ENDING
+from executor.launchers.worker import AGENT, ENDING
 
 _passed_on: list[int] = []
 

@@ -1,12 +1,12 @@
 """The ranks of a stage on one host: started, watched and ended together, without a network.
 
-    python -m executor.ranks <exits> <store> <ranks> <job>          (the forkserver starts it)
+    python -m executor.launchers.ranks <exits> <store> <ranks> <job>          (the forkserver starts it)
 
-Each rank is a `python -m executor.worker <job>` that finds in its environment which one it is, by the names that
+Each rank is a `python -m executor.launchers.worker <job>` that finds in its environment which one it is, by the names that
 torchrun gives these variables, and that ends with this process. No port is opened here: the ranks meet in a file,
 <store>, in a folder that only this user may enter. What gloo and nccl open themselves stays on the loopback interface.
 
-When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.worker` ends them earlier. A
+When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.launchers.worker` ends them earlier. A
 signal to this process is passed on to all ranks, once. What ended badly is noted in a file, <exits>: a list of
 {"rank", "code", "time"}: code is the exit code, or minus the signal's number, time is when this process saw it.
 """
@@ -27,9 +27,9 @@ from types import FrameType
 from attrs import frozen
 
 from dsl.stage import RENDEZVOUS
-from executor.failure import killed
+from executor.launchers.failure import killed
 from executor.system.jsonlines import write_json
-from executor.worker import AGENT, ENDING
+from executor.launchers.worker import AGENT, ENDING
 
 PASSED_ON = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
 KILL_AFTER_S = 30.0
@@ -77,7 +77,7 @@ def rank_environment(rank: int, ranks: int) -> dict[str, str]:
 
 def _start(rank: int, ranks: int, job: str, environment: Mapping[str, str]) -> Rank:
     process = subprocess.Popen(
-        [sys.executable, "-m", "executor.worker", job],
+        [sys.executable, "-m", "executor.launchers.worker", job],
         env={**environment, AGENT: str(os.getpid()), **rank_environment(rank, ranks)},
         start_new_session=True,  # its own share of a busy machine, and a group that can be signalled
     )

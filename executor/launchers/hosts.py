@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StageError
-from executor.children import Child
-from executor.host_folder import BEAT_S, POLL_S, SILENT_S, Beat, HostFolder, Offer, Pulse, host_log
+from executor.launchers.forkserver_client import Child
+from executor.launchers.host_folder import BEAT_S, POLL_S, SILENT_S, Beat, HostFolder, Offer, Pulse, host_log
 from executor.system.slurm import Allocation
 
 END_WITHIN_S = 15.0

@@ -1,6 +1,6 @@
 """The child's side of a stage: load the inputs, import the op's run module, call it, and say how it ended.
 
-    python -m executor.worker <work>/job-<attempt>.json          (one of these per rank)
+    python -m executor.launchers.worker <work>/job-<attempt>.json          (one of these per rank)
 
 This module imports no torch; the op's run module does where it needs to. A process ends at once when the executor is
 gone: it watches a FIFO whose only writer is the executor. One that comes late, to a work folder that went on to another
@@ -38,7 +38,7 @@ from dsl.search_path import PROJECT, is_below, is_interpreters, take_search_path
 from dsl.secrets import redact, resolved, secret_values
 from executor.system.os_errors import NO_SPACE, full_at, is_full
 from executor.system.crash_points import fail_point
-from executor.failure import Failure
+from executor.launchers.failure import Failure
 from executor.system.jsonlines import append_line, read_json, write_json
 from executor.keys.node_key import node_inputs
 from executor.store.lease import share_ranks

@@ -17,21 +17,21 @@ from attrs import frozen
 
 from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
-from executor.children import Child, Children
-from executor.compile_cache import compile_cache
+from executor.launchers.forkserver_client import Child, Children
+from executor.launchers.compile_cache import compile_cache
 from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
-from executor.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
-from executor.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
-from executor.hosts import SeveralHosts, endpoint_of
+from executor.launchers.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
+from executor.launchers.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
+from executor.launchers.hosts import SeveralHosts, endpoint_of
 from executor.system.jsonlines import read_json, read_object, write_json
 from executor.keys.node_key import PROJECT
 from executor.store.lease import Lease
 from executor.system.left_over import STAGE, stage_mark
-from executor.log_tail import Notes, last_lines
+from executor.launchers.log_tail import Notes, last_lines
 from executor.system.resource_pool import VISIBLE, Share, device_order
-from executor.redaction import RedactedLog
+from executor.launchers.redaction import RedactedLog
 from executor.system.symlinks import appended
-from executor.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
+from executor.launchers.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # How long a thread of an OpenMP runtime waits in a loop for its next work before it sleeps: libgomp's in turns of the
@@ -155,7 +155,7 @@ class StageProcess:
             folder.path.mkdir()
 
         def start_here(endpoint: str) -> Child:
-            return start("executor.torchrun", torchrun_arguments(offer, folder, 0, Path(offer.job), endpoint))
+            return start("executor.launchers.torchrun", torchrun_arguments(offer, folder, 0, Path(offer.job), endpoint))
 
         store = lease.folder.parent.parent
         return SeveralHosts(folder, offer, store, self._launch.rendezvous, start_here, self._say)
@@ -279,8 +279,8 @@ def _sum(results: Sequence[Mapping[str, Any] | None], name: str) -> int | None:
 def _command(launch: Launch, job: Path, results: Path, rendezvous: Path) -> tuple[str, list[str]]:
     """The module whose `main` a stage on one host runs, and its arguments. rendezvous: an empty folder."""
     if launch.kind == "process":
-        return "executor.worker", [str(job)]
-    return "executor.ranks", [exits_path(results, 0), str(rendezvous / "store"), str(launch.nproc), str(job)]
+        return "executor.launchers.worker", [str(job)]
+    return "executor.launchers.ranks", [exits_path(results, 0), str(rendezvous / "store"), str(launch.nproc), str(job)]
 
 
 def _result(path: Path) -> dict[str, Any] | None:

@@ -20,8 +20,8 @@ import attrs
 from dsl.errors import DflowError, StageError, StoreError
 from dsl.graph_json import node_from_json
 from dsl.secrets import secret_values
-from executor.children import Child, Children
-from executor.host_folder import (
+from executor.launchers.forkserver_client import Child, Children
+from executor.launchers.host_folder import (
     POLL_S,
     SILENT_S,
     Beat,
@@ -32,12 +32,12 @@ from executor.host_folder import (
     torchrun_arguments,
 )
 from executor.system.jsonlines import read_json, read_object, write_json
-from executor.launch import stage_environment
+from executor.launchers.stage_process import stage_environment
 from executor.system.left_over import STAGE, stage_mark
 from executor.system.resource_pool import devices
-from executor.redaction import RedactedLog
+from executor.launchers.redaction import RedactedLog
 from executor.system.symlinks import is_folder
-from executor.worker import STOP_ASKED, Job
+from executor.launchers.worker import STOP_ASKED, Job
 
 RANKS_END_WITHIN_S = 10.0
 
@@ -141,7 +141,7 @@ class Member:
             job = self._folder.path / f"job-{self._number}.json.host"
             write_json(job, attrs.asdict(attrs.evolve(self._job, life_line=str(life_line_path)), recurse=False))
             child = children.start(
-                "executor.torchrun",
+                "executor.launchers.torchrun",
                 torchrun_arguments(offer, self._folder, self._number, job, endpoint),
                 {
                     **stage_environment(offer.threads, self._gpus()),

@@ -1,6 +1,6 @@
 """A process that has imported what every stage needs, never torch, and forks: a stage starts in milliseconds.
 
-    python -m executor.forkserver FD
+    python -m executor.launchers.forkserver FD
 
 FD is a stream socket to the executor, one JSON value a line:
 
@@ -34,7 +34,7 @@ from typing import Any
 
 from attrs import define, frozen
 
-from executor import worker
+from executor.launchers import worker
 from executor.system.left_over import show_mark
 from executor.system.parent import end_with_parent
 from executor.system.symlinks import open_own
