@@ -17,7 +17,7 @@ from executor.explain import changed_code, maker_of, value_changes
 from executor.explain_text import accepted_text, value_text
 from executor.system.jsonlines import append_line
 from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
-from executor.plan import Planner
+from executor.planning.planner import Planner
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
 from executor.results.run_table import shown_digest
 from executor.store.artifact_store import IndexLine, Store

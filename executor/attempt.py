@@ -37,10 +37,10 @@ from executor.launchers.stage_process import Outcome, StageProcess
 from executor.store.lease import Lease
 from executor.system.resource_pool import Share
 from executor.records.run_record import NodeState, Record
-from executor.snapshot import Snapshot
+from executor.planning.input_snapshot import Snapshot
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import artifacts_taken
-from executor.taken import SourceRuns, made_meanwhile
+from executor.planning.cache_hits import SourceRuns, made_meanwhile
 
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0

@@ -13,7 +13,7 @@ from dsl.graph import Graph, GraphNode
 from executor.keys.code_diff import CodeChange, code_changes
 from executor.keys.code_archive import kept_text, texts_now
 from executor.keys.node_key import differing
-from executor.plan import Cache, Decision, Planner, Previous
+from executor.planning.planner import Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun, mlflow_ids
 from executor.store.artifact_store import IndexLine, Store
 

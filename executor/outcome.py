@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor.begin import Session
+from executor.planning.session import Session
 from executor.display import make_display
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from dsl.errors import DflowError, StageError
-from executor.begin import Session, plan_row, refreshed
+from executor.planning.session import Session, plan_row, refreshed
 from executor.display import Display
 from executor.records.events import EventReader
 from executor.system.crash_points import fail_point
@@ -27,13 +27,13 @@ from executor.launchers.failure import Failure
 from executor.follow import is_tracked, lacks
 from executor.follower import Follower
 from executor.store.lease import Lease
-from executor.plan import Decision
+from executor.planning.planner import Decision
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.records.results_run import results_run
 from executor.schedule import Schedule
 from executor.stop import StopSignal
 from executor.store.gc_lock import artifacts_taken
-from executor.taken import SourceRuns, made_meanwhile
+from executor.planning.cache_hits import SourceRuns, made_meanwhile
 
 if TYPE_CHECKING:
     from executor.attempt import Attempt

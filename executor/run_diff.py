@@ -13,8 +13,8 @@ from executor.keys.code_archive import kept_text
 from executor.explain import ABSENT, ValueChange, value_changes
 from executor.keys.node_key import differing
 from executor.system.output import finite
-from executor.plan import Previous
-from executor.previous import Earlier, previous_in
+from executor.planning.planner import Previous
+from executor.planning.history import Earlier, previous_in
 from executor.records.run_record import NodeState, Record
 from executor.records.graph_file import written_nodes
 from executor.run_parts import Part, combination_parts, templates_of, whole

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 
-from executor.begin import Session
+from executor.planning.session import Session
 from executor.system.exits import OK
 from executor.follow import lacks
 from executor.system.output import print_lines

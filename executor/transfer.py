@@ -23,7 +23,7 @@ from executor.system.os_errors import clear_errors
 from executor.system.crash_points import fail_point
 from executor.in_use import ACCEPTED, PULLED, read_index
 from executor.system.jsonlines import sync_folder
-from executor.plan import Planner
+from executor.planning.planner import Planner
 from executor.received import NotAsExpected, manifest_files
 from executor.records.run_record import Record
 from executor.remote import Remote

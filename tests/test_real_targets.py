@@ -19,7 +19,7 @@ from dsl.fingerprint import key_config
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
-from executor.resources import graph_resources, resources_row
+from executor.planning.resources import graph_resources, resources_row
 from ops.dflash.footprint import draft_parameters
 from ops.dflash.model import DraftModel
 from ops.load_target.sizes import TargetSizes

@@ -8,7 +8,7 @@ import sys
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
 from executor.accept import accept, acceptable
-from executor.begin import make_planner
+from executor.planning.session import make_planner
 from executor.keys.code_diff import told
 from executor.commands.arguments import add_file, add_overrides, add_store
 from executor.commands.explain import no_such_node

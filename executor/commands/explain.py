@@ -7,7 +7,7 @@ import argparse
 from dsl.errors import Mistake, PipelineError, known_nodes
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.begin import make_planner
+from executor.planning.session import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
 from executor.system.exits import OK
 from executor.explain import explain

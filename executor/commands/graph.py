@@ -14,12 +14,12 @@ from dsl.errors import DflowError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.wiring import Absent
-from executor.begin import make_planner
+from executor.planning.session import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
 from executor.system.exits import OK
 from executor.graph_text import dot, drawn_graph, levels
 from executor.system.output import print_json, print_lines, write_on
-from executor.plan_text import WORDS
+from executor.planning.plan_text import WORDS
 from executor.store.artifact_store import Store, store_path
 
 PICTURES = (".png", ".svg", ".pdf")

@@ -15,7 +15,7 @@ from executor.commands.arguments import add_store
 from executor.system.os_errors import clear_errors
 from executor.system.exits import OK
 from executor.system.output import print_lines
-from executor.resources import free_bytes
+from executor.planning.resources import free_bytes
 from executor.store.artifact_store import store_path
 from ops.own_data.advice import advise
 from ops.own_data.lengths import Counter

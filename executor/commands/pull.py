@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from dsl.read_toml import read_graph
-from executor.begin import make_planner
+from executor.planning.session import make_planner
 from executor.commands.arguments import add_overrides, add_store
 from executor.system.exits import FAILED, OK
 from executor.system.output import counted, print_lines

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from dsl.errors import Mistake, PipelineError
-from executor.begin import resumed_run, run_from
+from executor.planning.session import resumed_run, run_from
 from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store
-from executor.inputs_check import check_inputs
+from executor.planning.resume_check import check_inputs
 from executor.system.output import print_lines
 from executor.records.run_record import Record, find_record
 from executor.records.run_list import UNFINISHED, unfinished_runs

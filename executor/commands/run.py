@@ -10,7 +10,7 @@ import attrs
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.begin import new_run
+from executor.planning.session import new_run
 from executor.commands.arguments import (
     add_file,
     add_keep_going,
@@ -21,7 +21,7 @@ from executor.commands.arguments import (
     add_sweeps,
 )
 from executor.system.output import print_lines
-from executor.selection import selected
+from executor.planning.selection import selected
 from executor.results.sweep_order import doubt
 from executor.start import start
 from executor.store.artifact_store import Store, store_path

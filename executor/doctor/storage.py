@@ -14,7 +14,7 @@ from executor.doctor.finding import Finding
 from executor.system.file_locks import keeps_others_out
 from executor.system.jsonlines import read_object
 from executor.store.lease import lock_holders
-from executor.resources import free_bytes
+from executor.planning.resources import free_bytes
 from executor.store.artifact_store import Store
 from executor.store.integrity import check, committed
 

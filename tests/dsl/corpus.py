@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_overrides, add_selection, add_sweeps
-from executor.selection import selected
+from executor.planning.selection import selected
 
 CORPUS = Path(__file__).parent / "mistakes"
 CASES = sorted(path for path in CORPUS.iterdir() if path.is_dir() and path.name != "__pycache__")

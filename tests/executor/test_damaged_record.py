@@ -8,7 +8,7 @@ import pytest
 from imitated_runs import begin, dflow, edit, ended, execute, run, toy_pipeline
 from toy_ops import Toy
 
-from executor.begin import run_from
+from executor.planning.session import run_from
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.records.run_tags import add_tag

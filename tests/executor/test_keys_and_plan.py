@@ -14,7 +14,7 @@ from dsl.graph import compile_pipeline
 from dsl.op import Artifact, Ref, field, op
 from dsl.pipeline import Pipeline
 from executor.keys.node_key import KeyParts, Sources, changes, graph_parts, node_inputs
-from executor.plan import Decision, Planner, Previous
+from executor.planning.planner import Decision, Planner, Previous
 from executor.store.artifact_store import IndexLine
 
 

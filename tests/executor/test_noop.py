@@ -12,7 +12,7 @@ import pytest
 from toy_ops import PROJECT, Toy
 
 from dsl.read_toml import read_graph
-from executor.begin import make_planner, new_run
+from executor.planning.session import make_planner, new_run
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 

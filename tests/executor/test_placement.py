@@ -15,7 +15,7 @@ from dsl.read_toml import read_graph
 from dsl.resources import Resources
 from executor.launchers.stage_process import stage_environment
 from executor.system.resource_pool import Capacity, device_order, too_much
-from executor.resources import too_large_for_gpus
+from executor.planning.resources import too_large_for_gpus
 from executor.launchers.worker import _device
 
 OPS = """

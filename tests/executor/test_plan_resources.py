@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toy_ops import Toy
 
-from executor.resources import free_bytes
+from executor.planning.resources import free_bytes
 
 TELLING = '''
 from pathlib import Path

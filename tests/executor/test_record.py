@@ -12,7 +12,7 @@ from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.system import file_locks
-from executor.begin import new_run, resumed_run
+from executor.planning.session import new_run, resumed_run
 from executor.records.events import final_metrics, valid_points
 from executor.system.jsonlines import LineReader, append_line, read_lines, write_json
 from executor.records.run_record import STATE, NodeState, Record, RunState, find_record, newest_records

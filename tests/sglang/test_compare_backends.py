@@ -17,7 +17,7 @@ from sglang_on_cpu import FOLDER
 from test_vision_target import write_data
 
 from dsl.read_toml import read_graph
-from executor.begin import make_planner
+from executor.planning.session import make_planner
 from executor.cli import main
 from executor.system.exits import FAILED, OK
 from executor.store.artifact_store import Store

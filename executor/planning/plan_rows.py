@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dsl.graph import Graph
-from executor.plan import Decision
+from executor.planning.planner import Decision
 
 
 def plan_rows(

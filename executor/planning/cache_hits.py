@@ -6,7 +6,7 @@ from executor.store.digests import MANIFEST
 from executor.records.events import final_metrics
 from executor.system.jsonlines import read_object
 from executor.store.run_measurements import own_files
-from executor.plan import Decision
+from executor.planning.planner import Decision
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.store.artifact_store import Store
 

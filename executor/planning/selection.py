@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from dsl.errors import Mistake, PipelineError, did_you_mean
 from dsl.graph import Graph
-from executor.plan import Decision
+from executor.planning.planner import Decision
 
 
 def selected(graph: Graph, to: str | None, only: Sequence[str]) -> Graph:

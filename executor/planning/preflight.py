@@ -10,7 +10,7 @@ from typing import Any
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph, GraphNode
 from dsl.named_function import named_function
-from executor.plan import Decision
+from executor.planning.planner import Decision
 
 
 def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
