@@ -13,7 +13,7 @@ from executor.launchers.host_folder import HostFolder
 from executor.launchers.joining import Offers, joined
 from executor.system.output import print_lines
 from executor.records.run_record import Record
-from executor.stop import StopSignal
+from executor.scheduler.stop_signal import StopSignal
 from executor.store.artifact_store import Store, store_path
 
 LOOK_EVERY_S = 0.5

@@ -13,7 +13,7 @@ from executor.planning.resume_check import check_inputs
 from executor.system.output import print_lines
 from executor.records.run_record import Record, find_record
 from executor.records.run_list import UNFINISHED, unfinished_runs
-from executor.start import start
+from executor.scheduler.run_and_report import start
 from executor.store.artifact_store import Store, store_path
 
 

@@ -23,7 +23,7 @@ from executor.commands.arguments import (
 from executor.system.output import print_lines
 from executor.planning.selection import selected
 from executor.results.sweep_order import doubt
-from executor.start import start
+from executor.scheduler.run_and_report import start
 from executor.store.artifact_store import Store, store_path
 
 

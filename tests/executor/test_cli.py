@@ -11,8 +11,8 @@ from rich.console import Console
 from toy_ops import PIPELINE, PROJECT, Toy
 
 from executor import cli
-from executor.display import Display
-from executor.live_display import LiveDisplay, shown_nodes
+from executor.scheduler.plain_display import Display
+from executor.scheduler.rich_display import LiveDisplay, shown_nodes
 from executor.system.progress import BytesDone
 from executor.records.run_record import NodeState, RunState
 from executor.results.run_table import print_results, result_rows
@@ -254,7 +254,7 @@ def test_the_live_table_shows_states_progress_and_failures(tmp_path):
 
 
 def test_only_the_metrics_of_the_newest_event_are_shown_for_each_of_the_running_nodes(capsys, monkeypatch):
-    monkeypatch.setattr("executor.display.PLAIN_PROGRESS_S", 0.0)
+    monkeypatch.setattr("executor.scheduler.plain_display.PLAIN_PROGRESS_S", 0.0)
     nodes = {name: NodeState(state="running") for name in "ab"}
     display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes=nodes))
     display.show([{"kind": "progress", "node": name, "done": 1, "total": 4} for name in "ab"])
@@ -265,7 +265,7 @@ def test_only_the_metrics_of_the_newest_event_are_shown_for_each_of_the_running_
 
 
 def test_progress_in_which_nothing_changes_is_told_once_and_then_each_minute_with_the_time(capsys, monkeypatch):
-    monkeypatch.setattr("executor.display.PLAIN_PROGRESS_S", 0.0)
+    monkeypatch.setattr("executor.scheduler.plain_display.PLAIN_PROGRESS_S", 0.0)
     clock = [1000.0]
     monkeypatch.setattr("executor.system.unrepeated.time.monotonic", lambda: clock[0])
     display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes={"a": NodeState(state="running")}))

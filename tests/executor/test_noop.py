@@ -17,7 +17,7 @@ from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 
 HEAVY = {"torch", "mlflow", "transformers", "networkx", "cattrs", "rich", "pandas", "numpy", "sqlalchemy", "fsspec"}
-RUNNING = {"executor.run", "executor.stages", "executor.launchers.forkserver", "executor.track", "subprocess", "multiprocessing"}
+RUNNING = {"executor.scheduler.run_loop", "executor.scheduler.stage_pool", "executor.launchers.forkserver", "executor.track", "subprocess", "multiprocessing"}
 # Prints the names of all loaded modules, and each file that was opened within the test's folder, at the end.
 WATCHED = """
 import atexit, json, os, sys
@@ -90,7 +90,7 @@ def test_it_says_so_and_names_the_run_that_holds_the_results(short):
 
 
 def test_it_loads_nothing_heavy_and_nothing_that_runs_stages(short):
-    assert "executor.start" in short.modules
+    assert "executor.scheduler.run_and_report" in short.modules
     assert (HEAVY | RUNNING) & short.modules == set()
 
 

@@ -92,12 +92,12 @@ def test_events_that_are_none_are_left_out_by_all_readers(tmp_path):
 def test_a_mistake_of_dflow_at_one_node_fails_it_and_the_others_go_on(tmp_path):
     toy = odd(tmp_path, "nothing")
     broken = """
-import executor.attempt
+import executor.scheduler.attempt
 
-def begun(self, before=executor.attempt.Attempt._outcome):
+def begun(self, before=executor.scheduler.attempt.Attempt._outcome):
     return {}["no such thing"] if self.work.node.id == "a" else before(self)
 
-executor.attempt.Attempt._outcome = begun
+executor.scheduler.attempt.Attempt._outcome = begun
 """
     process = toy.start("run", str(toy.file), "--keep-going", program=broken + UNTRACKED)
     _, errors = process.communicate(timeout=300)

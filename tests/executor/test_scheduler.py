@@ -12,7 +12,7 @@ from toy_ops import wait_for
 
 from dsl.launch import Machine
 from executor.system.resource_pool import Capacity, Demand, Free
-from executor.schedule import Schedule
+from executor.scheduler.ready_queue import Schedule
 
 ONE_CPU = "launch = { cpus = 1 }\n"
 

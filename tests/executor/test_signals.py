@@ -77,14 +77,14 @@ executor.store.digests._sha256 = slow
 """,
     "waits for processes": """
 from pathlib import Path
-import executor.attempt, executor.store.lease
+import executor.scheduler.attempt, executor.store.lease
 
 def slow(name):
     if name == "run:commit-begin":
         executor.store.lease._try_lock = lambda descriptor: False
         Path("hashing").touch()
 
-executor.attempt.fail_point = slow
+executor.scheduler.attempt.fail_point = slow
 """,
 }
 
@@ -161,7 +161,7 @@ def test_a_rank_that_holds_the_interpreter_ends_with_the_executor(tmp_path):
 
 @pytest.mark.parametrize("hangs", ["forkserver", "stage"])
 def test_a_second_stop_ends_a_stage_at_once_even_where_a_process_was_stopped(tmp_path, hangs):
-    patient = f"import executor.attempt; executor.attempt.GRACE_S = 3600.0\n{UNTRACKED}"
+    patient = f"import executor.scheduler.attempt; executor.scheduler.attempt.GRACE_S = 3600.0\n{UNTRACKED}"
     toy, process = slow_steps(tmp_path, patient)  # who is asked once gets an hour
     [stage], [server] = stage_pids(toy), forkserver_pids(process)
     os.kill(server if hangs == "forkserver" else stage, signal.SIGSTOP)

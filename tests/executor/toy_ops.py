@@ -217,7 +217,7 @@ TRACKED = f"{WITHOUT_USAGE}\nimport sys, executor.cli; sys.exit(executor.cli.mai
 # Importing mlflow takes seconds: most tests go without it.
 UNTRACKED = f"""
 {WITHOUT_USAGE}
-import sys, executor.cli, executor.run
+import sys, executor.cli, executor.scheduler.run_loop
 
 class NoFollower:
     def __init__(self, store, folder, display):
@@ -226,7 +226,7 @@ class NoFollower:
     def finish(self, give_up, *, stopped=False):
         pass
 
-executor.run.Follower = NoFollower
+executor.scheduler.run_loop.Follower = NoFollower
 executor.follow.send_in_foreground = lambda store, folder: None
 sys.exit(executor.cli.main())
 """

@@ -113,7 +113,7 @@ class Display:
 def make_display(state: RunState) -> Display:
     if not sys.stdout.isatty():
         return Display(state)
-    display: Display = importlib.import_module("executor.live_display").LiveDisplay(state)
+    display: Display = importlib.import_module("executor.scheduler.rich_display").LiveDisplay(state)
     return display
 
 

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from executor.display import Display, failure_text
+from executor.scheduler.plain_display import Display, failure_text
 from executor.system.output import Enduring, printable
 from executor.records.run_record import NodeState, RunState
 from executor.results.run_table import shown_digest, shown_metrics, shown_seconds

@@ -18,11 +18,11 @@ from executor.records.results_run import results_run
 
 
 def start(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:
-    """The exit code, see `executor.run.run_session`."""
+    """The exit code, see `executor.scheduler.run_loop.run_session`."""
     if session.is_complete and _is_closed(session):
         _tell(session)
         return OK
-    outcome = importlib.import_module("executor.outcome")
+    outcome = importlib.import_module("executor.scheduler.run_outcome")
     code: int = outcome.run_and_tell(session, adopt=adopt, keep_going=keep_going)
     return code
 

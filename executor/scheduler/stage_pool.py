@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
-from executor.attempt import Attempt, Work
+from executor.scheduler.attempt import Attempt, Work
 from executor.launchers.forkserver_client import Children
-from executor.display import Display
+from executor.scheduler.plain_display import Display
 from executor.launchers.stage_process import stage_environment
 from executor.system.resource_pool import Capacity, Free, threads_of
 from executor.records.run_record import Record

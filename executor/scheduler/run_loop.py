@@ -20,7 +20,7 @@ from attrs import define
 
 from dsl.errors import DflowError, StageError
 from executor.planning.session import Session, plan_row, refreshed
-from executor.display import Display
+from executor.scheduler.plain_display import Display
 from executor.records.events import EventReader
 from executor.system.crash_points import fail_point
 from executor.launchers.failure import Failure
@@ -30,14 +30,14 @@ from executor.store.lease import Lease
 from executor.planning.planner import Decision
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.records.results_run import results_run
-from executor.schedule import Schedule
-from executor.stop import StopSignal
+from executor.scheduler.ready_queue import Schedule
+from executor.scheduler.stop_signal import StopSignal
 from executor.store.gc_lock import artifacts_taken
 from executor.planning.cache_hits import SourceRuns, made_meanwhile
 
 if TYPE_CHECKING:
-    from executor.attempt import Attempt
-    from executor.stages import Stages
+    from executor.scheduler.attempt import Attempt
+    from executor.scheduler.stage_pool import Stages
 
 TICK_S = 0.25
 LEASE_POLL_S = 0.1
@@ -204,7 +204,7 @@ class Runner:
 
     def _running_stages(self) -> Stages:
         if self._stages is None:
-            module = importlib.import_module("executor.stages")
+            module = importlib.import_module("executor.scheduler.stage_pool")
             stages: Stages = module.Stages(self._store, self._graph, self._record, self._display, self._told.put)
             self._stages = stages
         return self._stages
@@ -259,7 +259,7 @@ class Runner:
         return True
 
     def _start(self, node_id: str, waiting: Waiting, key: str, lease: Lease) -> None:
-        module = importlib.import_module("executor.attempt")
+        module = importlib.import_module("executor.scheduler.attempt")
         state, node = self._state(node_id), self._graph.nodes[node_id]
         assert waiting.decision is not None
         state.key = key

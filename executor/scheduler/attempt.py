@@ -26,7 +26,7 @@ from dsl.search_path import search_path
 from dsl.secrets import secret_values
 from executor.launchers.forkserver_client import Children
 from executor.keys.code_archive import keep_texts
-from executor.display import Display
+from executor.scheduler.plain_display import Display
 from executor.records.events import final_metrics, read_events
 from executor.system.crash_points import fail_point
 from executor.launchers.failure import TIMEOUT, Failure
