@@ -14,7 +14,7 @@ from executor.commands.arguments import add_file, add_overrides, add_store
 from executor.commands.explain import no_such_node
 from executor.system.exits import FAILED, OK, USAGE
 from executor.explain_text import module_file
-from executor.follow import is_tracked, send_in_foreground
+from executor.tracking.sync_state import is_tracked, send_in_foreground
 from executor.keys.node_key import code_roots
 from executor.system.output import print_lines
 from executor.records.run_record import Record

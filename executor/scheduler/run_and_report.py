@@ -10,7 +10,7 @@ import time
 
 from executor.planning.session import Session
 from executor.system.exits import OK
-from executor.follow import lacks
+from executor.tracking.sync_state import lacks
 from executor.system.output import print_lines
 from executor.records.run_record import mlflow_ids
 from executor.results.run_table import print_figures

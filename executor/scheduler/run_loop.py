@@ -24,8 +24,8 @@ from executor.scheduler.plain_display import Display
 from executor.records.events import EventReader
 from executor.system.crash_points import fail_point
 from executor.launchers.failure import Failure
-from executor.follow import is_tracked, lacks
-from executor.follower import Follower
+from executor.tracking.sync_state import is_tracked, lacks
+from executor.tracking.publisher import Follower
 from executor.store.lease import Lease
 from executor.planning.planner import Decision
 from executor.records.run_record import NOT_RUN, NodeState, State, Status

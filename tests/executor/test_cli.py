@@ -46,7 +46,7 @@ def test_a_command_that_computes_nothing_loads_neither_torch_nor_mlflow(toy, com
     arguments = {"help": ["--help"], "plan": ["plan", str(toy.file)], "run": ["run", str(toy.file)]}
     modules = loaded(toy, *arguments.get(command, [command]))
     assert "executor.cli" in modules
-    assert modules & {"torch", "mlflow", "transformers", "executor.track"} == set()
+    assert modules & {"torch", "mlflow", "transformers", "executor.tracking.mlflow_client"} == set()
 
 
 @pytest.mark.parametrize("part", [[], ["--sweep", "c.weight=[1.0,2.0]", "--to", "b"]])

@@ -32,7 +32,7 @@ from executor.store.lease import Lease
 from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
 from executor.system.progress import Doing
 from executor.store.artifact_store import Store
-from executor.track import open_client
+from executor.tracking.mlflow_client import open_client
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 
 from dsl.read_toml import read_graph
 from executor.results.metric_order import figures_in_order
-from executor.note import run_note
+from executor.tracking.run_description import run_note
 from executor.records.run_record import NodeState, Record
 from executor.results.run_table import print_figures
 

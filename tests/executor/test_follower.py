@@ -14,9 +14,11 @@ import pytest
 from toy_ops import ONE_NODE, TRACKED, Toy, is_alive, wait_for
 from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
-from executor import follow, follow_process, follower
-from executor.follow import lacks
-from executor.follower import Follower
+from executor.tracking import sync_state
+from executor.tracking import publisher_process
+from executor.tracking import publisher
+from executor.tracking.sync_state import lacks
+from executor.tracking.publisher import Follower
 from executor.system.jsonlines import read_json, read_lines
 from executor.records.run_record import Record
 
@@ -52,7 +54,7 @@ def followed(sender, sends):
     """What the process tells of a run that ends after so many sends."""
     finished = threading.Event()
     told = []
-    thread = threading.Thread(target=follow_process.follow, args=(sender, finished, lambda *said: told.append(said)))
+    thread = threading.Thread(target=publisher_process.follow, args=(sender, finished, lambda *said: told.append(said)))
     thread.start()
     wait_for(lambda: sender.sends > sends)
     finished.set()
@@ -61,8 +63,8 @@ def followed(sender, sends):
 
 
 def test_a_warning_is_told_when_it_is_another_one_and_at_the_end(monkeypatch):
-    monkeypatch.setattr(follow_process, "EVERY_S", 0.01)
-    monkeypatch.setattr(follow_process, "RETRY_S", 0.01)
+    monkeypatch.setattr(publisher_process, "EVERY_S", 0.01)
+    monkeypatch.setattr(publisher_process, "RETRY_S", 0.01)
     assert followed(FakeSender("away", "away", "full", None), 5) == [
         ("away", False), ("full", False), (None, False), (None, True)
     ]  # fmt: skip
@@ -70,7 +72,7 @@ def test_a_warning_is_told_when_it_is_another_one_and_at_the_end(monkeypatch):
 
 
 def test_the_end_of_a_run_does_not_wait_for_the_next_try(monkeypatch):
-    monkeypatch.setattr(follow_process, "RETRY_S", 3600)
+    monkeypatch.setattr(publisher_process, "RETRY_S", 3600)
     assert followed(FakeSender("away"), 0) == [("away", False), ("away", True)]
 
 
@@ -99,7 +101,7 @@ def started(monkeypatch, tmp_path):
     folder.mkdir()
 
     def start(program):
-        monkeypatch.setattr(follower, "COMMAND", (sys.executable, "-c", FAKE + program))
+        monkeypatch.setattr(publisher, "COMMAND", (sys.executable, "-c", FAKE + program))
         told = Told()
         return Follower(tmp_path, folder, told), told, folder
 
@@ -128,9 +130,9 @@ def test_a_run_that_was_not_sent_whole_ends_with_the_last_warning(started):
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_send_that_never_ends_holds_the_end_of_a_run_for_a_bounded_time_that_is_told(started, monkeypatch, stopped):
     looks = count()  # a clock that goes on by a second with every look at it
-    monkeypatch.setattr(follower, "time", SimpleNamespace(monotonic=lambda: next(looks)))
-    monkeypatch.setattr(follower, "SILENT_S", 0.0)
-    monkeypatch.setattr(follower, "STOPPED_WITHIN_S" if stopped else "END_WITHIN_S", 8.0)
+    monkeypatch.setattr(publisher, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    monkeypatch.setattr(publisher, "SILENT_S", 0.0)
+    monkeypatch.setattr(publisher, "STOPPED_WITHIN_S" if stopped else "END_WITHIN_S", 8.0)
     running, told, folder = started("time.sleep(3600)")
     wait_for(lambda: pids_in(folder))
     running.finish(lambda: False, stopped=stopped)
@@ -176,7 +178,7 @@ def test_a_process_that_breaks_twice_costs_one_warning_and_is_left(started):
 
 
 def test_a_process_that_cannot_be_started_is_a_warning(started, monkeypatch, tmp_path):
-    monkeypatch.setattr(follower, "COMMAND", (str(tmp_path / "no python"),))
+    monkeypatch.setattr(publisher, "COMMAND", (str(tmp_path / "no python"),))
     told = Told()
     Follower(tmp_path, tmp_path / RUN, told).finish(lambda: False)
     what = "cannot be started (No such file or directory)"
@@ -213,7 +215,7 @@ def following(executor):
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == executor.pid and b"executor.follow_process" in (folder / "cmdline").read_bytes():
+            if parent == executor.pid and b"executor.tracking.publisher_process" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -308,13 +310,13 @@ def test_whoever_sends_a_run_is_the_only_one(tmp_path, monkeypatch):
     process.kill()
     process.communicate()
     wait_for(is_free)
-    monkeypatch.setattr(follow, "new_sender", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={}))
-    assert follow.send_rest(toy.store, newest_record(toy)) == ("False", {})
+    monkeypatch.setattr(sync_state, "new_sender", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={}))
+    assert sync_state.send_rest(toy.store, newest_record(toy)) == ("False", {})
 
 
 def test_signals_to_all_processes_leave_it_to_send_how_the_run_ended(tmp_path):
     toy = tracked_toy(tmp_path)
-    process = begun(toy, program=f"import executor.follower; executor.follower.STOPPED_WITHIN_S = 120.0\n{TRACKED}")
+    process = begun(toy, program=f"import executor.tracking.publisher; executor.tracking.publisher.STOPPED_WITHIN_S = 120.0\n{TRACKED}")
     (first,) = following(process)
     assert os.getpgid(first) == first
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -337,5 +339,5 @@ def test_no_secret_of_a_tracking_uri_is_in_the_process_list(tmp_path):
         shown = Path(f"/proc/{first}/cmdline").read_bytes()
         process.kill()
         process.communicate()
-    assert b"executor.follow_process" in shown
+    assert b"executor.tracking.publisher_process" in shown
     assert b"sesame" not in shown

@@ -20,11 +20,11 @@ from tracked_toy import fresh_database, tracked_toy
 
 from dsl.errors import StoreError
 from executor.commands import sync
-from executor.follow import lacks, send_rest
+from executor.tracking.sync_state import lacks, send_rest
 from executor.in_use import kept_runs
 from executor.system.jsonlines import append_line, read_json, read_lines
 from executor.records.run_record import Record
-from executor.track import open_client, tracking_uri
+from executor.tracking.mlflow_client import open_client, tracking_uri
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -287,7 +287,7 @@ def test_a_database_that_another_process_is_writing_to_is_tried_again(unsent, tm
         {"time": 1.0, "node": "d", "attempt": 1, "kind": "metric", "step": 100, "metrics": {"steps/loss": 0.0}},
     )
     answers = [MlflowException("(sqlite3.OperationalError) database is locked")] * 2
-    monkeypatch.setattr("executor.sender.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("executor.tracking.run_publisher.time.sleep", lambda seconds: None)
     opened = open_client(store, tracking_uri(store, None, store))
 
     class Busy:
@@ -296,7 +296,7 @@ def test_a_database_that_another_process_is_writing_to_is_tried_again(unsent, tm
                 raise answers.pop()
             return getattr(opened, name)
 
-    monkeypatch.setattr("executor.track.open_client", lambda *a: Busy())
+    monkeypatch.setattr("executor.tracking.mlflow_client.open_client", lambda *a: Busy())
     assert send_rest(store, record.folder)[0] is None
     assert answers == []
     assert sorted(history(opened, record))[-1] == (100, 0.0, 1000)
@@ -305,13 +305,13 @@ def test_a_database_that_another_process_is_writing_to_is_tried_again(unsent, tm
 KILLED_AT_RANDOM = """
 import os, random, signal, sys, time
 from pathlib import Path
-import executor.sender
-from executor.follow import lacks, send_rest
+import executor.tracking.run_publisher
+from executor.tracking.sync_state import lacks, send_rest
 from executor.records.run_record import Record
 
 store, folder = Path(sys.argv[1]), Path(sys.argv[2])
 draw = random.Random(7)
-executor.sender.POINTS_AT_ONCE = 50
+executor.tracking.run_publisher.POINTS_AT_ONCE = 50
 kills = 0
 while lacks(Record.load(folder)):
     child = os.fork()

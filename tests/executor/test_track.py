@@ -7,7 +7,7 @@ import attrs
 import pytest
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
-from executor.node_files import FILE_LIMIT
+from executor.tracking.node_files import FILE_LIMIT
 from executor.records.run_record import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

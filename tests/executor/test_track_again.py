@@ -7,11 +7,11 @@ import pytest
 from mlflow.exceptions import MlflowException
 from tracked_toy import accepted, client_of, copied, history, ids, newest_record, send, tracked_toy
 
-from executor import follow
-from executor.follow import lacks
+from executor.tracking import sync_state
+from executor.tracking.sync_state import lacks
 from executor.system.jsonlines import append_line, read_json, write_json
 from executor.records.run_record import Record
-from executor.sender import Sender
+from executor.tracking.run_publisher import Sender
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -118,7 +118,7 @@ def test_an_accept_event_is_a_tag_on_the_child_that_made_the_artifact_and_is_sen
     append_line(record / "events.jsonl", accepted("c"))
     assert lacks(Record.load(record))
     for _ in range(2):
-        assert follow.send_in_foreground(unsent.toy.store, record) is None
+        assert sync_state.send_in_foreground(unsent.toy.store, record) is None
         assert not lacks(Record.load(record))
     run = unsent.client.get_run(children["c"])
     assert run.data.tags["dflow.accepted"] == "2026-05-28 20:26:40 UTC, ann: only renamed (key kkkkkkkkkkkk)"
@@ -176,7 +176,7 @@ def test_whatever_call_is_the_last_one_nothing_is_doubled_or_lost(unsent, error,
     ]  # fmt: skip
     for at in range(1, 50, every):
         record = copied(unsent.record, f"{kind}-{at}")
-        monkeypatch.setattr("executor.track.open_client", lambda *a, at=at: Failing(client, at, error))
+        monkeypatch.setattr("executor.tracking.mlflow_client.open_client", lambda *a, at=at: Failing(client, at, error))
         sender = Sender(store, record)
         with suppress(Killed):
             if sender.send() is None:

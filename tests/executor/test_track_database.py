@@ -12,7 +12,7 @@ from toy_ops import PROJECT
 OPEN = """
 import sys
 from pathlib import Path
-from executor.track import open_client, tracking_uri
+from executor.tracking.mlflow_client import open_client, tracking_uri
 
 store = Path(sys.argv[1])
 print(len(open_client(store, tracking_uri(store, None, store)).search_experiments()))

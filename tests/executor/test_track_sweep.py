@@ -12,7 +12,7 @@ from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_
 
 from executor.commands.ui import links
 from executor.system.jsonlines import read_json
-from executor.track import Tracker
+from executor.tracking.mlflow_client import Tracker
 
 NOTE = "mlflow.note.content"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import ConfigError
-from executor.track import shown_error, tracking_uri
+from executor.tracking.mlflow_client import shown_error, tracking_uri
 
 
 def test_a_password_is_put_into_the_address_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

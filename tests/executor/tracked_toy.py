@@ -13,9 +13,9 @@ from mlflow.tracking import MlflowClient
 from toy_ops import PIPELINE, Toy
 
 from executor.system.jsonlines import read_json
-from executor.sender import Sender
+from executor.tracking.run_publisher import Sender
 from executor.store.artifact_store import Store
-from executor.track import open_client, tracking_uri
+from executor.tracking.mlflow_client import open_client, tracking_uri
 
 
 def client_of(toy: Toy) -> MlflowClient:

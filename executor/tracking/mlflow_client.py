@@ -35,7 +35,7 @@ from dsl.errors import StoreError
 from dsl.logged_model import LoggedModel
 from dsl.secrets import resolved_text
 from executor.system.jsonlines import write_json
-from executor.model_files import ModelFiles, mlmodel, model_name
+from executor.tracking.model_files import ModelFiles, mlmodel, model_name
 from executor.results.node_facts import Dataset
 from executor.records.metric_points import Point
 from executor.system.symlinks import open_own

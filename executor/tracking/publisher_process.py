@@ -1,6 +1,6 @@
 """The process beside a run that sends it to MLflow, whose import takes seconds and much memory.
 
-    python -m executor.follow_process STORE RECORD PID
+    python -m executor.tracking.publisher_process STORE RECORD PID
 
 PID is the executor's. A line on standard input says that the run has ended: the rest is sent, and that was it. When the
 executor is gone, this process ends at once.
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from executor.follow import new_sender, only_sender
+from executor.tracking.sync_state import new_sender, only_sender
 from executor.system.jsonlines import compact
 from executor.system.parent import GONE, end_with_parent
 
@@ -32,7 +32,7 @@ FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Sends(Protocol):
-    """See `executor.sender.Sender`."""
+    """See `executor.tracking.run_publisher.Sender`."""
 
     def send(self) -> str | None: ...
 

@@ -9,10 +9,10 @@ from attrs import frozen
 
 from dsl.graph import Graph
 from executor.results.combinations import Combination, differing_params
-from executor.note import combination_note
+from executor.tracking.run_description import combination_note
 from executor.records.run_record import Record
-from executor.send_results import send_metrics, send_note
-from executor.track import Place, Tracker
+from executor.tracking.publish_results import send_metrics, send_note
+from executor.tracking.mlflow_client import Place, Tracker
 
 MakeRun = Callable[[Tracker, Place, float, Mapping[str, str]], str]
 

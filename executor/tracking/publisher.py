@@ -23,7 +23,7 @@ STOPPED_WITHIN_S = 15.0
 SILENT_S = 3.0
 POLL_S = 0.2
 STARTS = 2
-COMMAND = (sys.executable, "-m", "executor.follow_process")
+COMMAND = (sys.executable, "-m", "executor.tracking.publisher_process")
 FOR_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
