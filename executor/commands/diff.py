@@ -10,8 +10,8 @@ from executor.commands.arguments import add_json, add_store
 from executor.system.exits import OK
 from executor.system.output import print_json, print_lines
 from executor.records.run_record import Record, find_record, newest_records
-from executor.run_diff import compare_with_copies
-from executor.run_diff_text import runs_text
+from executor.explain.run_diff import compare_with_copies
+from executor.explain.run_diff_text import runs_text
 from executor.store.artifact_store import Store, store_path
 
 

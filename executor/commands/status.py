@@ -10,7 +10,7 @@ from dsl.errors import DflowError
 from dsl.graph import Graph
 from executor.commands.arguments import add_json, add_run, add_store
 from executor.system.exits import OK
-from executor.explain_text import accepted_text
+from executor.explain.reasons_text import accepted_text
 from executor.system.output import columns, print_json, print_lines
 from executor.results.live_metrics import LiveFigures, live_figures
 from executor.records.run_record import NodeState, Record, find_record, mlflow_ids

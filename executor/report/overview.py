@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from executor.disk_use import shown_size
-from executor.explain_text import moment
+from executor.explain.reasons_text import moment
 from executor.report.facts import RunFacts
 from executor.report.graph_svg import shown_state
 from executor.report.markup import Markup, element, joined, shown_duration, table

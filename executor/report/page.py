@@ -11,7 +11,7 @@ from attrs import frozen
 
 from dsl.sections import STYLE
 from executor.system.os_errors import output_errors
-from executor.explain_text import moment
+from executor.explain.reasons_text import moment
 from executor.records.run_record import Record
 from executor.report.columns import columns_of
 from executor.report.combinations import combinations_block

@@ -15,7 +15,7 @@ from executor.report.columns import shared
 from executor.report.facts import NodeFacts, RunFacts
 from executor.report.markup import Markup, breakable, element, joined, limited, paragraph, shown_figure, table
 from executor.report.overview import run_name
-from executor.run_diff import MetricPair
+from executor.explain.run_diff import MetricPair
 
 NUMBERED = re.compile(r"(.+)_(\d{2,})")
 LEAST_NUMBERED = 2

@@ -11,9 +11,9 @@ import pytest
 from report_page import Page
 from toy_ops import PIPELINE, Toy
 
-from executor.explain import ValueChange
+from executor.explain.reasons import ValueChange
 from executor.report.differences import told_of
-from executor.run_diff import NodeDiff
+from executor.explain.run_diff import NodeDiff
 
 NONE = "\u2013"
 

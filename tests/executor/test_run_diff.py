@@ -12,10 +12,10 @@ from toy_ops import Toy
 
 from executor.cli import main
 from executor.system.exits import FAILED
-from executor.explain import ValueChange
+from executor.explain.reasons import ValueChange
 from executor.records.run_record import find_record
-from executor.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs
-from executor.run_diff_text import runs_text
+from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs
+from executor.explain.run_diff_text import runs_text
 from executor.store.artifact_store import Store
 
 

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence
 
 from executor.keys.code_diff import told
-from executor.explain_text import moment, value_text
+from executor.explain.reasons_text import moment, value_text
 from executor.system.output import counted
 from executor.records.run_record import Record
-from executor.run_diff import MetricPair, NodeDiff, RunsDiff
+from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff
 
 WHERE = {"first": "only in the first", "second": "only in the second"}
 WIDTH = 100

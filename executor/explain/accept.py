@@ -13,8 +13,8 @@ from attrs import frozen
 
 from dsl.errors import ConfigError, StoreError
 from executor.keys.code_diff import CodeChange
-from executor.explain import changed_code, maker_of, value_changes
-from executor.explain_text import accepted_text, value_text
+from executor.explain.reasons import changed_code, maker_of, value_changes
+from executor.explain.reasons_text import accepted_text, value_text
 from executor.system.jsonlines import append_line
 from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
 from executor.planning.planner import Planner

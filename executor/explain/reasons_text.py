@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.keys.code_diff import told
-from executor.explain import ABSENT, Explanation, InputChange, Made, ValueChange
+from executor.explain.reasons import ABSENT, Explanation, InputChange, Made, ValueChange
 
 HEADS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 
