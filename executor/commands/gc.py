@@ -6,9 +6,9 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from executor.collect import Item, Survey, collect, survey
+from executor.maintenance.gc import Item, Survey, collect, survey
 from executor.commands.arguments import add_json, add_store, count
-from executor.disk_use import shown_size
+from executor.maintenance.disk_use import shown_size
 from executor.system.exits import OK
 from executor.system.output import print_json, print_lines
 from executor.store.artifact_store import Store, store_path

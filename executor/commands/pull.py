@@ -14,9 +14,9 @@ from executor.system.exits import FAILED, OK
 from executor.system.output import counted, print_lines
 from executor.system.progress import BytesDone
 from executor.records.run_record import find_record
-from executor.remote import Remote
+from executor.maintenance.remote import Remote
 from executor.store.artifact_store import Store, store_path
-from executor.transfer import Wanted, missing_bytes, offered, pull, recorded, require_node
+from executor.maintenance.push_pull import Wanted, missing_bytes, offered, pull, recorded, require_node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ from executor.system.folder_size import folder_size
 from executor.system.output import counted, print_lines
 from executor.system.progress import BytesDone
 from executor.records.run_record import find_record
-from executor.remote import Remote
+from executor.maintenance.remote import Remote
 from executor.store.artifact_store import Store, store_path
-from executor.transfer import accepted, push, push_key, recorded, require_node
+from executor.maintenance.push_pull import accepted, push, push_key, recorded, require_node
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

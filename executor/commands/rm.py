@@ -9,7 +9,7 @@ from executor.commands.arguments import add_store
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.records.run_record import find_folder
-from executor.remove_run import remove_run, require_untagged
+from executor.maintenance.remove_run import remove_run, require_untagged
 from executor.store.artifact_store import Store, store_path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsl.sections import Chart, Series
-from executor.disk_use import shown_size
+from executor.maintenance.disk_use import shown_size
 from executor.report.chart import drawn, together
 from executor.report.facts import NodeFacts, RunFacts
 from executor.report.graph_svg import graph_svg, is_narrow, shown_state

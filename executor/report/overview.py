@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from executor.disk_use import shown_size
+from executor.maintenance.disk_use import shown_size
 from executor.explain.reasons_text import moment
 from executor.report.facts import RunFacts
 from executor.report.graph_svg import shown_state

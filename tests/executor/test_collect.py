@@ -18,7 +18,7 @@ from imitated_runs import artifacts, begin, edit, ended, execute, planned, run, 
 from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
-from executor.collect import collect, survey
+from executor.maintenance.gc import collect, survey
 from executor.records.run_record import Record, find_record
 from executor.store.artifact_store import Store
 from executor.records.run_tags import add_tag

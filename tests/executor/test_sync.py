@@ -21,7 +21,7 @@ from tracked_toy import fresh_database, tracked_toy
 from dsl.errors import StoreError
 from executor.commands import sync
 from executor.tracking.sync_state import lacks, send_rest
-from executor.in_use import kept_runs
+from executor.maintenance.retention import kept_runs
 from executor.system.jsonlines import append_line, read_json, read_lines
 from executor.records.run_record import Record
 from executor.tracking.mlflow_client import open_client, tracking_uri

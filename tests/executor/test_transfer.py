@@ -17,11 +17,11 @@ from imitated_runs import artifacts, dflow, edit, planned, run, run_again, toy_p
 from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
-from executor.collect import collect
+from executor.maintenance.gc import collect
 from executor.records.run_record import find_record
-from executor.remote import Remote
+from executor.maintenance.remote import Remote
 from executor.store.artifact_store import FORMAT, Store
-from executor.transfer import newest, pull, push, recorded
+from executor.maintenance.push_pull import newest, pull, push, recorded
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_names_that_lead_out_of_the_artifact_are_refused(toy, shared, monkeypatc
     digest = record.state.nodes["a"].digest
     path = shared / "objects" / digest / "manifest.json"
     edit(path, path.read_text().replace("sub/text.txt", "../text.txt"))
-    monkeypatch.setattr("executor.transfer.artifact_digest", lambda files: digest)
+    monkeypatch.setattr("executor.maintenance.push_pull.artifact_digest", lambda files: digest)
     store = Store.open(other_store(toy).store, write=True)
     (wanted,) = recorded(Store.open(toy.store, write=False), record, "a")
     with pytest.raises(StoreError, match=r"the file name '\.\./text\.txt' leads out of the artifact"):

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dsl.sizes import shown_bytes
-from executor.collect import survey
+from executor.maintenance.gc import survey
 from executor.system.folder_size import folder_size
-from executor.in_use import all_records
+from executor.maintenance.retention import all_records
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.records.run_tags import tags_of

@@ -21,12 +21,12 @@ from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
 from executor.system.os_errors import clear_errors
 from executor.system.crash_points import fail_point
-from executor.in_use import ACCEPTED, PULLED, read_index
+from executor.maintenance.retention import ACCEPTED, PULLED, read_index
 from executor.system.jsonlines import sync_folder
 from executor.planning.planner import Planner
-from executor.received import NotAsExpected, manifest_files
+from executor.maintenance.remote_records import NotAsExpected, manifest_files
 from executor.records.run_record import Record
-from executor.remote import Remote
+from executor.maintenance.remote import Remote
 from executor.store.artifact_store import IndexLine, Store
 from executor.system.symlinks import links_in, new_file
 from executor.store.integrity import check

@@ -20,7 +20,7 @@ from executor.store.digests import MANIFEST
 from executor.system.os_errors import clear_errors
 from executor.system.crash_points import fail_point
 from executor.system.folder_size import folder_size
-from executor.in_use import InUse, Kept, all_records, in_use, kept_runs, read_index
+from executor.maintenance.retention import InUse, Kept, all_records, in_use, kept_runs, read_index
 from executor.system.jsonlines import compact, read_lines, read_object, sync_folder
 from executor.store.lease import held_now, put_away
 from executor.store.artifact_store import Store
