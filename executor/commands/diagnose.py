@@ -6,8 +6,8 @@ import argparse
 import json
 
 from executor.commands.arguments import add_json, add_run, add_store
-from executor.diagnose import Result, diagnose, keep
-from executor.diagnosis_text import diagnosis_text
+from executor.model_tools.diagnose import Result, diagnose, keep
+from executor.model_tools.diagnosis_text import diagnosis_text
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.progress import Doing

@@ -17,7 +17,7 @@ from test_kill import is_alive
 from toy_ops import PROJECT, wait_for
 
 from executor.system import progress
-from executor import diagnose
+from executor.model_tools import diagnose
 from executor.cli import main
 from executor.system.exits import FAILED, INTERRUPTED, OK
 
@@ -46,8 +46,8 @@ print("MemoryError: no room")
 sys.exit(7)
 """
 COMMAND = """
-import signal, sys, executor.cli, executor.diagnose
-executor.diagnose.ENTRY = "measuring"
+import signal, sys, executor.cli, executor.model_tools.diagnose
+executor.model_tools.diagnose.ENTRY = "measuring"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
 sys.exit(executor.cli.main())
 """

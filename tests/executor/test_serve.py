@@ -21,10 +21,10 @@ from ports import free_port
 from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_run
 
 from dsl.errors import StoreError
-from executor.chat_request import Answer, ServerError, read_answer
+from executor.model_tools.chat_request import Answer, ServerError, read_answer
 from executor.records.run_record import find_record
-from executor.serve import accepted_lengths
-from executor.served import ChatPrompt, find_served
+from executor.model_tools.serve import accepted_lengths
+from executor.model_tools.served import ChatPrompt, find_served
 from executor.store.artifact_store import Store
 from ops.sglang_engine.version import SGLANG_VERSION
 

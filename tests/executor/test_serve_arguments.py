@@ -6,7 +6,7 @@ import pytest
 
 from dsl.errors import ConfigError, DflowError
 from executor.system.port import require_free_port
-from executor.serve import refuse_own
+from executor.model_tools.serve import refuse_own
 
 OWN_ARGUMENTS = (
     *("--port", "--port=8000", "--por", "--host=0.0.0.0", "--model-path", "--model_path=x", "--model", "--mod"),

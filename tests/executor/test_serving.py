@@ -9,7 +9,7 @@ from dsl.errors import StoreError
 from executor.maintenance.gc import collect, survey
 from executor.records.run_record import find_record
 from executor.maintenance.remove_run import remove_run
-from executor.serve import main
+from executor.model_tools.serve import main
 from executor.records.serving_lock import is_served, serving
 from executor.store.artifact_store import Store
 
@@ -43,8 +43,8 @@ def test_what_a_killed_server_left_keeps_nothing(toy):
 def test_the_command_serves_under_that_lock(toy, monkeypatch):
     record = find_record(toy.store / "records", None)
     seen = []
-    monkeypatch.setattr("executor.serve.find_served", lambda *_: None)
-    monkeypatch.setattr("executor.serve._serve", lambda *_: seen.append(is_served(record.folder)))
+    monkeypatch.setattr("executor.model_tools.serve.find_served", lambda *_: None)
+    monkeypatch.setattr("executor.model_tools.serve._serve", lambda *_: seen.append(is_served(record.folder)))
     asked = f'{{"store": "{toy.store}", "run": null, "node": null, "host": "h", "port": 1, "check": true, "extra": []}}'
     assert 0 == main(asked)
     assert [True] == seen

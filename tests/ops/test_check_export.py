@@ -18,7 +18,7 @@ from dsl.errors import ConfigError, DataError
 from dsl.fingerprint import code_fingerprints
 from dsl.op import Ref, op_of
 from executor.records.run_record import find_record
-from executor.served import find_served
+from executor.model_tools.served import find_served
 from ops.artifacts import CheckedDraft
 from ops.check_export import live, resources
 from ops.check_export import run as gate

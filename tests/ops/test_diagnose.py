@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from serve_cases import CHECK, commit, record_run
 
 from dsl.errors import DataError
-from executor import diagnose
+from executor.model_tools import diagnose
 from executor.cli import main
 from executor.system.exits import FAILED, OK
 from executor.store.artifact_store import Store

@@ -32,8 +32,8 @@ from server_process import ON_A_CPU, SWITCHES, cpu_environment
 from dsl.op import Ref
 from executor.system.output import printable
 from executor.records.run_record import find_record
-from executor.serve import MAX_TOKENS
-from executor.served import chat_messages
+from executor.model_tools.serve import MAX_TOKENS
+from executor.model_tools.served import chat_messages
 from executor.store.artifact_store import Store
 from ops.artifacts import ImageSamples, TokenShards
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative

@@ -1,6 +1,6 @@
 """Serve a run's target with its draft: start SGLang's server, wait until it is ready, and ask it something.
 
-This is what `dflow serve` becomes: python -m executor.serve ASKED, a JSON object with the fields of Asked.
+This is what `dflow serve` becomes: python -m executor.model_tools.serve ASKED, a JSON object with the fields of Asked.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import ConfigError, DflowError
-from executor.chat_request import Answer, ServerError, ask
+from executor.model_tools.chat_request import Answer, ServerError, ask
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.port import require_free_port
 from executor.records.run_record import Record, find_record
-from executor.served import ChatPrompt, ServedRun, find_served
-from executor.server import Server, wait_until_ready
+from executor.model_tools.served import ChatPrompt, ServedRun, find_served
+from executor.model_tools.server import Server, wait_until_ready
 from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
 from ops.sglang_engine.serve_command import Address, launch_command, shell_line

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from executor.chat_request import ServerError, is_healthy
+from executor.model_tools.chat_request import ServerError, is_healthy
 from executor.launchers.compile_cache import compile_cache
 from executor.keys.node_key import PROJECT
 from executor.system.output import print_lines
