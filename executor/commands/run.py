@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
         print_lines(f"warning: {doubtful}", error=True)
     path = store_path(options.store, options.file)
     if options.smoke is not None:
-        smoke = importlib.import_module("executor.smoke")
+        smoke = importlib.import_module("executor.smoke.trial_run")
         code: int = smoke.smoke_run(path, graph, options.smoke)
         return code
     store = Store.open(path, write=True)

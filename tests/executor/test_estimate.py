@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.smoke import Amount, Work
-from executor.estimate import Report, Spread, full_time, reports, series_of
+from executor.smoke.estimate import Report, Spread, full_time, reports, series_of
 
 START = 1000.0
 
