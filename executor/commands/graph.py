@@ -17,7 +17,7 @@ from dsl.wiring import Absent
 from executor.planning.session import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
 from executor.system.exits import OK
-from executor.graph_text import dot, drawn_graph, levels
+from executor.report.graph_text import dot, drawn_graph, levels
 from executor.system.output import print_json, print_lines, write_on
 from executor.planning.plan_text import WORDS
 from executor.store.artifact_store import Store, store_path
@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
     decisions = make_planner(store, graph, absent=absent).plan()
     states = {node_id: WORDS[decision.cache] for node_id, decision in decisions.items()}
     if options.picture is not None:
-        importlib.import_module("executor.graph_picture").save_picture(graph, states, options.picture)
+        importlib.import_module("executor.report.graph_picture").save_picture(graph, states, options.picture)
     if options.json:
         print_json(_rows(graph, states))
     elif options.dot:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executor.keys.node_key import differing
-from executor.report.facts import RunFacts
+from executor.report.run_data import RunFacts
 from executor.report.markup import Markup, element, table
 from executor.report.overview import run_name
 

@@ -11,7 +11,7 @@ from dsl.sections import Chart, Series
 from executor.records.metric_points import SYSTEM
 from executor.report.chart import drawn, together
 from executor.report.columns import node_ids, shared
-from executor.report.facts import NodeFacts, RunFacts
+from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.markup import Markup, details, element, joined, limited, named, paragraph
 from executor.report.results import NUMBERED, numbered_charts
 

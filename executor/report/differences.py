@@ -15,7 +15,7 @@ from dsl.errors import StoreError
 from executor.keys.code_diff import told
 from executor.explain.reasons import ABSENT, ValueChange
 from executor.records.graph_file import written_nodes
-from executor.report.facts import RunFacts
+from executor.report.run_data import RunFacts
 from executor.report.markup import Markup, details, element, joined, paragraph, table
 from executor.report.overview import run_name
 from executor.explain.run_diff import NodeDiff, compare_parts

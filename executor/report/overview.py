@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from executor.maintenance.disk_use import shown_size
 from executor.explain.reasons_text import moment
-from executor.report.facts import RunFacts
+from executor.report.run_data import RunFacts
 from executor.report.graph_svg import shown_state
 from executor.report.markup import Markup, element, joined, shown_duration, table
 from executor.results.run_table import first_line

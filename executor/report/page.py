@@ -18,7 +18,7 @@ from executor.report.combinations import combinations_block
 from executor.report.curves import curves
 from executor.report.differences import differences
 from executor.report.embedded import Embedded
-from executor.report.facts import RunFacts, read_runs
+from executor.report.run_data import RunFacts, read_runs
 from executor.report.find import find_records
 from executor.report.markup import Markup, element, html, joined
 from executor.report.nodes import pipelines, time_and_disk

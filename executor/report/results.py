@@ -12,7 +12,7 @@ from dsl.sections import Chart, Series
 from executor.results.metric_order import JUDGED, figures_in_order
 from executor.report.chart import drawn, together
 from executor.report.columns import shared
-from executor.report.facts import NodeFacts, RunFacts
+from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.markup import Markup, breakable, element, joined, limited, paragraph, shown_figure, table
 from executor.report.overview import run_name
 from executor.explain.run_diff import MetricPair

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from dsl.sections import Account
-from executor.report.facts import RunFacts
+from executor.report.run_data import RunFacts
 from executor.report.markup import Markup, element, joined, table
 from executor.report.overview import run_name
 

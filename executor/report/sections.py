@@ -9,12 +9,12 @@ import attrs
 from attrs import frozen
 
 from dsl.sections import Account, Body, Chart, Html, Picture, Section, Table
-from executor.report.artifacts import Asked, Shown, shown_by_ops
+from executor.report.op_sections import Asked, Shown, shown_by_ops
 from executor.report.chart import drawn, is_named, together
 from executor.report.columns import named, node_ids, shared
 from executor.report.compared import compared
 from executor.report.embedded import Embedded
-from executor.report.facts import NodeFacts, RunFacts
+from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.markup import Markup, element, html, joined, limited, paragraph, table
 from executor.report.overview import run_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from executor.report.facts import RunFacts
+from executor.report.run_data import RunFacts
 from executor.report.markup import Markup, details, element, joined
 from executor.report.overview import run_name
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.graph_layout import BOX_WIDTH, LETTERS, Layout, Place, layout_of, wrapped
+from executor.report.graph_layout import BOX_WIDTH, LETTERS, Layout, Place, layout_of, wrapped
 
 Piece = tuple[Place, Place]
 

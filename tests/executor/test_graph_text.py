@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.graph_text import lanes, levels
+from executor.report.graph_text import lanes, levels
 
 
 def test_a_small_graph_is_drawn_with_a_lane_for_every_node_that_is_read_again() -> None:

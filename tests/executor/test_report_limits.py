@@ -13,10 +13,11 @@ from toy_ops import is_alive, wait_for
 
 from executor.tracking import publish_results
 from executor.records.metric_points import Point
-from executor.report import artifacts, write_report
+from executor.report import op_sections
+from executor.report import write_report
 from executor.report.compared import ABSENT, differ
 from executor.report.curves import MOST_FOLDED, curves
-from executor.report.facts import read_runs
+from executor.report.run_data import read_runs
 from executor.report.find import find_records
 from executor.report.markup import MOST_ROWS, MOST_TEXT, Markup, element, limited, table
 from executor.report.results import figures_table
@@ -48,7 +49,7 @@ def test_an_op_that_takes_too_long_ends_with_all_that_it_started_and_the_page_is
 
 
 def test_a_report_is_written_before_whoever_sends_it_to_mlflow_gives_up() -> None:
-    assert artifacts.TIME_S < artifacts.TOTAL_S < publish_results.REPORT_WITHIN_S
+    assert op_sections.TIME_S < op_sections.TOTAL_S < publish_results.REPORT_WITHIN_S
 
 
 def test_the_parts_of_nodes_end_where_the_page_would_grow_too_large_and_the_rest_is_named() -> None:

@@ -1,6 +1,6 @@
 """The process in which ops show their artifacts, see artifacts.py.
 
-    python -m executor.report.ask_ops ASKED.json ANSWERS.jsonl SECONDS
+    python -m executor.report.section_worker ASKED.json ANSWERS.jsonl SECONDS
 
 Each answer is {"at", "sections"}, or {"at", "failed": why} where the op is not there any more, and is on disk
 before the next op is asked. Nothing else is caught: the process ends, and whoever waits for it knows at which op; an op

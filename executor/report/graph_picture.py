@@ -13,7 +13,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from dsl.graph import Graph
 from executor.system.os_errors import output_errors
-from executor.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Place, layout_of, shown_name, wrapped
+from executor.report.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Place, layout_of, shown_name, wrapped
 
 COLOURS = {"cached": "#b7e1cd", "runs": "#fce8b2", "may be cut off": "#c9daf8"}
 OTHER = "#eeeeee"

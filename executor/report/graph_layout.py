@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from attrs import define, field, frozen
 
 from dsl.pipeline import Copy
-from executor.graph_text import levels, rows_of
+from executor.report.graph_text import levels, rows_of
 
 BOX_WIDTH, LINE, PADDING = 132.0, 14.0, 6.0
 GAP_X, TRACK, LANE, MARGIN = 14.0, 6.0, 9.0, 8.0
