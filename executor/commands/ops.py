@@ -15,7 +15,7 @@ from dsl.op_table import all_ops, load_op
 from executor.commands.arguments import add_json
 from executor.system.exits import OK
 from executor.system.output import print_json, print_lines
-from executor.reference import reference
+from executor.commands.reference import reference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
