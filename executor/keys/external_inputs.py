@@ -6,7 +6,7 @@ Two memos lie in the store, both append-only and only ever a help:
                                digest. A run in which nothing changed reads this one alone, a line for each path.
     external.jsonl             the digest of each file by its stamp: what did not change in a folder that did.
 
-What changed within the clock's grain of now, or in the future, is not remembered (see stamps.py).
+What changed within the clock's grain of now, or in the future, is not remembered (see system/stamps.py).
 """
 
 from __future__ import annotations

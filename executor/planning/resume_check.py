@@ -13,7 +13,7 @@ from executor.store.integrity import check, set_aside
 def check_inputs(
     store: Store, record: Record, start: str | None, overrides: Sequence[str], tell: Callable[[str], None]
 ) -> None:
-    """Read what the nodes that will run take in, see verify.py; set aside and tell what is damaged.
+    """Read what the nodes that will run take in, see store/integrity.py; set aside and tell what is damaged.
 
     start: the node of --from. Raises StoreError where something damaged cannot be set aside.
     """

@@ -24,7 +24,7 @@ from executor.planning.preflight import require_met
 
 @frozen
 class Session:
-    """A planned run: all that the loop of run.py needs. What the plan takes from the store is done in the record."""
+    """A planned run: all that the loop of scheduler/run_loop.py needs. What the plan takes from the store is done in the record."""
 
     store: Store
     record: Record

@@ -4,12 +4,12 @@
                              plan.json      per node: decision, reason and key parts
                              state.jsonl    {"run": ...} and {"node": id, ...}, append-only: the newest of each counts
                              events.jsonl   what ops and the executor reported, append-only
-                             mlflow.json    what was sent to MLflow, see sender.py
+                             mlflow.json    what was sent to MLflow, see tracking/run_publisher.py
                              mlflow.lock    flock by the process that sends it
                              <node>.log     stdout and stderr of the node's stages
                              figures/<node>/<name>.png
-                             outside_digest/<key>/<file>    as this run wrote them, see own_files.py
-                             tags.json      names that the user gave to the run, see tags.py
+                             outside_digest/<key>/<file>    as this run wrote them, see store/run_measurements.py
+                             tags.json      names that the user gave to the run, see run_tags.py
                              lock           flock by the executor that works on this run; shared: by `dflow sync`
 
 An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind one of
@@ -18,7 +18,7 @@ An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind o
     cut       step: metrics of earlier attempts of this node at this step or later no longer count
     progress  done, total
     figure    name, path
-    system    metrics {name: value}: what the node's processes use now, see usage.py
+    system    metrics {name: value}: what the node's processes use now, see system/system_metrics.py
     state     state, and what belongs to it: see docs/running.md
     run       of the run itself, its node is empty: state "started", and in the end "done", "failed" or "stopped"
     warning   message

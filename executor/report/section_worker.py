@@ -1,4 +1,4 @@
-"""The process in which ops show their artifacts, see artifacts.py.
+"""The process in which ops show their artifacts, see op_sections.py.
 
     python -m executor.report.section_worker ASKED.json ANSWERS.jsonl SECONDS
 

@@ -1,7 +1,7 @@
 """One attempt at a node whose lease is held: prepare the work folder, run the stage, commit what it made.
 
 It runs in a thread of its own, since hashing and waiting take long. What the user sees is told through `tell`: calls
-that the loop of run.py makes in its own thread.
+that the loop of run_loop.py makes in its own thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user sees of a run while it goes on: plain lines for logs, pipes and CI; on a terminal see live_display.py."""
+"""What a user sees of a run while it goes on: plain lines for logs, pipes and CI; on a terminal see rich_display.py."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@
 <store>/objects/<digest>/       an artifact's files and manifest.json, never changed after commit
 <store>/index/<key>             append-only lines; the newest wins
 <store>/work/<key>/             work in progress of one stage, see lease.py
-<store>/records/<run id>/       what a run did, see record.py
+<store>/records/<run id>/       what a run did, see records/run_record.py
 <store>/external.jsonl          digests of external inputs
-<store>/mlflow.db, mlartifacts  see track.py
+<store>/mlflow.db, mlartifacts  see tracking/mlflow_client.py
 """
 
 from __future__ import annotations

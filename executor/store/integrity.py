@@ -2,7 +2,7 @@
 
 <store>/verified.jsonl     append-only: digest, name, size, mtime_ns, ctime_ns, inode of files that were read and found
                            right. A file that still has this stamp need not be read again. Losing lines costs time only.
-                           A commit adds none: right after it the stamps cannot be relied on yet, see stamps.py.
+                           A commit adds none: right after it the stamps cannot be relied on yet, see system/stamps.py.
 
 A damaged artifact is set aside as objects/<digest>.damaged, so that no run takes it: its node runs again.
 """

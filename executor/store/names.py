@@ -1,13 +1,13 @@
 """The names that dflow gives to what it keeps in a store: what has another name is somebody else's, and stays.
 
 objects/<digest>                an artifact
-objects/<digest>.damaged        one that was set aside, see verify.py
-objects/.gone-<digest>-<pid>    one that is being removed, see collect.py
+objects/<digest>.damaged        one that was set aside, see integrity.py
+objects/.gone-<digest>-<pid>    one that is being removed, see maintenance/gc.py
 index/<key>                     what a key gave
 work/<key>                      work in progress, see lease.py
-work/<key>.<id>                 work that data changed under, see attempt.py
+work/<key>.<id>                 work that data changed under, see scheduler/attempt.py
 work/.<key>.<id>                either of these two while it is being removed
-work/.<run id>                  the record of a run that is being removed, see remove_run.py
+work/.<run id>                  the record of a run that is being removed, see maintenance/remove_run.py
 records/<run id>                a run
 """
 

@@ -38,7 +38,7 @@ def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[d
 def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, Any]]:
     """The small files of an artifact by their names in MLflow, and for the others where they are and what they hold.
 
-    own: the files outside its digest that are to be among them, see own_files.py.
+    own: the files outside its digest that are to be among them, see store/run_measurements.py.
     """
     files = (read_json(own.get(MANIFEST, folder / MANIFEST)) or {}).get("files", {})
     paths = {name: own.get(name, folder / name) for name in files if name in own or name not in OUTSIDE_DIGEST}

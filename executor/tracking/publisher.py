@@ -36,7 +36,7 @@ class Display(Protocol):
 
 
 class Follower:
-    """Starts a process that sends what the record holds every few seconds, until `finish`; see follow_process.py.
+    """Starts a process that sends what the record holds every few seconds, until `finish`; see publisher_process.py.
 
     The user is warned once, when something is wrong for the first time, and told when it is over. Where the process is
     killed, or breaks, another one goes on, once. None of them is alive when `finish` returns.
