@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.sections import Account, Section, Table
 from ops.files import read_json
-from ops.shown import facts, shard_counts
+from ops.lib.report_parts import facts, shard_counts
 
 
 def capture_targets_sections(folder: Path) -> Sequence[Section]:

@@ -38,7 +38,7 @@ from ops.dflash.load import load_draft
 from ops.dflash.model import DraftModel
 from ops.files import read_json
 from ops.load_target.model import Target, target_info
-from ops.on_demand import OnDemand
+from ops.lib.on_demand import OnDemand
 from ops.sglang_engine.version import SGLANG_VERSION
 
 if TYPE_CHECKING:

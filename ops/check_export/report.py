@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.sections import Section, Table
 from ops.files import read_json
-from ops.shown import facts
+from ops.lib.report_parts import facts
 
 
 def check_export_sections(folder: Path) -> Sequence[Section]:

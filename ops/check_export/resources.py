@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsl.resources import Outlook, Resources
 from ops.dflash.footprint import draft_parameters
 from ops.evaluate.resources import LONGEST
-from ops.foreseen import DraftForeseen, ReportForeseen, TargetForeseen
+from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.load_target.sizes import ITEM_SIZES
 
 TOGETHER = 16  # requests of a batch, as in ops/check_export/live.py, which loads SGLang

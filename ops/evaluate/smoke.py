@@ -9,7 +9,7 @@ from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
 from ops.evaluate.op import Evaluate
-from ops.growth import Kind
+from ops.lib.scaling import Kind
 from ops.ingest.records import json_records
 
 PROMPTS = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.sections import Section
 from ops.files import read_json
-from ops.shown import facts
+from ops.lib.report_parts import facts
 
 SHOWN = (
     "block_size",

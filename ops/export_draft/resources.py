@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
 from ops.dflash.footprint import draft_parameters
-from ops.foreseen import DraftForeseen
+from ops.lib.estimates import DraftForeseen
 from ops.load_target.sizes import ITEM_SIZES
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.sections import Section, Table
 from ops.files import read_json
-from ops.shown import account_sections
+from ops.lib.report_parts import account_sections
 
 
 def ingest_sections(folder: Path) -> Sequence[Section]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsl.smoke import Trial, Work
 from ops.files import read_json
-from ops.growth import Counts, Kind, SamplesGrown, kept_samples
+from ops.lib.scaling import Counts, Kind, SamplesGrown, kept_samples
 from ops.ingest.op import Ingest
 from ops.ingest.quotas import quotas
 from ops.tally import SPLITS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.sections import Section
-from ops.shown import account_sections
+from ops.lib.report_parts import account_sections
 
 
 def inject_images_sections(folder: Path) -> Sequence[Section]:

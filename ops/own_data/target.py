@@ -10,7 +10,7 @@ from attrs import frozen
 
 from dsl.errors import ConfigError, DataError
 from ops.capture_targets.layers import spread_layers
-from ops.foreseen import read_config
+from ops.lib.estimates import read_config
 from ops.load_target.resources import TARGETS, dtype_of, find_config
 from ops.load_target.sizes import TargetSizes
 from ops.vision.pixel_limits import PREPROCESSOR, pixel_limits

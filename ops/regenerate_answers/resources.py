@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
-from ops.foreseen import TargetForeseen
+from ops.lib.estimates import TargetForeseen
 from ops.load_target.sizes import ITEM_SIZES
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.sections import Account, Chart, Section, Series
 from ops.files import read_json
-from ops.shown import facts, first_rows
+from ops.lib.report_parts import facts, first_rows
 
 
 def shard_sequence_sections(folder: Path) -> Sequence[Section]:

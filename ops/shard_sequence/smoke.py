@@ -7,7 +7,7 @@ from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
 from ops.files import read_json
-from ops.growth import StepsGrown
+from ops.lib.scaling import StepsGrown
 from ops.shard_sequence.op import ShardSequence
 
 EPOCHS = 4

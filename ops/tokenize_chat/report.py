@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.sections import Chart, Html, Section, Table
 from ops.files import read_json
-from ops.shown import ROWS_READ, account_sections, first_rows, histogram, shard_counts
+from ops.lib.report_parts import ROWS_READ, account_sections, first_rows, histogram, shard_counts
 
 
 def tokenize_chat_sections(folder: Path) -> Sequence[Section]:

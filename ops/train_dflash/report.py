@@ -8,7 +8,7 @@ from typing import Any
 
 from dsl.sections import Account, Section
 from ops.files import read_json
-from ops.shown import facts
+from ops.lib.report_parts import facts
 
 SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfinite_steps", "final_loss", "loss")
 NOT_REACHED = "in no step before max_steps"

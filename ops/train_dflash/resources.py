@@ -17,7 +17,7 @@ from ops.dflash.footprint import (
     joined_bytes,
     waiting_bytes,
 )
-from ops.foreseen import DraftForeseen, TargetForeseen, TokensForeseen
+from ops.lib.estimates import DraftForeseen, TargetForeseen, TokensForeseen
 from ops.load_target.sizes import ITEM_SIZES
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 from ops.train_dflash.shape import foreseen_shape

@@ -19,7 +19,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import ConfigError, DataError
-from ops.on_demand import OnDemand
+from ops.lib.on_demand import OnDemand
 from ops.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
 if TYPE_CHECKING:

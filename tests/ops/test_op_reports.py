@@ -23,7 +23,7 @@ from ops.regenerate_answers.report import LETTERS, regenerate_answers_sections
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.report import shard_sequence_sections
 from ops.shard_sequence.run import shard_sequence
-from ops.shown import DROPPED_SHOWN, histogram, shown_value
+from ops.lib.report_parts import DROPPED_SHOWN, histogram, shown_value
 from ops.tally import NOT_TAKEN, Tally
 from ops.tokenize_chat.report import tokenize_chat_sections
 from ops.train_dflash.report import NOT_REACHED, train_account, train_dflash_sections

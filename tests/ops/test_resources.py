@@ -40,7 +40,7 @@ from ops.dflash.model import DraftModel
 from ops.dflash.seen import Seen
 from ops.dflash.step import Engine, MicroBatch
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.foreseen import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
+from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
 from ops.load_target.model import Target, describe_target
 from ops.load_target.op import LoadTarget
 from ops.load_target.sizes import TargetSizes
