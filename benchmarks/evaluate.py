@@ -34,7 +34,7 @@ from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_s
 from ops.dflash.load import load_draft, random_draft
 from ops.dflash.model import DraftModel
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 
 GOAL = 0.5
 Side = Callable[[], list[Decoded]]

@@ -30,7 +30,7 @@ from dsl.stage import RENDEZVOUS
 from executor.keys.node_key import node_inputs
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 

@@ -27,7 +27,7 @@ from ops.capture_targets.agreement import LOG_PROB_TOLERANCE, TIMES_OWN_ROUNDING
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.run import check_fits, layers_of
 from ops.capture_targets.sglang import SglangBackend
-from ops.files import read_json, read_jsonl, write_json
+from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.load_target.log_probs import token_log_probs
 from ops.load_target.model import read_config, target_info
 from ops.sglang_engine.answers import token_log_probs as served_log_probs
@@ -35,10 +35,10 @@ from ops.sglang_engine.mm_processor import ServedPrompts
 from ops.sglang_engine.process import float32_refusal
 from ops.sglang_engine.version import SGLANG_VERSION
 from ops.tokenize_chat.samples import up_to_last_answer
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.vision.batch import collate
 from ops.vision.families import family_of
-from ops.vision.packs import read_packed
+from ops.lib.data.image_packs import read_packed
 from ops.vision.processor import load_processor
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32

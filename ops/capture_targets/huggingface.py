@@ -15,7 +15,7 @@ from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States
 from ops.capture_targets.op import CaptureTargets
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 @define(eq=False)

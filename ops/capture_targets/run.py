@@ -27,9 +27,9 @@ from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layer
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.shards import feature_info
 from ops.capture_targets.writing import Shard, ShardWriter
-from ops.files import link_or_copy, write_json
+from ops.lib.data.files import link_or_copy, write_json
 from ops.load_target.model import check_images_fit, check_tokens_fit, read_config, target_info
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.vision.families import Family, family_of
 
 LOOK_EVERY_S = 0.2

@@ -23,7 +23,7 @@ from ops.load_target.model import read_config, target_info
 from ops.sglang_engine.layers import Recipe
 from ops.sglang_engine.process import context_length
 from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.training.ranks import meeting_store
 from ops.vision.families import VisionFamily, family_of
 

@@ -20,7 +20,7 @@ from attrs import Factory, frozen
 
 from dsl.errors import DataError
 from ops.check_export.mistake import Mistake
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 class LiveUnavailable(DataError):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.sections import Section, Table
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.lib.report_parts import facts
 
 

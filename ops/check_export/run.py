@@ -17,11 +17,11 @@ from ops.check_export.mistake import refuse
 from ops.check_export.op import CheckExport
 from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import with_measured
-from ops.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
+from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.lib.on_demand import OnDemand
 from ops.sglang_engine.serve_command import number_formats
 from ops.sglang_engine.version import require_sglang
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 if TYPE_CHECKING:
     from ops.check_export import live

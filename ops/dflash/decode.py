@@ -20,7 +20,7 @@ from ops.dflash.model import DraftModel
 from ops.dflash.rollback import roll_back, save
 from ops.dflash.use import DraftUse
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 @frozen

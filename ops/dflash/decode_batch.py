@@ -29,7 +29,7 @@ from ops.dflash.token_choice import GreedyChoice, SampledChoice, draws
 from ops.dflash.use import DraftUse
 from ops.dflash.verify import BatchVerifier, SingleVerifier, keeps_all_columns
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 @frozen

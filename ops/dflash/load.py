@@ -15,7 +15,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.dflash.config import DraftConfig, from_serving
 from ops.dflash.model import DraftModel
-from ops.files import read_json
+from ops.lib.data.files import read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ops.capture_targets.huggingface import forward_batch
 from ops.diagnose.finding import Finding
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 NAME = "own answers"
 LEAST_OWN = 0.8

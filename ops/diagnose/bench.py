@@ -19,7 +19,7 @@ from ops.diagnose.certainty import is_certainly_above, most, passes
 from ops.diagnose.misfits import misfits
 from ops.evaluate.statistics import tau_interval
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 
 RESAMPLINGS = 2000
 # A gain counts from here on. Several settings are tried, so one that is no better must not win by chance.

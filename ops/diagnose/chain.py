@@ -12,7 +12,7 @@ from dsl.errors import DataError
 from dsl.graph import Graph, GraphNode
 from dsl.op import Artifact
 from ops.artifacts import Draft, DraftCheckpoint, Report, TargetFeatures, TargetModel, TokenShards
-from ops.files import read_json
+from ops.lib.data.files import read_json
 
 Kind = TypeVar("Kind", bound=Artifact)
 Made = Mapping[str, tuple[Path, str]]  # node -> folder and digest of what it made, as far as the store has it

@@ -17,7 +17,7 @@ from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.shards import FeatureReader
 from ops.diagnose.finding import Finding, unmeasured
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 
 NAME = "features"
 SPLIT = "train"

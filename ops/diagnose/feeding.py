@@ -14,7 +14,7 @@ from attrs import asdict, evolve, frozen
 from ops.dflash.config import DraftConfig
 from ops.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
 from ops.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS = "layer ids", "mask token", "positions", "config", "weights"
 KINDS = (LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS)

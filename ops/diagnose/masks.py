@@ -12,7 +12,7 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.dflash.anchors import slot_weights
 from ops.diagnose.finding import Finding, unmeasured
 from ops.load_target.model import target_info, text_config
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 SPLIT = "train"
 LOOKED_AT = 2000  # samples, spread over the split

@@ -12,7 +12,7 @@ from ops.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 from ops.evaluate.run import is_repetition
 from ops.evaluate.statistics import steps_of
 from ops.evaluate.student import student_point
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 CATEGORY_RATIO = 2.0
 GAP_RATIO = 1.5

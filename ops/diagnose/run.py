@@ -35,9 +35,9 @@ from ops.diagnose.masks import anchors_by_category, mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
 from ops.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
 from ops.diagnose.trained import explained, target_finding, trained_of
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.load_target.model import Target, check_images_fit, check_tokens_fit
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 
 NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on

@@ -16,7 +16,7 @@ from ops.dflash.load import read_config, read_weights
 from ops.diagnose.bench import EXPORTED, TRAINED
 from ops.diagnose.feeding import Trained
 from ops.diagnose.finding import Finding, unmeasured
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.load_target.model import target_info
 
 EXPLAINED = ("features", "own answers", "training against decoding", "anything learnt")  # by a wrong target

@@ -19,7 +19,7 @@ from ops.inject_images.op import InjectImages
 from ops.inject_images.run import messages as joined_messages
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.samples import load_image, prompt_sample
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.tokenize_chat.template import Messages, Unusable
 from ops.vision.images import fault_of, strict_pillow
 

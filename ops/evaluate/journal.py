@@ -12,7 +12,7 @@ from attrs import asdict, define, field, frozen
 
 from ops.dflash.decode import Decoded
 from ops.evaluate.statistics import BatchTime
-from ops.files import json_line
+from ops.lib.data.files import json_line
 
 
 @frozen

@@ -22,7 +22,7 @@ from dsl.sections import STYLE
 from ops.dflash.decode import Decoded
 from ops.evaluate.summary import Summary
 from ops.tokenize_chat.preview import visible
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.vision.processor import Processor
 
 SHOWN = 200

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsl.sections import Cell, Chart, Html, Section, Series, Table
 from ops.evaluate.metric_names import ALL
-from ops.files import read_json
+from ops.lib.data.files import read_json
 
 PAGE_HEIGHT = 640
 

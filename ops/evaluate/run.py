@@ -27,9 +27,9 @@ from ops.evaluate.prompts import choose_prompts, processor_of
 from ops.evaluate.report import interval_text
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import Decoder, decode_in_turns, journal_file
-from ops.files import write_json, write_jsonl
+from ops.lib.data.files import write_json, write_jsonl
 from ops.load_target.model import Target, check_tokens_fit
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.vision.processor import Processor
 
 FEWEST_TOKENS, LEAST_KINDS = 12, 4  # an answer of fewer tokens repeats nothing; of fewer kinds of them, it is a cycle

@@ -24,7 +24,7 @@ from ops.evaluate.journal import BatchResult, Journal, PromptResult
 from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 WARM_UP_TOKENS = 2
 PARTS = ("prefill", "draft", "verify")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dsl.logged_model import LoggedModel, Tensor
 from ops.dflash.config import from_serving
-from ops.files import read_json
+from ops.lib.data.files import read_json
 
 KIND = "dflash-draft"
 SHELL_BEGIN, SHELL_END = "```sh\n", "\n```"  # of the model card

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from ops.load_target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 
 
 @frozen

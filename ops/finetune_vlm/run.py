@@ -22,7 +22,7 @@ from attrs import define, field
 from dsl.errors import DataError, StopRequested
 from dsl.op import op_of
 from dsl.stage import Stage
-from ops.files import write_json
+from ops.lib.data.files import write_json
 from ops.finetune_vlm.batches import Order, passes_of_rank
 from ops.finetune_vlm.figures import training_figure
 from ops.finetune_vlm.measuring import HeldOut
@@ -34,7 +34,7 @@ from ops.load_target.model import Target, describe_target
 from ops.load_target.save import PROCESSOR, copy_files, write_target_json
 from ops.optimizer import clip_gradients, learning_rate
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.training import ranks
 from ops.training.background import Checkpoints
 from ops.training.checkpoint import Kept, TrainState

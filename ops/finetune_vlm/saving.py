@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ops.dtensors import gathered, reshard
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.load_target.model import Target
 from ops.load_target.save import CODE, copy_files
 from ops.load_target.served import complete_config

@@ -13,8 +13,8 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.smoke import Amount
-from ops.files import read_jsonl
-from ops.tally import SPLITS
+from ops.lib.data.files import read_jsonl
+from ops.lib.data.sample_account import SPLITS
 
 Kind = tuple[str, str]  # category ("image" or "text"), split
 TRAINED = "trained"  # foreseen of a target that the trial trained for a few steps only

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.vision.families import OTHER_PARTS
 
 EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")

@@ -18,9 +18,9 @@ from transformers import AutoConfig
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.load_target.ends import find_ends, stored_dtype
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.vision.batch import ModelInputs, collate
 from ops.vision.families import Family, VisionFamily, family_of, text_part
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.files import write_json
+from ops.lib.data.files import write_json
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 PROCESSOR = (

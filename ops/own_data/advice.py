@@ -16,7 +16,7 @@ from ops.load_target.sizes import ITEM_SIZES
 from ops.own_data.lengths import PixelRules
 from ops.own_data.survey import FRACTIONS, Survey, percentile
 from ops.own_data.target import MOST_LAYERS, Target
-from ops.tally import SPLITS
+from ops.lib.data.sample_account import SPLITS
 from ops.tokenize_chat.resources import TOKEN_BYTES
 
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given

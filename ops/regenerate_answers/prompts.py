@@ -14,9 +14,9 @@ from ops.load_target.run import find_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
 from ops.tokenize_chat.samples import load_images, prompt_sample
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.tokenize_chat.template import THINK, Messages
-from ops.vision.packs import read_packed
+from ops.lib.data.image_packs import read_packed
 from ops.vision.processor import load_processor
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsl.errors import shortened
 from dsl.sections import Chart, Section, Table
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.lib.report_parts import account_sections, facts, first_rows, histogram
 
 ANSWERS_SHOWN = 12

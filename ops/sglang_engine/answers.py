@@ -19,7 +19,7 @@ from torch import Tensor
 from ops.sglang_engine.mm_processor import ServedPrompt
 from ops.sglang_engine.requests import make_request
 from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 @torch.inference_mode()

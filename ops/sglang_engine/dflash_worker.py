@@ -33,7 +33,7 @@ from ops.sglang_engine.process import NO_PORT, enter, leave, make_server_args
 from ops.sglang_engine.requests import VisionTokens, make_request
 from ops.sglang_engine.runtime import NoPrefixes
 from ops.sglang_engine.version import require_sglang
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 MAX_REQUESTS = 16
 REFUSAL = "speculative decoding is not supported by"

@@ -20,7 +20,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 @frozen

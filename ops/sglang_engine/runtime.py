@@ -35,7 +35,7 @@ from ops.sglang_engine.layers import Recipe, keep_no_layers, set_layers_to_captu
 from ops.sglang_engine.process import MAX_REQUESTS, NO_PORT, enter, leave, make_server_args
 from ops.sglang_engine.requests import VisionTokens, make_request
 from ops.sglang_engine.version import require_sglang
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 @define(eq=False)

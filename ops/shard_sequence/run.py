@@ -10,9 +10,9 @@ from attrs import asdict, frozen
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.capture_targets.shards import FeatureReader
-from ops.files import write_json, write_jsonl
+from ops.lib.data.files import write_json, write_jsonl
 from ops.shard_sequence.op import ShardSequence
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 SPLIT = "train"
 

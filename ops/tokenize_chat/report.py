@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.sections import Chart, Html, Section, Table
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.lib.report_parts import ROWS_READ, account_sections, first_rows, histogram, shard_counts
 
 

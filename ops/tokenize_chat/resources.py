@@ -6,7 +6,7 @@ from collections import Counter
 
 from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.lib.estimates import MILLION, TargetForeseen, TokensForeseen, amount
 
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8

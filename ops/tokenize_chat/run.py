@@ -11,16 +11,16 @@ from attrs import frozen
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
-from ops.files import read_json, read_jsonl, write_json
+from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.load_target.run import find_processor
-from ops.ordered import available_cores, in_order
-from ops.tally import SPLITS, Tally
+from ops.lib.data.ordered_threads import available_cores, in_order
+from ops.lib.data.sample_account import SPLITS, Tally
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.samples import tokenize_row
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.tokenize_chat.template import Unusable, texts_of
 from ops.tokenize_chat.trial import TemplateTrial
 from ops.tokenize_chat.writer import ShardWriter

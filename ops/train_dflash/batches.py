@@ -23,7 +23,7 @@ from ops.dflash.anchors import block_labels, draw_anchors, slot_weights
 from ops.dflash.attention import Seen
 from ops.dflash.step import MicroBatch
 from ops.dflash.weighted import Weighted
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.sequence_parallel.exchange import deal_blocks
 from ops.shard_sequence.run import padded_length
 from ops.train_dflash.staging import Direct, Sent, Transfer

@@ -16,7 +16,7 @@ from ops.capture_targets.shards import FeatureReader
 from ops.dflash.config import POSITIONS, DraftConfig
 from ops.load_target.ends import frozen_ends
 from ops.load_target.model import target_info, text_config
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.online import OnlineReader, describe_features, token_mistakes
 from ops.train_dflash.op import TrainDflash

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.sections import Account, Section
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.lib.report_parts import facts
 
 SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfinite_steps", "final_loss", "loss")

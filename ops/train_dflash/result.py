@@ -12,7 +12,7 @@ from torch import Tensor
 from dsl.op import op_of
 from dsl.stage import Stage
 from ops.dflash.config import to_serving
-from ops.files import write_json
+from ops.lib.data.files import write_json
 from ops.train_dflash.figures import accuracy_figure, loss_figure, tau_figure
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import TrainDflash

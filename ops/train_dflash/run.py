@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
-from ops.files import write_json
+from ops.lib.data.files import write_json
 from ops.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
 from ops.train_dflash.engine import Setup, set_up, tell

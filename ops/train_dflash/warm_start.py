@@ -14,7 +14,7 @@ from dsl.errors import ConfigError, DataError
 from ops.dflash.config import from_serving, to_serving
 from ops.dflash.model import DraftModel
 from ops.dtensors import load_whole
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.training.differences import differences
 
 

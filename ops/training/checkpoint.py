@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from dsl.errors import ConfigError, DataError
 from ops.dtensors import gathered, load_whole, reshard
-from ops.files import read_json, sync, write_json
+from ops.lib.data.files import read_json, sync, write_json
 from ops.optimizer import Optimizer, named_state, restore_state
 from ops.training.differences import differences
 from ops.training.ema import Ema

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dsl.errors import DataError
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.vision.tensor_list import (
     Index,
     Packed,

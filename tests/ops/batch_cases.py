@@ -17,7 +17,7 @@ from ops.dflash.model import DraftModel
 from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.vision.processor import load_processor
 
 BLOCK = 5

@@ -14,10 +14,10 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from dsl.op import Ref
 from ops.artifacts import ImageSamples
-from ops.files import json_line
+from ops.lib.data.files import json_line
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.vision.packs import PackWriter
+from ops.lib.data.image_packs import PackWriter
 
 LONG_ANSWER = "word " * 40 + "end."
 

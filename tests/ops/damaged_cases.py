@@ -7,7 +7,7 @@ from gate_cases import check
 from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 
 RANDOM = "leaves what happens to stand in its memory, and accepts about 1 token a step"
 REWRITE = "write the export again"

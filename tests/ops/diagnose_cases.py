@@ -17,9 +17,9 @@ from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel, T
 from ops.dflash.decode import decode_plain
 from ops.diagnose.chain import Chain
 from ops.diagnose.run import diagnose
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 BLOCK = 6
 NEW_TOKENS = 23  # behind the first token of an answer

@@ -17,7 +17,7 @@ from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures, TargetModel
 from ops.capture_targets.shards import write_feature_shard
 from ops.dflash.config import DraftConfig
-from ops.files import write_json
+from ops.lib.data.files import write_json
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.op import TrainDflash

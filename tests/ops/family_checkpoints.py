@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from ops.tokenize_chat.builtin import SPECIAL_TOKENS, write_builtin_processor
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.vision.chunks import ImageChunk, TextChunk, concatenate
 from ops.vision.families import family_of
 from ops.vision.processor import Processor

@@ -25,7 +25,7 @@ from finetune_cases import RANK_CASES, config
 
 from dsl.errors import ConfigError
 from ops.artifacts import TokenShards
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.finetune_vlm.run import finetune_vlm
 from ops.training import ranks
 from ops.training.checkpoint import checkpoints

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ops.artifacts import TargetModel
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 
 
 def make_lively(target: TargetModel, folder: Path, **info: Any) -> TargetModel:

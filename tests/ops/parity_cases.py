@@ -17,9 +17,9 @@ from fake_stage import folder_digest
 from dsl.op import Artifact
 from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.shards import FeatureReader
-from ops.files import write_json, write_jsonl
+from ops.lib.data.files import write_json, write_jsonl
 from ops.shard_sequence.run import padded_length
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 PAD_MULTIPLE, STEPS = 8, 20
 TYPES = {"features": TargetFeatures, "target": TargetModel, "batches": BatchPlan}

@@ -12,7 +12,7 @@ from family_checkpoints import IDS, VISION
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.vision.batch import ModelInputs, collate
 
 VOCABULARY, HIDDEN = 61, 64

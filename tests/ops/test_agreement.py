@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ops.capture_targets.agreement import ALONE_TOLERANCE, FLOAT32_TOLERANCE, compare_states
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 IMAGE, LAYERS, HIDDEN = 5, (1, 4, 6), 8
 

@@ -6,7 +6,7 @@ import pytest
 from checkpoint_cases import IDENTITY, flip_a_bit, names, new_state, train
 
 from dsl.errors import DataError
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.training.background import Checkpoints
 from ops.training.checkpoint import Best, Kept, load_checkpoint, saved_weights
 

@@ -21,7 +21,7 @@ from ops.capture_targets.layers import eagle3_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 
 def config(**changes):

@@ -24,7 +24,7 @@ from ops.capture_targets.writing import Shard
 from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash.online import token_mistakes
 
 

@@ -23,7 +23,7 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import batches_by_length, capture_shard, capture_targets, plan_shards
 from ops.capture_targets.writing import Shard, ShardWriter
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 
 
 def config(**changes):

@@ -27,7 +27,7 @@ from ops.check_export.mistake import Mistake
 from ops.check_export.op import CheckExport
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.files import read_json, read_jsonl, write_json
+from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.sglang_engine.serve_command import launch_command
 from ops.vision.pixel_limits import pixel_limits
 

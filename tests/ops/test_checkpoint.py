@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.optimizer import named_state
 from ops.training import background, checkpoint
 from ops.training.background import Checkpoints

@@ -9,7 +9,7 @@ from pathlib import Path
 from fake_stage import FakeStage
 
 from dsl.read_toml import read_graph
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.ingest.digits import digit_samples
 from pipelines.export_digits import export_digits
 

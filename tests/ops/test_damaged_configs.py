@@ -7,7 +7,7 @@ import re
 import pytest
 from damaged_cases import REWRITE, edit_config, mistakes
 
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 
 
 @pytest.mark.parametrize(

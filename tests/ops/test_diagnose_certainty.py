@@ -12,7 +12,7 @@ from ops.dflash.decode import Decoded
 from ops.diagnose.bench import paired_gain, unpaired_gain
 from ops.diagnose.outcomes import decoding_finding, random_finding
 from ops.evaluate.student import student_point
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 BLOCK, LENGTH, TRIALS = 16, 128, 100
 PROMPTS = (4, 5, 6, 7)

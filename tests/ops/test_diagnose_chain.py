@@ -10,7 +10,7 @@ from serve_cases import PIPELINE
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from ops.diagnose.chain import Chain
-from ops.files import write_json
+from ops.lib.data.files import write_json
 
 BENCHMARK = """
 [node.tests_first]

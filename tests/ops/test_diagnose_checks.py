@@ -25,9 +25,9 @@ from ops.diagnose.finding import TOO_FEW, Finding, sorted_findings, unjudged, un
 from ops.diagnose.masks import anchors_by_category, look, mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
 from ops.diagnose.trained import explained, target_finding
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 IMAGES: list[Any] = [SimpleNamespace(category="image")] * 8
 TEXTS: list[Any] = [SimpleNamespace(category="text")] * 8

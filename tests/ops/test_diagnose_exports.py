@@ -14,7 +14,7 @@ from lively_target import make_lively
 from dsl.errors import DataError
 from ops.artifacts import DraftCheckpoint
 from ops.diagnose.chain import Chain
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.load_target.model import Target
 
 UNMEASURED_TAU = {"exported": None, "low": None, "high": None}

@@ -13,7 +13,7 @@ from dsl.errors import ConfigError, DataError
 from ops.dflash.config import to_serving
 from ops.dflash.fit import check_draft_fits, unfit_fields
 from ops.dflash.load import load_draft
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.load_target.model import Target
 
 OTHERS: list[tuple[dict[str, Any], dict[str, str]]] = [

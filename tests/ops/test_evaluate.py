@@ -21,7 +21,7 @@ from ops.dflash.load import load_draft, random_draft
 from ops.evaluate.prompts import HeldOut, first_of_each
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from ops.dflash.load import load_draft
 from ops.evaluate.lengths import check_lengths
 from ops.evaluate.prompts import HeldOut, first_of_each
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 
 @frozen

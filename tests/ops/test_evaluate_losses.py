@@ -13,9 +13,9 @@ from ops.artifacts import Draft, TargetModel
 from ops.dflash.decode import Decoded, decode_plain
 from ops.dflash.token_choice import GreedyChoice
 from ops.evaluate import turns
-from ops.files import read_json
+from ops.lib.data.files import read_json
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from ops.dflash.decode import decode_plain
 from ops.evaluate import turns
 from ops.evaluate.report import evaluate_sections
 from ops.evaluate.run import is_repetition
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash.short_evaluation import first_of_each_category
 
 CONTENT = ("report.json", "prompts.jsonl", "prompts.html")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ops.dflash.decode import Decoded
 from ops.evaluate.page import page, picture, runs, show, thumbnails
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.vision.processor import Processor, load_processor
 
 

@@ -23,7 +23,7 @@ from ops.dflash.config import from_serving, to_serving
 from ops.dflash.model import DraftModel
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.train_dflash.run import train_dflash
 
 

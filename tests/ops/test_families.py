@@ -27,17 +27,17 @@ from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.capture_targets.shards import FeatureReader
-from ops.files import write_jsonl
+from ops.lib.data.files import write_jsonl
 from ops.load_target.model import Target, read_config
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.vision.batch import ModelInputs, collate
 from ops.vision.families import FAMILIES as CLASSES
 from ops.vision.families import family_of
-from ops.vision.packs import PackWriter
+from ops.lib.data.image_packs import PackWriter
 from ops.vision.processor import load_processor
 
 LAYER_IDS = (0, 1, 3, 6)

@@ -16,7 +16,7 @@ from ops.finetune_vlm.accuracy import greedy_answers
 from ops.finetune_vlm.parts import parts_of
 from ops.load_target.model import Target, read_config
 from ops.load_target.served import check_served
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 
 def parts_of_family(name: str) -> set[str]:

@@ -17,9 +17,9 @@ from rank_processes import run_ranks
 from safetensors.torch import load_file
 
 from dsl.errors import StopRequested
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.finetune_vlm.batches import Order, micro_batches
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 HERE = Path(__file__).parent
 

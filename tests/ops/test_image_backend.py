@@ -22,7 +22,7 @@ from ops.load_target.run import load_target
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.vision.processor import load_processor
 
 

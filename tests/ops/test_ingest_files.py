@@ -11,7 +11,7 @@ from dsl.errors import DataError
 from executor.keys.external_inputs import ExternalDigests
 from ops.ingest.op import Ingest
 from ops.ingest.run import MAX_IMAGE_BYTES
-from ops.vision.packs import PackWriter, read_packed
+from ops.lib.data.image_packs import PackWriter, read_packed
 
 
 def test_a_link_inside_the_folder_is_followed(tmp_path):

@@ -2,7 +2,7 @@
 
 from fake_stage import FakeStage
 
-from ops.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ops.files import json_line, write_json
+from ops.lib.data.files import json_line, write_json
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

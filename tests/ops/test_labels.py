@@ -11,7 +11,7 @@ from format_cases import png
 
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples, TargetModel
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages

@@ -27,7 +27,7 @@ from ops.check_export.op import CheckExport
 from ops.dflash import decode
 from ops.dflash.decode import Decoded, decode_speculative
 from ops.dflash.load import load_draft
-from ops.files import write_json
+from ops.lib.data.files import write_json
 from ops.sglang_engine.version import installed_version
 
 

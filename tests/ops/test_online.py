@@ -19,7 +19,7 @@ from ops.capture_targets.run import capture_targets
 from ops.capture_targets.shards import FeatureReader
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.batches import Place, Rows, needed

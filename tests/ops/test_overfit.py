@@ -21,7 +21,7 @@ from ops.dflash.decode import Decoded, DraftContext, decode_plain, decode_specul
 from ops.dflash.load import load_draft
 from ops.dflash.model import DraftModel
 from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 
 BLOCK = 8
 NEW_TOKENS = 47  # behind the first token of an answer

@@ -25,7 +25,7 @@ from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from ops.artifacts import TargetModel
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative
 from ops.dflash.load import load_draft, random_draft
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target

@@ -30,13 +30,13 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.dflash.sampling import uniform_draws
-from ops.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.load_target.model import Target
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.vision.processor import load_processor
 
 

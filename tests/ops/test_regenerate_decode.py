@@ -13,7 +13,7 @@ from regenerate_cases import make_target
 from ops.dflash.sampling import choose, uniform_draws
 from ops.load_target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")

@@ -18,7 +18,7 @@ from toy_ops import wait_for
 
 from dsl.errors import ConfigError, DataError, StopRequested, TransientError
 from ops.artifacts import ImageSamples
-from ops.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.regenerate_answers.run import regenerate_answers
 from ops.regenerate_answers.wire import request_seed
 

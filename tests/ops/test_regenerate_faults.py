@@ -13,7 +13,7 @@ from regenerate_cases import answers_of, run_endpoint, turn
 
 from dsl.errors import DataError, TransientError
 from ops.artifacts import ImageSamples
-from ops.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 
 OPTIONS = {"max_new_tokens": 16, "finish_reasons": ("stop", "length"), "min_answer_tokens": 1}
 

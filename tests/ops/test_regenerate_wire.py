@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from dsl.errors import DataError
 from ops.artifacts import ImageSamples
-from ops.files import write_jsonl
+from ops.lib.data.files import write_jsonl
 from ops.regenerate_answers.client import asked_wait
 from ops.regenerate_answers.wire import data_url, read_reply, request_seed, wire_messages
 from ops.vision.images import decode

@@ -19,11 +19,11 @@ from ops.artifacts import BatchPlan, TokenShards
 from ops.dflash.config import from_serving
 from ops.dflash.decode import decode_speculative
 from ops.dflash.model import DraftModel
-from ops.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.load_target.model import Target, text_config
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash import measuring, result
 from ops.train_dflash.measuring import Measuring
 from ops.train_dflash.op import TrainDflash

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsl.errors import DataError
 from dsl.op import Ref
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import plan_steps, shard_sequence
 

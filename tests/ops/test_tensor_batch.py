@@ -11,7 +11,7 @@ from test_tensor_list import names_in_pickle
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.vision.batch import ModelInputs, TensorBatch, collate, tensor_batch
 from ops.vision.tensor_list import TensorList
 

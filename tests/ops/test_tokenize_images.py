@@ -10,11 +10,11 @@ from PIL import Image
 
 from dsl.errors import DataError
 from ops.artifacts import ImageSamples, TokenShards
-from ops.files import json_line, read_jsonl
+from ops.lib.data.files import json_line, read_jsonl
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 from ops.tokenize_chat.writer import ShardWriter
-from ops.vision.packs import PackWriter, read_packed
+from ops.lib.data.image_packs import PackWriter, read_packed
 
 
 @pytest.fixture(scope="module")

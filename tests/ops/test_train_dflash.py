@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.capture_targets.shards import FeatureReader, write_feature_shard
 from ops.dflash.anchors import draw_anchors
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.optimizer import learning_rate, make_optimizer
 from ops.train_dflash.batches import micro_batches
 from ops.train_dflash.run import train_dflash

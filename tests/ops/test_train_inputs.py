@@ -9,7 +9,7 @@ from fake_stage import FakeStage
 
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import TokenShards
-from ops.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json
 from ops.train_dflash.inputs import draft_config, open_inputs
 from ops.train_dflash.op import TrainDflash
 

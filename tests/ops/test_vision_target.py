@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples, TokenShards
-from ops.files import read_jsonl
+from ops.lib.data.files import read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
@@ -29,9 +29,9 @@ from ops.load_target.model import Target
 from ops.load_target.save import PROCESSOR, copy_files
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.vision.batch import collate
-from ops.vision.packs import read_packed
+from ops.lib.data.image_packs import read_packed
 from ops.vision.processor import load_processor
 
 COLOURS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 60, 210), "yellow": (220, 210, 50)}

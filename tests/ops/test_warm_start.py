@@ -15,7 +15,7 @@ from ops.dflash.config import from_serving
 from ops.dflash.reference import Sample, reference_step
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 from ops.load_target.ends import frozen_ends
 from ops.train_dflash.run import train_dflash
 

@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
 from ops.artifacts import TargetModel, TokenShards
-from ops.files import write_json, write_jsonl
+from ops.lib.data.files import write_json, write_jsonl
 from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.load_target.save import PROCESSOR, copy_files
 from ops.load_target.served import complete_config
-from ops.tokenize_chat.shards import TokenSample, write_token_shard
+from ops.lib.data.token_shards import TokenSample, write_token_shard
 from ops.vision.families import VisionFamily, family_of
 from ops.vision.processor import Processor, load_processor
 

@@ -18,7 +18,7 @@ from ops.regenerate_answers.decode import Sampling, generate
 from ops.sglang_engine.answers import greedy, served_request, token_log_probs
 from ops.sglang_engine.mm_processor import ServedPrompts
 from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 from ops.vision.batch import collate
 from ops.vision.processor import load_processor
 

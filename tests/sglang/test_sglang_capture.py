@@ -23,7 +23,7 @@ from ops.sglang_engine import requests
 from ops.sglang_engine.layers import keep_no_layers, set_layers_to_capture
 from ops.sglang_engine.requests import VisionTokens, image_hash
 from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 LAYER_IDS = (0, 1, 3, 6)  # deepstack adds behind layers 0 and 1; 6 is the last that can be captured
 TIMES = 100

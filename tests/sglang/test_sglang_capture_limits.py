@@ -23,7 +23,7 @@ from ops.capture_targets.server_args import ALLOWED, FIXED, FIXED_FAMILIES
 from ops.sglang_engine.layers import set_layers_to_capture
 from ops.sglang_engine.process import make_server_args
 from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
 
 
 @pytest.fixture(scope="module")

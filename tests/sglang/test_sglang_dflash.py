@@ -19,7 +19,7 @@ from dsl.errors import DataError
 from ops.dflash.config import DraftConfig, to_serving
 from ops.dflash.load import load_draft
 from ops.evaluate.statistics import acceptance_length
-from ops.files import write_json
+from ops.lib.data.files import write_json
 from ops.sglang_engine.dflash_worker import DflashEngine, DflashRefused, DraftRefused, NoRoom, tokens_of
 from ops.sglang_engine.draft_forward import compare_forward, context_lengths
 from ops.sglang_engine.runtime import SglangRuntime

@@ -28,9 +28,9 @@ from ops.sglang_engine.mm_processor import ServedPrompt, ServedPrompts
 from ops.sglang_engine.requests import VisionTokens
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.vision.images import decode
-from ops.vision.packs import PackWriter
+from ops.lib.data.image_packs import PackWriter
 from ops.vision.processor import load_processor
 
 BACKENDS = ("pillow", "torchvision")

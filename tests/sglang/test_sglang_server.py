@@ -38,12 +38,12 @@ from executor.store.artifact_store import Store
 from ops.artifacts import ImageSamples, TokenShards
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative
 from ops.dflash.load import load_draft
-from ops.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.load_target.model import Target
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.shards import TokenReader, TokenSample
-from ops.vision.packs import PackWriter
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.data.image_packs import PackWriter
 from ops.vision.processor import load_processor
 
 IMAGES = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]

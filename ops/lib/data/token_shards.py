@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ops.artifacts import TokenShards
-from ops.files import read_json, read_jsonl
+from ops.lib.data.files import read_json, read_jsonl
 
 OFFSETS = {
     "input_ids": "token_offsets",

@@ -7,7 +7,7 @@ from collections import Counter
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.files import write_json
+from ops.lib.data.files import write_json
 
 SPLITS = ("train", "val", "test")
 NOT_TAKEN = "over max_samples"  # left out because the user asked for fewer: no fault of the sample
