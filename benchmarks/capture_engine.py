@@ -33,7 +33,7 @@ from ops.capture_targets.run import batches_by_length
 from ops.load_target.model import Target
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.families import Family, VisionFamily, family_of
+from ops.lib.vision.families import Family, VisionFamily, family_of
 
 GOAL = 0.9  # of the plain prefill's speed
 

@@ -42,7 +42,7 @@ from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.tokenize_chat.samples import tokenize_row
 from ops.lib.data.image_packs import PackWriter
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 MAX_PIXELS = 512 * 512
 VOCABULARY = 8000

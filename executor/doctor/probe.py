@@ -65,7 +65,7 @@ def compile_fault_on(device: str) -> str:
 
 def transformers_facts() -> dict[str, Any]:
     """Loads what dflow takes of it: a torchvision that does not fit breaks that."""
-    importlib.import_module("ops.vision.processor")
+    importlib.import_module("ops.lib.vision.processor")
     return {"version": importlib.import_module("transformers").__version__}
 
 

@@ -36,10 +36,10 @@ from ops.sglang_engine.process import float32_refusal
 from ops.sglang_engine.version import SGLANG_VERSION
 from ops.tokenize_chat.samples import up_to_last_answer
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.vision.batch import collate
-from ops.vision.families import family_of
+from ops.lib.vision.batch import collate
+from ops.lib.vision.families import family_of
 from ops.lib.data.image_packs import read_packed
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 

@@ -30,7 +30,7 @@ from ops.capture_targets.writing import Shard, ShardWriter
 from ops.lib.data.files import link_or_copy, write_json
 from ops.load_target.model import check_images_fit, check_tokens_fit, read_config, target_info
 from ops.lib.data.token_shards import TokenReader
-from ops.vision.families import Family, family_of
+from ops.lib.vision.families import Family, family_of
 
 LOOK_EVERY_S = 0.2
 PARTS_THAT_FILL = 16  # a GPU is busy with so small a part of the default batch_tokens: 512 tokens

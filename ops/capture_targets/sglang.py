@@ -25,7 +25,7 @@ from ops.sglang_engine.process import context_length
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.training.ranks import meeting_store
-from ops.vision.families import VisionFamily, family_of
+from ops.lib.vision.families import VisionFamily, family_of
 
 # What was compared with transformers' states, see docs/sglang.md.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")

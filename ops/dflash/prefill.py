@@ -26,7 +26,7 @@ from transformers import AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
 from ops.load_target.model import Target
-from ops.vision.batch import ModelInputs
+from ops.lib.vision.batch import ModelInputs
 
 
 @frozen(eq=False)

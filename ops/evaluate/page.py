@@ -23,7 +23,7 @@ from ops.dflash.decode import Decoded
 from ops.evaluate.summary import Summary
 from ops.tokenize_chat.preview import visible
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.processor import Processor
+from ops.lib.vision.processor import Processor
 
 SHOWN = 200
 THUMBNAIL = 96  # pixels of the longer side

@@ -16,7 +16,7 @@ from ops.evaluate.op import Evaluate
 from ops.load_target.model import Target, check_images_fit, check_patches_fit
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.vision.processor import Processor, load_processor
+from ops.lib.vision.processor import Processor, load_processor
 
 
 class Prompt(Protocol):

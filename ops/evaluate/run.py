@@ -30,7 +30,7 @@ from ops.evaluate.turns import Decoder, decode_in_turns, journal_file
 from ops.lib.data.files import write_json, write_jsonl
 from ops.load_target.model import Target, check_tokens_fit
 from ops.lib.data.token_shards import TokenReader
-from ops.vision.processor import Processor
+from ops.lib.vision.processor import Processor
 
 FEWEST_TOKENS, LEAST_KINDS = 12, 4  # an answer of fewer tokens repeats nothing; of fewer kinds of them, it is a cycle
 LOST = "report"  # in the work folder: the artifact of an evaluation that found a loss

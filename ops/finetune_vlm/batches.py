@@ -15,7 +15,7 @@ from dsl.stage import Stage
 from ops.capture_targets.run import batches_by_length
 from ops.lib.data.token_shards import TokenReader
 from ops.training.ranks import deal
-from ops.vision.batch import ModelInputs, collate
+from ops.lib.vision.batch import ModelInputs, collate
 
 BATCH_SIZE = 32
 

@@ -39,7 +39,7 @@ from ops.training import ranks
 from ops.training.background import Checkpoints
 from ops.training.checkpoint import Kept, TrainState
 from ops.training.nonfinite import SKIPPED, NonFinite
-from ops.vision.batch import ModelInputs
+from ops.lib.vision.batch import ModelInputs
 
 RATE, NORM, LOSS, ANSWERS, TOKENS, VAL_LOSS, VAL_ACCURACY = range(7)
 

@@ -17,7 +17,7 @@ from ops.load_target.model import Target, check_images_fit, check_tokens_fit, de
 from ops.load_target.run import find_checkpoint
 from ops.sequence_parallel.target_degree import check_target_degree
 from ops.lib.data.token_shards import TokenReader
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 BUILTIN = "builtin:tiny-qwen3-vl"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json
-from ops.vision.families import OTHER_PARTS
+from ops.lib.vision.families import OTHER_PARTS
 
 EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
 HEAD_ENDINGS = ("lm_head.weight",)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ops.dflash.head import head_cross_entropy
 from ops.load_target.model import Target
-from ops.vision.batch import ModelInputs
+from ops.lib.vision.batch import ModelInputs
 
 
 @torch.no_grad()

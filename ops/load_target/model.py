@@ -21,8 +21,8 @@ from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json
 from ops.load_target.ends import find_ends, stored_dtype
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.vision.batch import ModelInputs, collate
-from ops.vision.families import Family, VisionFamily, family_of, text_part
+from ops.lib.vision.batch import ModelInputs, collate
+from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
 
 
 @define

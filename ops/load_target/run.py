@@ -14,7 +14,7 @@ from ops.load_target.model import describe_target, read_config
 from ops.load_target.op import LoadTarget
 from ops.load_target.save import CODE, CONFIGS, PROCESSOR, WEIGHTS, copy_files, write_target_json
 from ops.load_target.served import complete_config
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 
 def load_target(config: LoadTarget, stage: Stage) -> None:

@@ -10,7 +10,7 @@ from dsl.errors import DataError
 from ops.lib.data.files import read_json, write_json
 from ops.load_target.ends import tensor_files
 from ops.load_target.model import read_config
-from ops.vision.families import Qwen3Vl, family_of, is_expert
+from ops.lib.vision.families import Qwen3Vl, family_of, is_expert
 
 
 def complete_config(directory: Path) -> None:

@@ -24,7 +24,7 @@ from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Shard
 from ops.regenerate_answers.wire import Reply, request_seed, wire_messages
 from ops.tokenize_chat.template import Unusable
-from ops.vision.images import DECODE_ERRORS, UNDECODABLE
+from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE
 
 ASK_STOP_S = 0.1
 HOPELESS = 20  # refusals before the first answer: it is not for the samples' sake

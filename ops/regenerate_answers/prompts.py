@@ -17,7 +17,7 @@ from ops.tokenize_chat.samples import load_images, prompt_sample
 from ops.lib.data.token_shards import TokenSample
 from ops.tokenize_chat.template import THINK, Messages
 from ops.lib.data.image_packs import read_packed
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 
 @frozen

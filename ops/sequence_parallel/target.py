@@ -30,8 +30,8 @@ from ops.sequence_parallel.exchange import Ulysses
 from ops.sequence_parallel.mesh import SP, flat_mesh, make_mesh
 from ops.sequence_parallel.target_attention import ULYSSES, Slice
 from ops.sequence_parallel.target_degree import check_target_degree
-from ops.vision.batch import ModelInputs
-from ops.vision.tensor_list import TensorList
+from ops.lib.vision.batch import ModelInputs
+from ops.lib.vision.tensor_list import TensorList
 
 
 @frozen(eq=False)

@@ -27,7 +27,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from ops.sequence_parallel.exchange import Ulysses
-from ops.vision.families import Family
+from ops.lib.vision.families import Family
 
 ULYSSES = "ulysses"
 

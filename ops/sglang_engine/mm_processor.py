@@ -35,7 +35,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.sglang_engine.serve_command import IMAGE_BACKENDS
 from ops.sglang_engine.version import require_sglang
-from ops.vision.processor import ImageBackend
+from ops.lib.vision.processor import ImageBackend
 
 
 @frozen(eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
-from ops.vision.pixel_limits import served_pixels
+from ops.lib.vision.pixel_limits import served_pixels
 
 LAUNCHER = "sglang.launch_server"
 MENDED_LAUNCHER = "ops.sglang_engine.launch_server"

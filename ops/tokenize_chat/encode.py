@@ -28,7 +28,7 @@ from ops.tokenize_chat.template import (
     spoken,
 )
 from ops.tokenize_chat.words import EncodedTokens, Tokens, WordTokenizer
-from ops.vision.processor import Processor
+from ops.lib.vision.processor import Processor
 
 TrainOn = Literal["assistant", "last"]
 

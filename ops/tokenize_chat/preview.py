@@ -17,9 +17,9 @@ from attrs import frozen
 from PIL import Image
 
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.images import decode
+from ops.lib.vision.images import decode
 from ops.lib.data.image_packs import read_packed
-from ops.vision.processor import Processor
+from ops.lib.vision.processor import Processor
 
 THUMBNAIL = 160  # pixels of the longer side
 PAGE = """<!doctype html>

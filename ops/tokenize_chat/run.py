@@ -24,8 +24,8 @@ from ops.lib.data.token_shards import TokenSample
 from ops.tokenize_chat.template import Unusable, texts_of
 from ops.tokenize_chat.trial import TemplateTrial
 from ops.tokenize_chat.writer import ShardWriter
-from ops.vision.images import strict_pillow
-from ops.vision.processor import Processor, load_processor
+from ops.lib.vision.images import strict_pillow
+from ops.lib.vision.processor import Processor, load_processor
 
 PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one turn of a worker: enough to pay for the hand-over, little to keep
 FEW_WORKERS = 4  # one thread that tokenises by words does as much as about so many in the Rust library

@@ -32,7 +32,7 @@ from ops.load_target.model import Target, check_images_fit, check_tokens_fit, re
 from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.op import TrainDflash
-from ops.vision.families import family_of
+from ops.lib.vision.families import family_of
 
 SPLITS = ("train", "val")
 

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from ops.artifacts import TargetModel
 from ops.load_target.model import Target
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 Body = dict[str, Any]
 

@@ -26,7 +26,7 @@ from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 BLOCK = 6
 NEW_TOKENS = 29  # behind the first token of an answer

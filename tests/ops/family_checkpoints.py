@@ -33,9 +33,9 @@ from transformers import (
 
 from ops.tokenize_chat.builtin import SPECIAL_TOKENS, write_builtin_processor
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.chunks import ImageChunk, TextChunk, concatenate
-from ops.vision.families import family_of
-from ops.vision.processor import Processor
+from ops.lib.vision.chunks import ImageChunk, TextChunk, concatenate
+from ops.lib.vision.families import family_of
+from ops.lib.vision.processor import Processor
 
 HIDDEN, LAYERS, VOCABULARY = 32, 8, 400
 TOKENIZER_VOCABULARY = 360  # real checkpoints have more embedding rows than their tokenizer has tokens

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from ops.sequence_parallel import target, target_attention
 from ops.sequence_parallel.exchange import Ulysses
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
-from ops.vision.batch import ModelInputs
+from ops.lib.vision.batch import ModelInputs
 
 
 def dropped_mask() -> AbstractContextManager[None]:

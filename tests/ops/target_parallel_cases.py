@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.batch import ModelInputs, collate
+from ops.lib.vision.batch import ModelInputs, collate
 
 VOCABULARY, HIDDEN = 61, 64
 FIRST_WORD = max(IDS.values()) + 1  # ids below are special tokens

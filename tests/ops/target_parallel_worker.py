@@ -44,7 +44,7 @@ from ops.dtensors import gathered
 from ops.load_target.model import Target
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.training.ranks import meeting_store
-from ops.vision.batch import ModelInputs
+from ops.lib.vision.batch import ModelInputs
 
 RANKS, CPU = 4, torch.device("cpu")
 # More than a case takes on any machine, and little enough for a test to wait for a rank that never comes.

@@ -29,7 +29,7 @@ from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.sglang_engine.serve_command import launch_command
-from ops.vision.pixel_limits import pixel_limits
+from ops.lib.vision.pixel_limits import pixel_limits
 
 ROOT = Path(__file__).parents[2]
 

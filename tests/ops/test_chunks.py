@@ -8,8 +8,8 @@ from PIL import Image
 
 from dsl.errors import DataError
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.vision.chunks import ImageChunk, TextChunk, concatenate, place_images
-from ops.vision.processor import load_processor
+from ops.lib.vision.chunks import ImageChunk, TextChunk, concatenate, place_images
+from ops.lib.vision.processor import load_processor
 
 IMAGE, PATCH_DIM, MERGE = 99, 6, 2
 

@@ -16,7 +16,7 @@ from ops.dflash.load import random_draft
 from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 BLOCK = 5
 # Windows below and above a block of 5, and one that the prompts of about 20 tokens do not fill.

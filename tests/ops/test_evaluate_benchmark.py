@@ -31,7 +31,7 @@ from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 ANSWER = "An answer that is long enough for the loss mask of a sample, which wants thirty-two tokens of it at least."
 

@@ -14,7 +14,7 @@ from PIL import Image
 from ops.dflash.decode import Decoded
 from ops.evaluate.page import page, picture, runs, show, thumbnails
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.processor import Processor, load_processor
+from ops.lib.vision.processor import Processor, load_processor
 
 
 @pytest.fixture(scope="module")

@@ -34,11 +34,11 @@ from ops.load_target.run import load_target
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.vision.batch import ModelInputs, collate
-from ops.vision.families import FAMILIES as CLASSES
-from ops.vision.families import family_of
+from ops.lib.vision.batch import ModelInputs, collate
+from ops.lib.vision.families import FAMILIES as CLASSES
+from ops.lib.vision.families import family_of
 from ops.lib.data.image_packs import PackWriter
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 LAYER_IDS = (0, 1, 3, 6)
 # The class that AutoProcessor takes for a family, and the class of its model.

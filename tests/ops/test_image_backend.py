@@ -23,7 +23,7 @@ from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.op import TokenizeChat
 from ops.lib.data.token_shards import TokenReader
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def no_torchvision(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("torchvision")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    for name in ("ops.vision.torchvision_processors", "transformers.models.qwen2_vl.image_processing_qwen2_vl"):
+    for name in ("ops.lib.vision.torchvision_processors", "transformers.models.qwen2_vl.image_processing_qwen2_vl"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 

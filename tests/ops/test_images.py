@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.image_utils import load_image
 
-from ops.vision.images import decode, eight_bits, fault_of, strict_pillow
+from ops.lib.vision.images import decode, eight_bits, fault_of, strict_pillow
 
 RED, GREEN, BLUE = (250, 20, 30), (10, 240, 60), (5, 70, 245)
 

@@ -17,7 +17,7 @@ from ops.artifacts import Samples
 from ops.lib.data.files import json_line
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import checked, inject_images
-from ops.vision.images import decode, fault_of, strict_pillow
+from ops.lib.vision.images import decode, fault_of, strict_pillow
 from ops.lib.data.image_packs import PackWriter
 
 ASK = {"role": "user", "text": "What is it?"}

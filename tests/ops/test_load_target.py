@@ -20,7 +20,7 @@ from ops.load_target.model import Target, describe_target, target_info, text_con
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.load_target.save import PROCESSOR, copy_files
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from ops.lib.data.files import read_json, write_json
 from ops.load_target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 dflash = pytest.importorskip("dflash", reason="the reference implementation is not installed: pip install dflash")
 decodes = pytest.mark.skipif(

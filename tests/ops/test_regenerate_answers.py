@@ -37,7 +37,7 @@ from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 
 @pytest.fixture(scope="module")

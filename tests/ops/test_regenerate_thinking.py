@@ -22,7 +22,7 @@ from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 TEMPLATES = {"qwen3": QWEN3, "qwen3.5": QWEN35}
 QUESTIONS = {"cat": ("What is it?", "It has ears.", "A cat."), "line": ("Is it blue?", "Yes, all of it is.", "It is.")}

@@ -48,7 +48,7 @@ from ops.sequence_parallel.exchange import Alone
 from ops.tokenize_chat.op import TokenizeChat
 from ops.train_dflash.inputs import draft_config
 from ops.train_dflash.op import TrainDflash
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 FACTOR = 1.3
 TEXT = {

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.batch import ModelInputs, TensorBatch, collate, tensor_batch
-from ops.vision.tensor_list import TensorList
+from ops.lib.vision.batch import ModelInputs, TensorBatch, collate, tensor_batch
+from ops.lib.vision.tensor_list import TensorList
 
 
 @tensor_batch
@@ -123,9 +123,9 @@ def test_a_pickle_gives_the_same_batch(batch):
 
 def test_reading_a_pickle_calls_no_function_or_class_but_our_own():
     assert {
-        "ops.vision.batch._unpack_batch",
-        "ops.vision.batch.ModelInputs",
-        "ops.vision.tensor_list._unpack_list",
+        "ops.lib.vision.batch._unpack_batch",
+        "ops.lib.vision.batch.ModelInputs",
+        "ops.lib.vision.tensor_list._unpack_list",
     } == names_in_pickle(collate([sample(3, [(1, 2, 2)])]))
 
 

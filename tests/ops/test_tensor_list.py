@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsl.errors import DataError
-from ops.vision.tensor_list import TensorList
+from ops.lib.vision.tensor_list import TensorList
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8)
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -143,7 +143,7 @@ def test_a_pickle_holds_bfloat16_exactly_and_only_what_the_views_show():
 
 
 def test_reading_a_pickle_calls_no_function_but_our_own():
-    assert {"ops.vision.tensor_list._unpack_list"} == names_in_pickle(TensorList([torch.ones(2)]))
+    assert {"ops.lib.vision.tensor_list._unpack_list"} == names_in_pickle(TensorList([torch.ones(2)]))
 
 
 @given(tensors(), tensors())

@@ -13,7 +13,7 @@ from dsl.errors import DataError
 from ops.tokenize_chat.builtin import CHAT_TEMPLATE, write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.template import Unusable
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 MESSAGES = [
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},

@@ -30,9 +30,9 @@ from ops.load_target.save import PROCESSOR, copy_files
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.vision.batch import collate
+from ops.lib.vision.batch import collate
 from ops.lib.data.image_packs import read_packed
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 COLOURS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 60, 210), "yellow": (220, 210, 50)}
 TRAIN, HELD_OUT = 24, 6  # pictures of each colour

@@ -26,8 +26,8 @@ from ops.load_target.run import load_target
 from ops.load_target.save import PROCESSOR, copy_files
 from ops.load_target.served import complete_config
 from ops.lib.data.token_shards import TokenSample, write_token_shard
-from ops.vision.families import VisionFamily, family_of
-from ops.vision.processor import Processor, load_processor
+from ops.lib.vision.families import VisionFamily, family_of
+from ops.lib.vision.processor import Processor, load_processor
 
 
 def no_change(_folder: Path) -> None:

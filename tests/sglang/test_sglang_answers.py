@@ -19,8 +19,8 @@ from ops.sglang_engine.answers import greedy, served_request, token_log_probs
 from ops.sglang_engine.mm_processor import ServedPrompts
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.batch import collate
-from ops.vision.processor import load_processor
+from ops.lib.vision.batch import collate
+from ops.lib.vision.processor import load_processor
 
 CPU = {"device": "cpu", "dtype": "float32", "pool_tokens": 4096, "context_length": 1024}
 QUESTION = "What colour is it?"

@@ -29,9 +29,9 @@ from ops.sglang_engine.requests import VisionTokens
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.vision.images import decode
+from ops.lib.vision.images import decode
 from ops.lib.data.image_packs import PackWriter
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 BACKENDS = ("pillow", "torchvision")
 TARGETS = [name for name, row in FAMILIES.items() if row.vision]

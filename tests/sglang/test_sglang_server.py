@@ -44,7 +44,7 @@ from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.data.image_packs import PackWriter
-from ops.vision.processor import load_processor
+from ops.lib.vision.processor import load_processor
 
 IMAGES = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
 COUNTS = (0, 1, 2, 1, 1)

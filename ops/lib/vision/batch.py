@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
-from ops.vision.tensor_list import (
+from ops.lib.vision.tensor_list import (
     Index,
     Packed,
     TensorList,

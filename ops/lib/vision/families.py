@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import DataError
-from ops.vision import qwen35_config
-from ops.vision.batch import ModelInputs
+from ops.lib.vision import qwen35_config
+from ops.lib.vision.batch import ModelInputs
 
 Part = Literal["vision", "projector", "text"]
 

@@ -20,12 +20,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.on_demand import OnDemand
-from ops.vision.families import FAMILIES, find_family, image_processor_class, text_part
+from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
 
 if TYPE_CHECKING:
-    from ops.vision import torchvision_processors
+    from ops.lib.vision import torchvision_processors
 else:
-    torchvision_processors = OnDemand("ops.vision.torchvision_processors")
+    torchvision_processors = OnDemand("ops.lib.vision.torchvision_processors")
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")

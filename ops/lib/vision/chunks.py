@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.vision.processor import Processor
+from ops.lib.vision.processor import Processor
 
 
 @frozen(eq=False)
