@@ -22,7 +22,7 @@ from torch import Tensor
 from ops.dflash.config import DraftConfig
 from ops.dflash.flex import flex_attention, flex_takes
 from ops.dflash.fused import kernel_attention, kernel_takes
-from ops.dflash.pinned import to_device
+from ops.lib.kernels.host_to_device import to_device
 from ops.dflash.seen import Seen
 from ops.dflash.split import split_attention
 

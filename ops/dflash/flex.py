@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
-from ops.dflash.compiled import compiled, leave_open
-from ops.dflash.pinned import to_device
+from ops.lib.kernels.compiled import compiled, leave_open
+from ops.lib.kernels.host_to_device import to_device
 from ops.dflash.seen import Seen
 
 FLEX_TILE = 128  # FlexAttention's block size

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ops.dflash.attention import Seen, dense_attention
-from ops.dflash.compiled import compiled
+from ops.lib.kernels.compiled import compiled
 from ops.dflash.config import DraftConfig
-from ops.dflash.pinned import to_device
+from ops.lib.kernels.host_to_device import to_device
 from ops.dflash.rope import rope_frequencies, rotate, rotation
 
 ContextKV = list[tuple[Tensor, Tensor]]

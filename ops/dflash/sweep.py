@@ -1,7 +1,7 @@
 """One sweep over a tile of logits: exponentials against a running reference, their sums, and how the labels stand.
 
 `torch_sweep` defines what the compiled ones do: `fusible_sweep` for torch.compile, and the C function of
-`ops.dflash.kernels`.
+`ops.lib.kernels.c_library`.
 
 Legend: R rows of a tile, C its columns (consecutive tokens), L rows whose label is one of these tokens.
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ops.dflash.compiled import compiled
-from ops.dflash.kernels import compiled_sweep
+from ops.lib.kernels.compiled import compiled
+from ops.lib.kernels.c_library import compiled_sweep
 
 SLACK = 8.0  # how far logits may pass the reference: exp(8) times their number is far from overflow, float16 included
 FEW_THREADS = 2  # with more threads torch's sweep, which uses them all, is faster than the C function

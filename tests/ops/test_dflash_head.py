@@ -7,13 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ops.dflash import head as head_module
-from ops.dflash import kernels
+from ops.lib.kernels import c_library
 from ops.dflash.head import choose_head, head_cross_entropy, head_kl
 from ops.dflash.sweep import RowState, fusible_sweep, kernel_sweep, sweep_values, torch_sweep
 
 CPU = torch.device("cpu")
 TILE = 512
-has_compiler = pytest.mark.skipif(kernels.compiled_sweep()[1] is None, reason="no C compiler on this machine")
+has_compiler = pytest.mark.skipif(c_library.compiled_sweep()[1] is None, reason="no C compiler on this machine")
 
 
 def fused(*arguments):
@@ -21,7 +21,7 @@ def fused(*arguments):
 
 
 def by_kernel(*arguments):
-    return kernel_sweep(kernels.compiled_sweep()[1], *arguments)
+    return kernel_sweep(c_library.compiled_sweep()[1], *arguments)
 
 
 SWEEPS = [torch_sweep, fused, pytest.param(by_kernel, marks=has_compiler)]
@@ -299,13 +299,13 @@ def test_the_kernels_exponential_is_right_to_the_last_digits():
 
 @pytest.fixture
 def fresh_kernel():
-    kernels.compiled_sweep.cache_clear()
+    c_library.compiled_sweep.cache_clear()
     yield
-    kernels.compiled_sweep.cache_clear()
+    c_library.compiled_sweep.cache_clear()
 
 
 def test_without_a_compiler_torch_does_the_sweep(fresh_kernel, monkeypatch):
-    monkeypatch.setattr(kernels, "COMPILERS", ())
+    monkeypatch.setattr(c_library, "COMPILERS", ())
     monkeypatch.delenv("CC", raising=False)
     name, sweep = choose_head(CPU)
     assert ("tiles of 512 x 512, sweep: torch (no C compiler)", torch_sweep) == (name, sweep)
@@ -321,9 +321,9 @@ def test_where_the_compiler_hangs_torch_does_the_sweep(fresh_kernel, monkeypatch
     def hang(command, **options):
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
-    monkeypatch.setattr(kernels, "_compiler", lambda: ["cc"])
-    monkeypatch.setattr(kernels.subprocess, "run", hang)
-    assert ("cc failed: TimeoutExpired", None) == kernels.compiled_sweep()
+    monkeypatch.setattr(c_library, "_compiler", lambda: ["cc"])
+    monkeypatch.setattr(c_library.subprocess, "run", hang)
+    assert ("cc failed: TimeoutExpired", None) == c_library.compiled_sweep()
 
 
 @has_compiler
