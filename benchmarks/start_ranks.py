@@ -38,7 +38,7 @@ import json, os, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from ops.training.ranks import joined
+from ops.lib.training.ranks import joined
 
 def meet(config, stage):
     with joined(stage):

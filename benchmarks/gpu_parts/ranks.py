@@ -25,14 +25,14 @@ from ops.dflash.attention import choose_attention
 from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel
 from ops.dflash.step import Engine, MicroBatch
-from ops.dtensors import gathered
-from ops.optimizer import clip_gradients, make_optimizer, set_rate
+from ops.lib.training.dtensors import gathered
+from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.sequence_parallel.exchange import Alone
 from ops.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.train_dflash.batches import Drawn, Place, prepare
 from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.sharding import shard_model
-from ops.training import ranks
+from ops.lib.training import ranks
 
 DTYPE = torch.bfloat16
 ELEMENTS = {True: 1 << 12, False: 1 << 26}  # of what a collective moves, tiny and full

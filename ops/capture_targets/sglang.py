@@ -24,7 +24,7 @@ from ops.sglang_engine.layers import Recipe
 from ops.sglang_engine.process import context_length
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.training.ranks import meeting_store
+from ops.lib.training.ranks import meeting_store
 from ops.lib.vision.families import VisionFamily, family_of
 
 # What was compared with transformers' states, see docs/sglang.md.

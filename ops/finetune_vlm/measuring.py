@@ -17,7 +17,7 @@ from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.saving import whole_target
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.data.token_shards import TokenReader
-from ops.training import ranks
+from ops.lib.training import ranks
 
 HELD_OUT = ("val", "test")
 

@@ -11,7 +11,7 @@ from torch import nn
 from dsl.errors import ConfigError
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.load_target.model import Target
-from ops.optimizer import adamw_options
+from ops.lib.training.optimizer import adamw_options
 
 Part = Literal["vision", "projector", "text", "embeddings"]
 SEEING: tuple[Part, ...] = ("vision", "projector")  # what has no gradient where a step has no image

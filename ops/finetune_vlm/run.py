@@ -32,13 +32,13 @@ from ops.finetune_vlm.saving import save_target, saved_for_now
 from ops.finetune_vlm.start import start_target
 from ops.load_target.model import Target, describe_target
 from ops.load_target.save import PROCESSOR, copy_files, write_target_json
-from ops.optimizer import clip_gradients, learning_rate
+from ops.lib.training.optimizer import clip_gradients, learning_rate
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.data.token_shards import TokenReader
-from ops.training import ranks
-from ops.training.background import Checkpoints
-from ops.training.checkpoint import Kept, TrainState
-from ops.training.nonfinite import SKIPPED, NonFinite
+from ops.lib.training import ranks
+from ops.lib.training.background_checkpoints import Checkpoints
+from ops.lib.training.checkpoint import Kept, TrainState
+from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.vision.batch import ModelInputs
 
 RATE, NORM, LOSS, ANSWERS, TOKENS, VAL_LOSS, VAL_ACCURACY = range(7)

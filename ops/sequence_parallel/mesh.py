@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ops.training.peers import own_peers
+from ops.lib.training.peers import own_peers
 
 DP, SP, FLAT = "dp", "sp", "dp_sp"
 

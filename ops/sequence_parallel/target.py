@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ops.dtensors import reshard
+from ops.lib.training.dtensors import reshard
 from ops.load_target.model import Target
 from ops.sequence_parallel.exchange import Ulysses
 from ops.sequence_parallel.mesh import SP, flat_mesh, make_mesh

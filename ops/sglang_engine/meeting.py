@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from ops.training.peers import own_peers
+from ops.lib.training.peers import own_peers
 
 SCHEME = "dflow-store"
 LOOPBACK = "lo"

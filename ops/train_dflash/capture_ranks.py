@@ -35,7 +35,7 @@ from dsl.errors import ConfigError, StopRequested
 from dsl.stage import Stage
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.online import Take, Taken
-from ops.training.ranks import deal, meeting_store
+from ops.lib.training.ranks import deal, meeting_store
 
 
 @frozen

@@ -31,8 +31,8 @@ from ops.train_dflash.sharding import shard_model
 from ops.train_dflash.staging import transfer_to
 from ops.train_dflash.step import Stream
 from ops.train_dflash.warm_start import load_weights
-from ops.training import ranks
-from ops.training.working_weights import WorkingWeights
+from ops.lib.training import ranks
+from ops.lib.training.working_weights import WorkingWeights
 
 
 @frozen(eq=False)

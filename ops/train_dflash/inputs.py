@@ -21,7 +21,7 @@ from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.online import OnlineReader, describe_features, token_mistakes
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.shape import draft_shape
-from ops.training import ranks
+from ops.lib.training import ranks
 
 Reader = FeatureReader | OnlineReader
 _Opened = tuple[dict[str, Any], Reader, Reader, list[str]]

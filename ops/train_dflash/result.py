@@ -18,8 +18,8 @@ from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.selection import metrics_of, row_of
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
-from ops.training.checkpoint import TrainState
-from ops.training.nonfinite import SKIPPED
+from ops.lib.training.checkpoint import TrainState
+from ops.lib.training.nonfinite import SKIPPED
 
 FINAL_STEPS = 50
 RATE, NORM, TALLY = 0, 1, 2

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError, DataError
 from ops.dflash.config import from_serving, to_serving
 from ops.dflash.model import DraftModel
-from ops.dtensors import load_whole
+from ops.lib.training.dtensors import load_whole
 from ops.lib.data.files import read_json
-from ops.training.differences import differences
+from ops.lib.training.config_differences import differences
 
 
 def load_weights(model: DraftModel, directory: Path) -> None:

@@ -27,8 +27,8 @@ from dsl.errors import ConfigError
 from ops.artifacts import TokenShards
 from ops.lib.data.files import read_json
 from ops.finetune_vlm.run import finetune_vlm
-from ops.training import ranks
-from ops.training.checkpoint import checkpoints
+from ops.lib.training import ranks
+from ops.lib.training.checkpoint import checkpoints
 
 
 class Killed(FakeStage):

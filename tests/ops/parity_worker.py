@@ -41,8 +41,8 @@ from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError, StopRequested
 from ops.dflash.reference import Sample, reference_step
-from ops.dtensors import local, reshard
-from ops.optimizer import clip_gradients, make_optimizer, set_rate
+from ops.lib.training.dtensors import local, reshard
+from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.train_dflash import hardware
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.inputs import Inputs, open_inputs
@@ -50,7 +50,7 @@ from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.step import train_step
 from ops.train_dflash.tally import WEIGHT, mean_loss, slot_accuracy
-from ops.training import ranks
+from ops.lib.training import ranks
 
 RANKS = 4
 

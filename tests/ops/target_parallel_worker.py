@@ -40,10 +40,10 @@ from target_parallel_cases import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ops.dtensors import gathered
+from ops.lib.training.dtensors import gathered
 from ops.load_target.model import Target
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
-from ops.training.ranks import meeting_store
+from ops.lib.training.ranks import meeting_store
 from ops.lib.vision.batch import ModelInputs
 
 RANKS, CPU = 4, torch.device("cpu")

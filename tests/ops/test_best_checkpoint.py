@@ -7,8 +7,8 @@ from checkpoint_cases import IDENTITY, flip_a_bit, names, new_state, train
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_json
-from ops.training.background import Checkpoints
-from ops.training.checkpoint import Best, Kept, load_checkpoint, saved_weights
+from ops.lib.training.background_checkpoints import Checkpoints
+from ops.lib.training.checkpoint import Best, Kept, load_checkpoint, saved_weights
 
 
 def test_the_last_and_the_best_are_kept(tmp_path):

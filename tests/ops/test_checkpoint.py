@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json
-from ops.optimizer import named_state
-from ops.training import background, checkpoint
-from ops.training.background import Checkpoints
-from ops.training.checkpoint import Kept, load_checkpoint, saved_weights
+from ops.lib.training.optimizer import named_state
+from ops.lib.training import background_checkpoints
+from ops.lib.training import checkpoint
+from ops.lib.training.background_checkpoints import Checkpoints
+from ops.lib.training.checkpoint import Kept, load_checkpoint, saved_weights
 
 
 def everything(state):
@@ -199,13 +200,13 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_taken_for_damaged(tmp
 def gate(monkeypatch):
     """Lets a background write begin only when it is set."""
     opened = threading.Event()
-    write = background.write_checkpoint
+    write = background_checkpoints.write_checkpoint
 
     def held_up(*arguments):
         assert opened.wait(30)
         write(*arguments)
 
-    monkeypatch.setattr(background, "write_checkpoint", held_up)
+    monkeypatch.setattr(background_checkpoints, "write_checkpoint", held_up)
     return opened
 
 
@@ -240,7 +241,7 @@ def test_an_error_of_the_writer_comes_up_at_the_next_call(tmp_path, monkeypatch,
     def fail(*arguments):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(background, "write_checkpoint", fail)
+    monkeypatch.setattr(background_checkpoints, "write_checkpoint", fail)
     state = new_state()
     train(state, 1)
     saving = Checkpoints(tmp_path, IDENTITY, rank=0)
@@ -256,7 +257,7 @@ def test_a_failed_write_is_told_to_the_user_where_the_training_ends_by_another_e
     def fail(*arguments):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(background, "write_checkpoint", fail)
+    monkeypatch.setattr(background_checkpoints, "write_checkpoint", fail)
     state = new_state()
     train(state, 2)
     with pytest.raises(DataError, match="loss nan"), Checkpoints(tmp_path, IDENTITY, rank=0) as saving:

@@ -10,8 +10,8 @@ from torch._subclasses import FakeTensorMode
 
 from dsl.errors import ConfigError
 from ops.finetune_vlm.parts import make_optimizer as finetune_optimizer
-from ops.muon import orthogonal
-from ops.optimizer import (
+from ops.lib.training.muon import orthogonal
+from ops.lib.training.optimizer import (
     adamw_options,
     clip_gradients,
     gradient_norm,

@@ -17,8 +17,8 @@ from meeting import meeting
 from op_counts import Recorded, casts_of
 from parity_cases import write_plan
 
-from ops.dtensors import gathered, local
-from ops.optimizer import clip_gradients, make_optimizer, named_state, set_rate
+from ops.lib.training.dtensors import gathered, local
+from ops.lib.training.optimizer import clip_gradients, make_optimizer, named_state, set_rate
 from ops.train_dflash import sharding
 from ops.train_dflash.engine import set_up
 from ops.train_dflash.inputs import open_inputs

@@ -15,8 +15,8 @@ from ops.dflash.model import DraftModel
 from ops.lib.data.files import read_json, write_json
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.warm_start import load_weights
-from ops.training.ema import Ema
-from ops.training.nonfinite import NonFinite
+from ops.lib.training.ema import Ema
+from ops.lib.training.nonfinite import NonFinite
 
 CPU = torch.device("cpu")
 

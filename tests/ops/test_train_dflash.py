@@ -15,11 +15,11 @@ from dsl.errors import ConfigError, DataError, StopRequested
 from ops.capture_targets.shards import FeatureReader, write_feature_shard
 from ops.dflash.anchors import draw_anchors
 from ops.lib.data.files import read_json, read_jsonl
-from ops.optimizer import learning_rate, make_optimizer
+from ops.lib.training.optimizer import learning_rate, make_optimizer
 from ops.train_dflash.batches import micro_batches
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.tally import count_slots, expected_tau, new_tally, slot_accuracy
-from ops.training.ranks import deal
+from ops.lib.training.ranks import deal
 
 
 @pytest.fixture(scope="module")

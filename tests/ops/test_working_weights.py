@@ -13,7 +13,7 @@ from ops.train_dflash.inputs import open_inputs
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.step import train_step
 from ops.train_dflash.tally import LOSS
-from ops.training.working_weights import WorkingWeights
+from ops.lib.training.working_weights import WorkingWeights
 
 SHAPE = {"dtype": "bfloat16", "num_layers": 2, "micro_batch_tokens": 40, "anchor_chunk": 5}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ops.training.checkpoint import (
+from ops.lib.training.checkpoint import (
     Kept,
     TrainState,
     content_of,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError
-from ops.dtensors import cut_like, local
-from ops.muon import Muon
+from ops.lib.training.dtensors import cut_like, local
+from ops.lib.training.muon import Muon
 
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "wsd")

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import ParamsT
 
 from dsl.errors import ConfigError
-from ops.dtensors import local
+from ops.lib.training.dtensors import local
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 ITERATIONS = 5

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dsl.errors import StopRequested
 from dsl.stage import RENDEZVOUS, Stage
-from ops.training.peers import own_peers
+from ops.lib.training.peers import own_peers
 
 WAIT_FOR_OTHERS = timedelta(minutes=30)  # torch's own, for a rank that comes late to the store
 T = TypeVar("T")

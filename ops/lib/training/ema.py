@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ops.dtensors import local, reshard
+from ops.lib.training.dtensors import local, reshard
 
 
 class Ema:
