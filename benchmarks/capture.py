@@ -35,7 +35,7 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_shard, plan_shards
 from ops.capture_targets.writing import Shard
 from ops.lib.data.files import write_json, write_jsonl
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader, TokenSample, write_token_shard
 
 GOAL = 3.0

@@ -30,7 +30,7 @@ from benchmarks.rounds import table
 from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.run import batches_by_length
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.families import Family, VisionFamily, family_of

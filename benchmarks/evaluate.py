@@ -33,7 +33,7 @@ from ops.dflash.decode import Decoded, decode_plain, decode_speculative
 from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.dflash.load import load_draft, random_draft
 from ops.dflash.model import DraftModel
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader, TokenSample
 
 GOAL = 0.5

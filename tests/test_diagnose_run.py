@@ -22,7 +22,7 @@ from dsl.op import op
 from lively_target import make_lively
 from ops.artifacts import TargetModel, TokenShards
 from ops.dflash.decode import decode_plain
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 from overfit import with_answers
 

@@ -22,7 +22,7 @@ from dsl.sizes import shown_bytes
 from executor.planning.resources import graph_resources, resources_row
 from ops.dflash.footprint import draft_parameters
 from ops.dflash.model import DraftModel
-from ops.load_target.sizes import TargetSizes
+from ops.lib.target.sizes import TargetSizes
 from ops.train_dflash.shape import foreseen_shape
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import PARTS_THAT_FILL, capture_shard, plan_shards
 from ops.capture_targets.writing import Shard, ShardWriter
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 QWEN3_8B = {
     "vocab_size": 151936,

@@ -29,7 +29,7 @@ from ops.capture_targets.run import check_fits, layers_of
 from ops.capture_targets.sglang import SglangBackend
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.load_target.log_probs import token_log_probs
-from ops.load_target.model import read_config, target_info
+from ops.lib.target.model import read_config, target_info
 from ops.sglang_engine.answers import token_log_probs as served_log_probs
 from ops.sglang_engine.mm_processor import ServedPrompts
 from ops.sglang_engine.process import float32_refusal

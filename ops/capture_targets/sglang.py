@@ -19,7 +19,7 @@ from dsl.stage import Stage
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States, default_batch_tokens
 from ops.capture_targets.op import CaptureTargets
-from ops.load_target.model import read_config, target_info
+from ops.lib.target.model import read_config, target_info
 from ops.sglang_engine.layers import Recipe
 from ops.sglang_engine.process import context_length
 from ops.sglang_engine.runtime import SglangRuntime

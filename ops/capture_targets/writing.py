@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ops.capture_targets.backend import States
-from ops.capture_targets.shards import write_feature_shard
+from ops.lib.target.feature_shards import write_feature_shard
 from ops.lib.data.files import finish_file
 from ops.lib.data.token_shards import TokenSample
 

@@ -19,7 +19,7 @@ from ops.check_export.fields import config_mistakes
 from ops.check_export.mistake import REWRITE, Mistake, refuse
 from ops.check_export.tensors import digest_mistakes, stored_tensors, tensor_mistakes, value_mistakes
 from ops.lib.data.files import read_json
-from ops.load_target.model import target_info, text_config
+from ops.lib.target.model import target_info, text_config
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 NEEDED = {

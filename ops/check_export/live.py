@@ -37,7 +37,7 @@ from ops.dflash.decode import Decoded
 from ops.dflash.load import load_draft
 from ops.dflash.model import DraftModel
 from ops.lib.data.files import read_json
-from ops.load_target.model import Target, target_info
+from ops.lib.target.model import Target, target_info
 from ops.lib.on_demand import OnDemand
 from ops.sglang_engine.version import SGLANG_VERSION
 

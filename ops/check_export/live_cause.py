@@ -17,7 +17,7 @@ from ops.check_export.live_seen import BEHIND, OTHER_CODE, Cause, Comparison
 from ops.check_export.mistake import REWRITE
 from ops.dflash.decode import decode_speculative
 from ops.dflash.model import DraftModel
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 UNKNOWN = Cause(BEHIND, OTHER_CODE)
 OTHER_REPORT = Cause(

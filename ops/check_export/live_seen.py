@@ -19,7 +19,7 @@ from ops.check_export.live_result import Prompt, largest, nan_last
 from ops.check_export.mistake import Mistake
 from ops.dflash.decode import Decoded, DraftContext, matching_prefix, propose
 from ops.dflash.model import DraftModel
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.sglang_engine.version import SGLANG_VERSION
 
 WATCHED = 2  # prompts with images, and as many without, that are looked at whether or not they depart

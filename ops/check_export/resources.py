@@ -6,7 +6,7 @@ from dsl.resources import Outlook, Resources
 from ops.dflash.footprint import draft_parameters
 from ops.evaluate.resources import LONGEST
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
-from ops.load_target.sizes import ITEM_SIZES
+from ops.lib.target.sizes import ITEM_SIZES
 
 TOGETHER = 16  # requests of a batch, as in ops/check_export/live.py, which loads SGLang
 RESERVED_BLOCKS = 3  # of a request, as in ops/sglang_engine/dflash_worker.py

@@ -19,7 +19,7 @@ from ops.dflash.finite import check_finite
 from ops.dflash.model import DraftModel
 from ops.dflash.rollback import roll_back, save
 from ops.dflash.use import DraftUse
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
 
 

@@ -28,7 +28,7 @@ from ops.dflash.sampling import choose
 from ops.dflash.token_choice import GreedyChoice, SampledChoice, draws
 from ops.dflash.use import DraftUse
 from ops.dflash.verify import BatchVerifier, SingleVerifier, keeps_all_columns
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
 
 

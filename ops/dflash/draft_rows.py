@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ops.dflash.model import AttendBlocks, DraftModel
 from ops.dflash.rows import Rows, with_room, write
 from ops.dflash.use import DraftUse
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 
 @define(eq=False)

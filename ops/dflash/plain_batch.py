@@ -14,7 +14,7 @@ from ops.dflash.answers import Answers
 from ops.dflash.clock import DecodeClock, lap, start
 from ops.dflash.decode import Decoded
 from ops.dflash.prefill import prefill
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 
 Choose = Callable[[Tensor, Tensor, int], Tensor]

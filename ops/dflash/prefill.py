@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 
 

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ops.dflash.rollback import Saved, roll_back, save
 from ops.dflash.rows import Rows, causal_mask, row_cache
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 
 @define(eq=False)

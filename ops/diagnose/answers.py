@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ops.capture_targets.huggingface import forward_batch
 from ops.diagnose.finding import Finding
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
 
 NAME = "own answers"

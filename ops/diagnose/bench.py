@@ -18,7 +18,7 @@ from ops.dflash.use import DraftUse
 from ops.diagnose.certainty import is_certainly_above, most, passes
 from ops.diagnose.misfits import misfits
 from ops.evaluate.statistics import tau_interval
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader, TokenSample
 
 RESAMPLINGS = 2000

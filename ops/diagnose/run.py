@@ -36,7 +36,7 @@ from ops.diagnose.outcomes import category_finding, decoding_finding, gap_findin
 from ops.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
 from ops.diagnose.trained import explained, target_finding, trained_of
 from ops.lib.data.files import read_json
-from ops.load_target.model import Target, check_images_fit, check_tokens_fit
+from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
 from ops.lib.data.token_shards import TokenReader, TokenSample
 
 NOW = "dflow: now: "

@@ -17,7 +17,7 @@ from ops.diagnose.bench import EXPORTED, TRAINED
 from ops.diagnose.feeding import Trained
 from ops.diagnose.finding import Finding, unmeasured
 from ops.lib.data.files import read_json
-from ops.load_target.model import target_info
+from ops.lib.target.model import target_info
 
 EXPLAINED = ("features", "own answers", "training against decoding", "anything learnt")  # by a wrong target
 

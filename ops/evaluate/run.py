@@ -28,7 +28,7 @@ from ops.evaluate.report import interval_text
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import Decoder, decode_in_turns, journal_file
 from ops.lib.data.files import write_json, write_jsonl
-from ops.load_target.model import Target, check_tokens_fit
+from ops.lib.target.model import Target, check_tokens_fit
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.vision.processor import Processor
 

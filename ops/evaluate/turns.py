@@ -23,7 +23,7 @@ from ops.dflash.use import DraftUse
 from ops.evaluate.journal import BatchResult, Journal, PromptResult
 from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
 
 WARM_UP_TOKENS = 2

@@ -19,7 +19,7 @@ from ops.dflash.config import DraftConfig, from_serving, to_serving
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import read_json, replace_file, write_json
-from ops.load_target.model import read_config, target_info
+from ops.lib.target.model import read_config, target_info
 from ops.sglang_engine.serve_command import Served
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from attrs import evolve, frozen
 
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
 from ops.lib.data.token_shards import TokenReader, TokenSample
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from dsl.errors import ConfigError
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.training.optimizer import adamw_options
 
 Part = Literal["vision", "projector", "text", "embeddings"]

@@ -30,8 +30,8 @@ from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.parts import SEEING, Part, freeze, make_optimizer, parts_of, set_rates
 from ops.finetune_vlm.saving import save_target, saved_for_now
 from ops.finetune_vlm.start import start_target
-from ops.load_target.model import Target, describe_target
-from ops.load_target.save import PROCESSOR, copy_files, write_target_json
+from ops.lib.target.model import Target, describe_target
+from ops.lib.target.save import PROCESSOR, copy_files, write_target_json
 from ops.lib.training.optimizer import clip_gradients, learning_rate
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.data.token_shards import TokenReader

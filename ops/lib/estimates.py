@@ -11,7 +11,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.dflash.config import DraftConfig
-from ops.load_target.sizes import TargetSizes
+from ops.lib.target.sizes import TargetSizes
 
 MILLION = 1_000_000
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ops.dflash.head import head_cross_entropy
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 
 

@@ -12,7 +12,7 @@ from dsl.errors import DataError
 from dsl.sizes import shown_bytes
 from ops.capture_targets.resources import feature_bytes
 from ops.ingest.image_folder import BESIDE
-from ops.load_target.sizes import ITEM_SIZES
+from ops.lib.target.sizes import ITEM_SIZES
 from ops.own_data.lengths import PixelRules
 from ops.own_data.survey import FRACTIONS, Survey, percentile
 from ops.own_data.target import MOST_LAYERS, Target

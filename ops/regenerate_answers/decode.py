@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ops.dflash.plain_batch import answer
 from ops.dflash.sampling import choose
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
 
 

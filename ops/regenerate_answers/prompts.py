@@ -9,7 +9,7 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.load_target.model import target_info
+from ops.lib.target.model import target_info
 from ops.load_target.run import find_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images

@@ -17,7 +17,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER
 from ops.regenerate_answers.endpoint import EndpointAnswerer

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ops.lib.training.dtensors import reshard
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.sequence_parallel.exchange import Ulysses
 from ops.sequence_parallel.mesh import SP, flat_mesh, make_mesh
 from ops.sequence_parallel.target_attention import ULYSSES, Slice

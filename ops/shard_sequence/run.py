@@ -9,7 +9,7 @@ from attrs import asdict, frozen
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.capture_targets.shards import FeatureReader
+from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.data.files import write_json, write_jsonl
 from ops.shard_sequence.op import ShardSequence
 from ops.lib.data.token_shards import TokenReader

@@ -12,10 +12,10 @@ from torch import Tensor
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
-from ops.capture_targets.shards import FeatureReader
+from ops.lib.target.feature_shards import FeatureReader
 from ops.dflash.config import POSITIONS, DraftConfig
-from ops.load_target.ends import frozen_ends
-from ops.load_target.model import target_info, text_config
+from ops.lib.target.ends import frozen_ends
+from ops.lib.target.model import target_info, text_config
 from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.online import OnlineReader, describe_features, token_mistakes

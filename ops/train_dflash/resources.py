@@ -18,7 +18,7 @@ from ops.dflash.footprint import (
     waiting_bytes,
 )
 from ops.lib.estimates import DraftForeseen, TargetForeseen, TokensForeseen
-from ops.load_target.sizes import ITEM_SIZES
+from ops.lib.target.sizes import ITEM_SIZES
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 from ops.train_dflash.shape import foreseen_shape
 

@@ -24,7 +24,7 @@ from ops.lib.training.dtensors import gathered, reshard
 from ops.evaluate.lengths import check_lengths
 from ops.evaluate.prompts import HeldOut
 from ops.evaluate.statistics import acceptance_length
-from ops.load_target.model import Target, check_images_fit, check_tokens_fit, text_config
+from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, text_config
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash

@@ -14,7 +14,7 @@ from ops.artifacts import TargetModel
 from ops.dflash.config import DraftConfig
 from ops.dflash.load import random_draft
 from ops.dflash.model import DraftModel
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.lib.data.token_shards import TokenSample

@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from ops.artifacts import TargetModel
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 
 Body = dict[str, Any]

@@ -18,7 +18,7 @@ from ops.dflash.decode import decode_plain
 from ops.diagnose.chain import Chain
 from ops.diagnose.run import diagnose
 from ops.lib.data.files import read_json, write_json
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 BLOCK = 6

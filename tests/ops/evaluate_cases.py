@@ -15,7 +15,7 @@ from ops.dflash.config import DraftConfig, to_serving
 from ops.dflash.load import random_draft
 from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 BLOCK = 6
 

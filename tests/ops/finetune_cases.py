@@ -20,7 +20,7 @@ from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.finetune_vlm.accuracy import greedy_answers
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.run import finetune_vlm
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 

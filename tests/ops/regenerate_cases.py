@@ -11,7 +11,7 @@ from PIL import Image
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.files import read_jsonl, write_jsonl
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.regenerate_answers.op import RegenerateAnswers

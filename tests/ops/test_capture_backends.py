@@ -20,7 +20,7 @@ from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import eagle3_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 

@@ -13,7 +13,7 @@ from ops.dflash import decode
 from ops.dflash.config import DraftConfig
 from ops.dflash.decode import decode_plain, decode_speculative
 from ops.dflash.load import random_draft
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.lib.vision.processor import load_processor

@@ -13,7 +13,7 @@ from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.capture_targets.shards import FeatureReader
+from ops.lib.target.feature_shards import FeatureReader
 from ops.dflash.decode import decode_plain, decode_speculative
 from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.shard_sequence.op import ShardSequence

@@ -47,7 +47,7 @@ from ops.diagnose.finding import TOO_FEW
 from ops.diagnose.steps import STEPS
 from ops.diagnose.trained import trained_of
 from ops.lib.data.files import read_json, write_json
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 FALLING = [(step, 4 - 0.1 * step) for step in range(1, 25)]  # to the step whose weights are exported

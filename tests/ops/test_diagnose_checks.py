@@ -26,7 +26,7 @@ from ops.diagnose.masks import anchors_by_category, look, mask_findings
 from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
 from ops.diagnose.trained import explained, target_finding
 from ops.lib.data.files import read_json, write_json
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 IMAGES: list[Any] = [SimpleNamespace(category="image")] * 8

@@ -15,7 +15,7 @@ from dsl.errors import DataError
 from ops.artifacts import DraftCheckpoint
 from ops.diagnose.chain import Chain
 from ops.lib.data.files import read_json, write_json
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 UNMEASURED_TAU = {"exported": None, "low": None, "high": None}
 BEYOND = {"dflash_config": {"target_layer_ids": [LAYER + 8]}, "num_target_layers": 16}

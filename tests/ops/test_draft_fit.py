@@ -14,7 +14,7 @@ from ops.dflash.config import to_serving
 from ops.dflash.fit import check_draft_fits, unfit_fields
 from ops.dflash.load import load_draft
 from ops.lib.data.files import read_json, write_json
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 OTHERS: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"hidden_size": 64}, {"hidden_size": "64, and the target's is 128"}),

@@ -20,7 +20,7 @@ from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_s
 from ops.dflash.load import load_draft, random_draft
 from ops.evaluate.prompts import HeldOut, first_of_each
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 

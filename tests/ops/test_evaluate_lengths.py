@@ -13,7 +13,7 @@ from dsl.errors import DataError
 from ops.dflash.load import load_draft
 from ops.evaluate.lengths import check_lengths
 from ops.evaluate.prompts import HeldOut, first_of_each
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 

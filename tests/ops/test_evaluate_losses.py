@@ -14,7 +14,7 @@ from ops.dflash.decode import Decoded, decode_plain
 from ops.dflash.token_choice import GreedyChoice
 from ops.evaluate import turns
 from ops.lib.data.files import read_json
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 

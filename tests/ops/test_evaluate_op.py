@@ -21,7 +21,7 @@ from ops.evaluate import turns
 from ops.evaluate.report import evaluate_sections
 from ops.evaluate.run import is_repetition
 from ops.lib.data.files import read_json, read_jsonl
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash.short_evaluation import first_of_each_category
 

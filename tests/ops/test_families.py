@@ -26,9 +26,9 @@ from ops.artifacts import ImageSamples, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.capture_targets.shards import FeatureReader
+from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.data.files import write_jsonl
-from ops.load_target.model import Target, read_config
+from ops.lib.target.model import Target, read_config
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.tokenize_chat.op import TokenizeChat

@@ -25,8 +25,8 @@ from ops.lib.data.files import read_json
 from ops.finetune_vlm.accuracy import greedy_answers
 from ops.finetune_vlm.batches import Order, micro_batches
 from ops.finetune_vlm.start import start_target
-from ops.load_target.ends import frozen_ends
-from ops.load_target.model import Target
+from ops.lib.target.ends import frozen_ends
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
 
 HERE = Path(__file__).parent

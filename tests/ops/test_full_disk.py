@@ -19,7 +19,7 @@ WRITE_SHARD = """
 import sys
 from pathlib import Path
 import torch
-from ops.capture_targets.shards import write_feature_shard
+from ops.lib.target.feature_shards import write_feature_shard
 
 ids, mask = torch.zeros(4096, dtype=torch.int64), torch.ones(4096, dtype=torch.bool)
 write_feature_shard(Path(sys.argv[1]), torch.ones(4096, 256), ids, mask, torch.tensor([0, 4096]))

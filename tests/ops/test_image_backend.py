@@ -14,7 +14,7 @@ from dsl.op import Ref
 from dsl.pipeline import Pipeline
 from executor.keys.node_key import Sources, graph_parts
 from ops.artifacts import TargetModel, TokenShards
-from ops.capture_targets.shards import feature_info
+from ops.lib.target.feature_shards import feature_info
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
 from ops.load_target.op import LoadTarget

@@ -15,11 +15,11 @@ from transformers import Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM, dyna
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.load_target.ends import frozen_ends
-from ops.load_target.model import Target, describe_target, target_info, text_config
+from ops.lib.target.ends import frozen_ends
+from ops.lib.target.model import Target, describe_target, target_info, text_config
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.load_target.save import PROCESSOR, copy_files
+from ops.lib.target.save import PROCESSOR, copy_files
 from ops.lib.vision.processor import load_processor
 
 

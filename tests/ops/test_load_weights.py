@@ -11,9 +11,9 @@ from family_checkpoints import make_checkpoint
 from safetensors.torch import load_file, save_file
 
 from ops.artifacts import TargetModel
-from ops.load_target import model as target_module
-from ops.load_target.ends import frozen_ends, stored_dtype
-from ops.load_target.model import Target, place_weights, target_info
+from ops.lib.target import model as target_module
+from ops.lib.target.ends import frozen_ends, stored_dtype
+from ops.lib.target.model import Target, place_weights, target_info
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 

@@ -20,7 +20,7 @@ from ops.artifacts import TargetModel
 from ops.dflash.decode import Decoded, DraftContext, decode_plain, decode_speculative
 from ops.dflash.load import load_draft
 from ops.dflash.model import DraftModel
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader, TokenSample
 
 BLOCK = 8

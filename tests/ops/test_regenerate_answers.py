@@ -31,7 +31,7 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.dflash.sampling import uniform_draws
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat

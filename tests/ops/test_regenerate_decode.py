@@ -11,7 +11,7 @@ from family_checkpoints import FAMILIES, make_checkpoint
 from regenerate_cases import make_target
 
 from ops.dflash.sampling import choose, uniform_draws
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
 from ops.lib.data.token_shards import TokenSample
 

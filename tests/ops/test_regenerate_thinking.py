@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.files import read_json, write_jsonl
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.encode import ChatEncoder

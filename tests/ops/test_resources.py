@@ -41,9 +41,9 @@ from ops.dflash.seen import Seen
 from ops.dflash.step import Engine, MicroBatch
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
-from ops.load_target.model import Target, describe_target
+from ops.lib.target.model import Target, describe_target
 from ops.load_target.op import LoadTarget
-from ops.load_target.sizes import TargetSizes
+from ops.lib.target.sizes import TargetSizes
 from ops.sequence_parallel.exchange import Alone
 from ops.tokenize_chat.op import TokenizeChat
 from ops.train_dflash.inputs import draft_config

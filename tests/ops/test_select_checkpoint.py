@@ -20,7 +20,7 @@ from ops.dflash.config import from_serving
 from ops.dflash.decode import decode_speculative
 from ops.dflash.model import DraftModel
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
-from ops.load_target.model import Target, text_config
+from ops.lib.target.model import Target, text_config
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.lib.data.token_shards import TokenReader

@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.load_target.model import Target, describe_target, read_config, target_info
+from ops.lib.target.model import Target, describe_target, read_config, target_info
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.load_target.served import check_served, complete_config
+from ops.lib.target.served_config import check_served, complete_config
 
 
 def load(checkpoint: Path, folder: Path) -> TargetModel:

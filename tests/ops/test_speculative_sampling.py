@@ -19,7 +19,7 @@ from ops.dflash.config import DraftConfig
 from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.dflash.load import random_draft
 from ops.dflash.sampling import accept_greedy, accept_sampled, token_at, uniform_draws
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
 
 RIGHT, WRONG = 1e-3, 1e-6  # of the p-value; every draw is seeded, so a right rule that passes once passes always

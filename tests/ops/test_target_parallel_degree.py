@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from dsl.errors import ConfigError
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.sequence_parallel.target import ParallelTarget, answer_tokens, wanted_tokens
 from ops.sequence_parallel.target_attention import ULYSSES, is_right_padded, ulysses_mask
 from ops.sequence_parallel.target_degree import check_target_degree

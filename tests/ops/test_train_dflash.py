@@ -12,7 +12,7 @@ from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
-from ops.capture_targets.shards import FeatureReader, write_feature_shard
+from ops.lib.target.feature_shards import FeatureReader, write_feature_shard
 from ops.dflash.anchors import draw_anchors
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.training.optimizer import learning_rate, make_optimizer

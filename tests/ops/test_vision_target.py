@@ -25,8 +25,8 @@ from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
 from ops.load_target.log_probs import token_log_probs
-from ops.load_target.model import Target
-from ops.load_target.save import PROCESSOR, copy_files
+from ops.lib.target.model import Target
+from ops.lib.target.save import PROCESSOR, copy_files
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader, TokenSample

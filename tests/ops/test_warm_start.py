@@ -9,14 +9,14 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError
 from dsl.op import Ref
 from ops.artifacts import Draft, DraftCheckpoint
-from ops.capture_targets.shards import FeatureReader
+from ops.lib.target.feature_shards import FeatureReader
 from ops.dflash.anchors import draw_anchors
 from ops.dflash.config import from_serving
 from ops.dflash.reference import Sample, reference_step
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl
-from ops.load_target.ends import frozen_ends
+from ops.lib.target.ends import frozen_ends
 from ops.train_dflash.run import train_dflash
 
 SHAPE = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2}

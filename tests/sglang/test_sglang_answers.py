@@ -13,7 +13,7 @@ from PIL import Image
 from test_vision_target import packed, trained  # noqa: F401 (fixtures)
 
 from ops.load_target.log_probs import token_log_probs as our_log_probs
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
 from ops.sglang_engine.answers import greedy, served_request, token_log_probs
 from ops.sglang_engine.mm_processor import ServedPrompts

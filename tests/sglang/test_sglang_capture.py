@@ -18,7 +18,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.capture_targets.huggingface import forward_batch
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.sglang_engine import requests
 from ops.sglang_engine.layers import keep_no_layers, set_layers_to_capture
 from ops.sglang_engine.requests import VisionTokens, image_hash

@@ -26,7 +26,7 @@ from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets import sglang as sglang_backend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.capture_targets.shards import FeatureReader
+from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.data.files import read_json, write_json
 from ops.sglang_engine.runtime import SglangRuntime
 from ops.shard_sequence.op import ShardSequence

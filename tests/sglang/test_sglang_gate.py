@@ -27,7 +27,7 @@ from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 WORKER = "sglang.srt.speculative.dflash_worker_v2"
 

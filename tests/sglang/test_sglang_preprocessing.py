@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.sglang_engine.mm_processor import ServedPrompt, ServedPrompts

@@ -39,7 +39,7 @@ from ops.artifacts import ImageSamples, TokenShards
 from ops.dflash.decode import Decoded, decode_plain, decode_speculative
 from ops.dflash.load import load_draft
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader, TokenSample

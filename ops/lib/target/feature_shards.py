@@ -19,7 +19,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.lib.data.files import read_json
-from ops.load_target.model import target_info
+from ops.lib.target.model import target_info
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 
