@@ -21,7 +21,7 @@ from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes
 from ops.dflash.attention import Attend, choose_attention, dense_attention
 from ops.dflash.head import choose_head, head_cross_entropy
-from ops.dflash.seen import Seen
+from ops.lib.sequence_parallel.context_range import Seen
 
 SEED = 0
 FEW_BLOCKS, FEW_SLOTS = 32, 256

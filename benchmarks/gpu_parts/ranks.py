@@ -27,8 +27,8 @@ from ops.dflash.model import DraftModel
 from ops.dflash.step import Engine, MicroBatch
 from ops.lib.training.dtensors import gathered
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
-from ops.sequence_parallel.exchange import Alone
-from ops.sequence_parallel.mesh import flat_mesh, make_mesh
+from ops.lib.sequence_parallel.exchange import Alone
+from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.train_dflash.batches import Drawn, Place, prepare
 from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.sharding import shard_model

@@ -21,7 +21,7 @@ from ops.dflash.config import DraftConfig
 from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel
 from ops.dflash.step import Engine, MicroBatch
-from ops.sequence_parallel.exchange import Alone
+from ops.lib.sequence_parallel.exchange import Alone
 from ops.train_dflash.engine import weights_to_compute_with
 
 

@@ -23,7 +23,7 @@ from ops.dflash.config import DraftConfig
 from ops.dflash.flex import flex_attention, flex_takes
 from ops.dflash.fused import kernel_attention, kernel_takes
 from ops.lib.kernels.host_to_device import to_device
-from ops.dflash.seen import Seen
+from ops.lib.sequence_parallel.context_range import Seen
 from ops.dflash.split import split_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Tensor]

@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
 from ops.lib.kernels.compiled import compiled, leave_open
 from ops.lib.kernels.host_to_device import to_device
-from ops.dflash.seen import Seen
+from ops.lib.sequence_parallel.context_range import Seen
 
 FLEX_TILE = 128  # FlexAttention's block size
 SMALLEST_HEAD = 16  # of FlexAttention on CUDA

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from ops.dflash.attention_gradient import BACKWARD
 from ops.dflash.attention_source import FORWARD
 from ops.lib.kernels.c_library import compiled_library
-from ops.dflash.seen import Seen
+from ops.lib.sequence_parallel.context_range import Seen
 from ops.dflash.split import split_attention
 
 HEAD_SIZES = range(16, 129, 16)

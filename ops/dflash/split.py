@@ -21,7 +21,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ops.dflash.seen import Seen
+from ops.lib.sequence_parallel.context_range import Seen
 
 BUCKET_ROWS = 512  # rows (block, slot, query head) of a bucket per key/value head: 16 blocks of 16 slots and R = 2
 BUCKET_SPREAD = 512  # tokens between the ends of a bucket's blocks: sparse anchors would make wide masked edges

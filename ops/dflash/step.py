@@ -29,7 +29,7 @@ from ops.dflash.head import head_cross_entropy, head_kl
 from ops.dflash.loss import Loss, combine
 from ops.dflash.model import DraftModel
 from ops.dflash.weighted import Weighted
-from ops.sequence_parallel.exchange import Exchange
+from ops.lib.sequence_parallel.exchange import Exchange
 
 
 @frozen(eq=False)

@@ -33,7 +33,7 @@ from ops.finetune_vlm.start import start_target
 from ops.lib.target.model import Target, describe_target
 from ops.lib.target.save import PROCESSOR, copy_files, write_target_json
 from ops.lib.training.optimizer import clip_gradients, learning_rate
-from ops.sequence_parallel.target import ParallelTarget, answer_tokens
+from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.training import ranks
 from ops.lib.training.background_checkpoints import Checkpoints

@@ -24,7 +24,7 @@ from ops.dflash.attention import Seen
 from ops.dflash.step import MicroBatch
 from ops.dflash.weighted import Weighted
 from ops.lib.data.files import read_json, read_jsonl
-from ops.sequence_parallel.exchange import deal_blocks
+from ops.lib.sequence_parallel.exchange import deal_blocks
 from ops.shard_sequence.run import padded_length
 from ops.train_dflash.staging import Direct, Sent, Transfer
 

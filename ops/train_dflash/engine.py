@@ -20,9 +20,9 @@ from ops.dflash.head import choose_head
 from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel
 from ops.dflash.step import Engine
-from ops.sequence_parallel.degree import check_degree
-from ops.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
-from ops.sequence_parallel.mesh import SP, flat_mesh, make_mesh
+from ops.lib.sequence_parallel.degree import check_degree
+from ops.lib.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
+from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh
 from ops.train_dflash.batches import Place, Rows, States
 from ops.train_dflash.inputs import Inputs, Reader
 from ops.train_dflash.online import OnlineSource, Take

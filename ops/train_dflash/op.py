@@ -11,7 +11,7 @@ from dsl.needs import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
-from ops.sequence_parallel.degree import known_exchange
+from ops.lib.sequence_parallel.degree import known_exchange
 
 LAYERS = 5
 PROMPTS_AT_ONCE = 8  # val prompts that are decoded together to measure tau

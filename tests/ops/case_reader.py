@@ -13,7 +13,7 @@ from ops.dflash.attention import Seen, choose_attention
 from ops.dflash.loss import Loss, denominator
 from ops.dflash.model import DraftModel
 from ops.dflash.step import Engine, Slots
-from ops.sequence_parallel.exchange import Alone, Exchange
+from ops.lib.sequence_parallel.exchange import Alone, Exchange
 from ops.train_dflash.batches import Drawn, Place, prepare
 
 CPU = torch.device("cpu")

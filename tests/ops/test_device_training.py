@@ -17,7 +17,7 @@ from fake_stage import FakeStage
 from executor.launchers.ranks import rank_environment
 from ops.dflash.loss import Loss, denominator
 from ops.lib.training.dtensors import gathered, reshard
-from ops.sequence_parallel.mesh import flat_mesh, make_mesh
+from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.train_dflash.batches import Place, prepare
 from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.run import train_dflash

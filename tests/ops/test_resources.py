@@ -37,14 +37,14 @@ from ops.dflash.footprint import (
 )
 from ops.dflash.loss import Loss
 from ops.dflash.model import DraftModel
-from ops.dflash.seen import Seen
+from ops.lib.sequence_parallel.context_range import Seen
 from ops.dflash.step import Engine, MicroBatch
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
 from ops.lib.target.model import Target, describe_target
 from ops.load_target.op import LoadTarget
 from ops.lib.target.sizes import TargetSizes
-from ops.sequence_parallel.exchange import Alone
+from ops.lib.sequence_parallel.exchange import Alone
 from ops.tokenize_chat.op import TokenizeChat
 from ops.train_dflash.inputs import draft_config
 from ops.train_dflash.op import TrainDflash

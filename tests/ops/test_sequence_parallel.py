@@ -1,6 +1,6 @@
 """The mesh, the exchanges on four gloo ranks against one process, the bytes they send, and how blocks are dealt.
 
-Legend: as in ops/sequence_parallel/exchange.py.
+Legend: as in ops/lib/sequence_parallel/exchange.py.
 """
 
 import math
@@ -17,9 +17,9 @@ from meeting import meeting
 
 from dsl.errors import ConfigError
 from ops.dflash.attention import Seen
-from ops.sequence_parallel.degree import check_degree, known_exchange
-from ops.sequence_parallel.exchange import Alone, choose_exchange, deal_blocks, elements_sent, make_exchange
-from ops.sequence_parallel.mesh import flat_mesh, make_mesh
+from ops.lib.sequence_parallel.degree import check_degree, known_exchange
+from ops.lib.sequence_parallel.exchange import Alone, choose_exchange, deal_blocks, elements_sent, make_exchange
+from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
 
 K, D, T = 3, 5, 24
 SEEN = [(0, 0), (0, 3), (0, 9), (9, 9), (9, 12), (9, 17), (9, 20)]  # two samples of 9 and 11 tokens, 4 of padding
@@ -127,7 +127,7 @@ def one_of_four(rank, folder, place):
 def four_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("four_ranks")
     # The server imports torch once for all ranks; it never computes, so forking it is safe.
-    multiprocessing.set_forkserver_preload(["ops.sequence_parallel.exchange"])
+    multiprocessing.set_forkserver_preload(["ops.lib.sequence_parallel.exchange"])
     with meeting(4) as place:
         mp.start_processes(one_of_four, (folder, place), nprocs=4, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(4)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsl.errors import ConfigError
-from ops.sequence_parallel.degree import rank_mistakes
+from ops.lib.sequence_parallel.degree import rank_mistakes
 
 SHARED_LAYERS = ("full_attention", "sliding_attention")
 # Their angles depend on the longest position of a forward pass, which differs from slice to slice.

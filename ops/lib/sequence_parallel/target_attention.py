@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from ops.sequence_parallel.exchange import Ulysses
+from ops.lib.sequence_parallel.exchange import Ulysses
 from ops.lib.vision.families import Family
 
 ULYSSES = "ulysses"

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ops.dflash.seen import Seen
+from ops.lib.sequence_parallel.context_range import Seen
 
 # torch 2.13 renames it, and warns at every call of the old name.
 _ALL_GATHER = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
