@@ -27,9 +27,9 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from ops.dflash.config import DraftConfig
-from ops.dflash.flops import step_flops
-from ops.dflash.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.flops import step_flops
+from ops.lib.drafts.dflash.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
 from ops.lib.sequence_parallel.exchange import elements_sent
 
 PARTS = ("weights", "features", "projections", "attended", "blocks", "head")

@@ -36,7 +36,7 @@ import torch.multiprocessing as mp
 from attrs import asdict, define, evolve, frozen
 from torch import Tensor
 
-from ops.dflash.attention import Seen, split_attention
+from ops.lib.drafts.attention.blocks import Seen, split_attention
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.sequence_parallel.exchange import Exchange, choose_exchange, deal_blocks, elements_sent, make_exchange
 from ops.lib.sequence_parallel.mesh import make_mesh

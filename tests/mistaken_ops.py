@@ -10,7 +10,7 @@ from attrs import frozen
 from dsl.op import field, op
 from dsl.stage import Stage
 from ops.artifacts import Draft
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.data.files import read_json, write_json
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash

@@ -20,8 +20,8 @@ from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
 from executor.planning.resources import graph_resources, resources_row
-from ops.dflash.footprint import draft_parameters
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.sizes import TargetSizes
 from ops.train_dflash.shape import foreseen_shape
 

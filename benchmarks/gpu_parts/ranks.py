@@ -21,10 +21,10 @@ from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments, pea
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
 from executor.launchers.ranks import rank_environment
-from ops.dflash.attention import choose_attention
-from ops.dflash.loss import Loss
-from ops.dflash.model import DraftModel
-from ops.dflash.step import Engine, MicroBatch
+from ops.lib.drafts.attention.blocks import choose_attention
+from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.dflash.step import Engine, MicroBatch
 from ops.lib.training.dtensors import gathered
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.lib.sequence_parallel.exchange import Alone

@@ -28,7 +28,7 @@ from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.run import check_fits, layers_of
 from ops.capture_targets.sglang import SglangBackend
 from ops.lib.data.files import read_json, read_jsonl, write_json
-from ops.load_target.log_probs import token_log_probs
+from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.target.model import read_config, target_info
 from ops.sglang_engine.answers import token_log_probs as served_log_probs
 from ops.sglang_engine.mm_processor import ServedPrompts

@@ -30,12 +30,12 @@ from ops.check_export.departures import (
 from ops.check_export.live_cause import find_cause, is_tie, other_dtype
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.live_seen import Cause, Watched, compare_watched, prompts_to_watch, seen_mistake
-from ops.check_export.mistake import REWRITE, Mistake
+from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
 from ops.check_export.op import CheckExport
-from ops.dflash.config import DraftConfig
-from ops.dflash.decode import Decoded
-from ops.dflash.load import load_draft
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.data.files import read_json
 from ops.lib.target.model import Target, target_info
 from ops.lib.on_demand import OnDemand

@@ -19,7 +19,7 @@ from typing import Any
 from attrs import Factory, frozen
 
 from dsl.errors import DataError
-from ops.check_export.mistake import Mistake
+from ops.lib.drafts.dflash.contract_mistake import Mistake
 from ops.lib.data.token_shards import TokenSample
 
 

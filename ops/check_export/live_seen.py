@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt, largest, nan_last
-from ops.check_export.mistake import Mistake
-from ops.dflash.decode import Decoded, DraftContext, matching_prefix, propose
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.contract_mistake import Mistake
+from ops.lib.drafts.decoding.decode import Decoded, DraftContext, matching_prefix, propose
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 from ops.sglang_engine.version import SGLANG_VERSION
 

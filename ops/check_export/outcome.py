@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from ops.check_export.live_result import LiveResult, Prompt, largest
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.export_draft.card import table
 
 ALL = "all"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.check_export.contract import CARD, CONFIG, WEIGHTS, check_serving
+from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
-from ops.check_export.mistake import refuse
+from ops.lib.drafts.dflash.contract_mistake import refuse
 from ops.check_export.op import CheckExport
 from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import with_measured

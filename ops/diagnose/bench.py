@@ -10,11 +10,11 @@ import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
-from ops.dflash.config import DraftConfig
-from ops.dflash.decode import Decoded
-from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
-from ops.dflash.model import DraftModel
-from ops.dflash.use import DraftUse
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.diagnose.certainty import is_certainly_above, most, passes
 from ops.diagnose.misfits import misfits
 from ops.evaluate.statistics import tau_interval

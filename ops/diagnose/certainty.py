@@ -17,7 +17,7 @@ from math import hypot, sqrt
 
 import numpy as np
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.student import student_point
 
 PRIOR_SPREAD, PRIOR_PROMPTS = 0.15, 4

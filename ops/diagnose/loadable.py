@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import Draft
-from ops.dflash.config import DraftConfig, from_serving
-from ops.dflash.fit import LAYER_IDS, check_draft_fits, told, unfit_fields
-from ops.dflash.load import read_config, read_weights
+from ops.lib.drafts.dflash.config import DraftConfig, from_serving
+from ops.lib.drafts.dflash.fit import LAYER_IDS, check_draft_fits, told, unfit_fields
+from ops.lib.drafts.dflash.load import read_config, read_weights
 from ops.diagnose.bench import EXPORTED, TRAINED, Setting
 from ops.diagnose.feeding import CONFIG, LAYERS, NORMAL, Trained
 from ops.diagnose.finding import Finding

@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.artifacts import TargetModel, TokenShards
-from ops.dflash.anchors import slot_weights
+from ops.lib.drafts.losses.anchors import slot_weights
 from ops.diagnose.finding import Finding, unmeasured
 from ops.lib.target.model import target_info, text_config
 from ops.lib.data.token_shards import TokenReader

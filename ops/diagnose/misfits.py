@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ops.dflash.config import DraftConfig
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.model import DraftModel
 
 SHOWN = 3  # tensors that are named
 

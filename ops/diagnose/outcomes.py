@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import hypot, sqrt
 from typing import Any
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
 from ops.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 from ops.evaluate.run import is_repetition

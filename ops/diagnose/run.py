@@ -20,9 +20,9 @@ import torch
 from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
 from ops.artifacts import TokenShards
-from ops.dflash.decode import Decoded
-from ops.dflash.decode_batch import DecodeSettings
-from ops.dflash.load import random_draft
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.dflash.load import random_draft
 from ops.diagnose.answers import own_finding
 from ops.diagnose.bench import Bench, interval, spread_samples, tau_of
 from ops.diagnose.chain import Chain

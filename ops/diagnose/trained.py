@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
-from ops.dflash.config import DraftConfig, from_serving
-from ops.dflash.load import read_config, read_weights
+from ops.lib.drafts.dflash.config import DraftConfig, from_serving
+from ops.lib.drafts.dflash.load import read_config, read_weights
 from ops.diagnose.bench import EXPORTED, TRAINED
 from ops.diagnose.feeding import Trained
 from ops.diagnose.finding import Finding, unmeasured

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.statistics import BatchTime
 from ops.lib.data.files import json_line
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsl.errors import DataError
-from ops.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.config import DraftConfig
 from ops.evaluate.prompts import Prompt
 
 SHOWN = 100

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from attrs import asdict, frozen
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.journal import PromptResult
 
 SHOWN = 10

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from dsl.sections import STYLE
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.summary import Summary
 from ops.tokenize_chat.preview import visible
 from ops.lib.data.token_shards import TokenSample

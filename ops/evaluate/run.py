@@ -14,10 +14,10 @@ import torch
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.dflash.decode_batch import DecodeSettings
-from ops.dflash.fit import check_draft_fits
-from ops.dflash.load import load_draft, random_draft
-from ops.dflash.use import DraftUse
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.dflash.fit import check_draft_fits
+from ops.lib.drafts.dflash.load import load_draft, random_draft
+from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.evaluate.figures import figures
 from ops.evaluate.lengths import check_lengths
 from ops.evaluate.lossless import compare, difference_text, lossless_message

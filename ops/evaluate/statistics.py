@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.student import student_point
 
 PERCENTILES = (2.5, 97.5)

@@ -15,11 +15,11 @@ from attrs import frozen
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
-from ops.dflash.clock import synchronise
-from ops.dflash.decode import Decoded
-from ops.dflash.decode_batch import DecodeClock, DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.dflash.model import DraftModel
-from ops.dflash.use import DraftUse
+from ops.lib.drafts.decoding.clock import synchronise
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import DecodeClock, DecodeSettings, decode_plain_batch, decode_speculative_batch
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.evaluate.journal import BatchResult, Journal, PromptResult
 from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.config import DraftConfig
 from ops.sglang_engine.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.sglang_engine.version import SGLANG_VERSION
 

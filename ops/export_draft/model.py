@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsl.logged_model import LoggedModel, Tensor
-from ops.dflash.config import from_serving
+from ops.lib.drafts.dflash.config import from_serving
 from ops.lib.data.files import read_json
 
 KIND = "dflash-draft"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
-from ops.dflash.footprint import draft_parameters
+from ops.lib.drafts.dflash.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen
 from ops.lib.target.sizes import ITEM_SIZES
 

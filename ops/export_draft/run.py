@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.check_export.contract import CARD, CONFIG, WEIGHTS, check_serving
-from ops.check_export.fields import training_record
-from ops.check_export.tensors import tensors_digest
-from ops.dflash.config import DraftConfig, from_serving, to_serving
+from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving
+from ops.lib.drafts.dflash.contract_fields import training_record
+from ops.lib.drafts.dflash.contract_tensors import tensors_digest
+from ops.lib.drafts.dflash.config import DraftConfig, from_serving, to_serving
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import read_json, replace_file, write_json

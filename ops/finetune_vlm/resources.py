@@ -8,7 +8,7 @@ from typing import Any
 from dsl.op import is_builtin
 from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
-from ops.dflash.footprint import MASTER
+from ops.lib.drafts.dflash.footprint import MASTER
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.target.tiny_config import tiny_config
 from ops.lib.estimates import TargetForeseen, TokensForeseen, read_config

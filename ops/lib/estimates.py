@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import DataError
-from ops.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.target.sizes import TargetSizes
 
 MILLION = 1_000_000

@@ -27,7 +27,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
-from ops.dflash.decode import Decoded, until_eos
+from ops.lib.drafts.decoding.decode import Decoded, until_eos
 from ops.sglang_engine.dflash_setter import mend_setter
 from ops.sglang_engine.process import NO_PORT, enter, leave, make_server_args
 from ops.sglang_engine.requests import VisionTokens, make_request
@@ -175,7 +175,7 @@ class DflashEngine:
     ) -> list[Decoded]:
         """Greedy answers to the samples' prompts, with the draft; in batches that the pool holds.
 
-        As `ops.dflash.decode.decode_speculative` counts them: at most `max_new_tokens` behind the first token, EOS
+        As `ops.lib.drafts.decoding.decode.decode_speculative` counts them: at most `max_new_tokens` behind the first token, EOS
         included, and the accepted draft tokens of every verification step, those behind EOS included. Raises DataError
         for a prompt that the pool or the context cannot hold.
         """

@@ -16,8 +16,8 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
-from ops.dflash.config import DraftConfig
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.sglang_engine.dflash_worker import DflashEngine
 
 SHARES_OF_BLOCK = (0.5, 1, 2)  # of context, so that it is shorter and longer than a block

@@ -13,7 +13,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.target.feature_shards import FeatureReader
-from ops.dflash.config import POSITIONS, DraftConfig
+from ops.lib.drafts.dflash.config import POSITIONS, DraftConfig
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.model import target_info, text_config
 from ops.lib.data.token_shards import TokenReader

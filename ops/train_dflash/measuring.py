@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.dflash.anchors import draw_anchors
+from ops.lib.drafts.losses.anchors import draw_anchors
 from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.batches import Labels
 from ops.train_dflash.engine import Setup

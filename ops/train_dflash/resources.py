@@ -5,8 +5,8 @@ from __future__ import annotations
 from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
 from ops.capture_targets.resources import capture_memory, feature_bytes
-from ops.dflash.config import DraftConfig
-from ops.dflash.footprint import (
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.footprint import (
     MASTER,
     Pass,
     block_bytes,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsl.op import op_of
 from dsl.stage import Stage
-from ops.dflash.config import to_serving
+from ops.lib.drafts.dflash.config import to_serving
 from ops.lib.data.files import write_json
 from ops.train_dflash.figures import accuracy_figure, loss_figure, tau_figure
 from ops.train_dflash.inputs import Inputs

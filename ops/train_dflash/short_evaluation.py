@@ -17,9 +17,9 @@ from torch import nn
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.dflash.decode import Decoded
-from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.training.dtensors import gathered, reshard
 from ops.evaluate.lengths import check_lengths
 from ops.evaluate.prompts import HeldOut

@@ -16,10 +16,10 @@ from functools import partial
 from attrs import frozen
 from torch import Tensor
 
-from ops.dflash.config import DraftConfig
-from ops.dflash.flops import step_flops
-from ops.dflash.loss import Loss, denominator
-from ops.dflash.step import Engine, MicroBatch, Slots
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.flops import step_flops
+from ops.lib.drafts.losses.loss import Loss, denominator
+from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
 from ops.lib.training.dtensors import reshard
 from ops.shard_sequence.run import padded_length
 from ops.train_dflash.batches import (

@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError
-from ops.dflash.config import from_serving, to_serving
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.config import from_serving, to_serving
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.training.dtensors import load_whole
 from ops.lib.data.files import read_json
 from ops.lib.training.config_differences import differences

@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ops.dflash.attention import Attend, Seen
+from ops.lib.drafts.attention.blocks import Attend, Seen
 
 
 @frozen

@@ -11,9 +11,9 @@ from fake_stage import FakeStage
 from family_checkpoints import FAMILIES, HIDDEN, LAYERS, VOCABULARY, make_checkpoint, picture, token_sample
 
 from ops.artifacts import TargetModel
-from ops.dflash.config import DraftConfig
-from ops.dflash.load import random_draft
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.load import random_draft
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target

@@ -18,9 +18,9 @@ from overfit import overfit, with_answers
 from safetensors.torch import load_file, save_file
 
 from ops.artifacts import Draft, TargetModel, TokenShards
-from ops.check_export.tensors import tensors_digest
-from ops.dflash.decode import Decoded, decode_plain, decode_speculative
-from ops.dflash.load import load_draft, random_draft
+from ops.lib.drafts.dflash.contract_tensors import tensors_digest
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
+from ops.lib.drafts.dflash.load import load_draft, random_draft
 from ops.lib.data.files import read_json, write_json
 from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget

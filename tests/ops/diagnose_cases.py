@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
-from ops.dflash.decode import decode_plain
+from ops.lib.drafts.decoding.decode import decode_plain
 from ops.diagnose.chain import Chain
 from ops.diagnose.run import diagnose
 from ops.lib.data.files import read_json, write_json

@@ -1,6 +1,6 @@
 """Random training steps from a seed: a draft's config and weights, the target's ends, and samples with anchors.
 
-A fast step is compared with `ops.dflash.reference` on them. Everything is small, float64 and on the CPU.
+A fast step is compared with `ops.lib.drafts.dflash.reference` on them. Everything is small, float64 and on the CPU.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ops.check_export.tensors import expected_shapes
-from ops.dflash.anchors import draw_anchors
-from ops.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig, to_serving
-from ops.dflash.reference import Sample, Step, reference_step
+from ops.lib.drafts.dflash.contract_tensors import expected_shapes
+from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig, to_serving
+from ops.lib.drafts.dflash.reference import Sample, Step, reference_step
 
 HIDDEN, VOCAB, MASK, FEATURE_LAYERS = 8, 13, 12, 2
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 1), (6, 2), (4, 4))

@@ -14,7 +14,7 @@ from dsl.op import Ref
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import write_json, write_jsonl

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ops.dflash import step as engine_step
-from ops.dflash.anchors import draw_anchors
-from ops.dflash.loss import denominator
-from ops.dflash.step import Engine, MicroBatch, Slots
+from ops.lib.drafts.dflash import step as engine_step
+from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.losses.loss import denominator
+from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
 from ops.train_dflash import batches
 
 SP = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 
 
 def simulated(generator: np.random.Generator, right: float, block_size: int, length: int) -> Decoded:

@@ -23,7 +23,7 @@ from ops.artifacts import CheckedDraft
 from ops.check_export import live, resources
 from ops.check_export import run as gate
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
-from ops.check_export.mistake import Mistake
+from ops.lib.drafts.dflash.contract_mistake import Mistake
 from ops.check_export.op import CheckExport
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
@@ -176,7 +176,7 @@ def test_the_version_of_sglang_is_in_the_key_where_it_is_asked():
 
 def test_the_code_that_asks_sglang_is_in_the_key_though_it_is_imported_by_name():
     reached = code_fingerprints(op_of(CheckExport).run, [ROOT])
-    assert {"ops.check_export.live:check_live", "ops.check_export.contract:check_serving"} <= reached.keys()
+    assert {"ops.check_export.live:check_live", "ops.lib.drafts.dflash.serving_contract:check_serving"} <= reached.keys()
     assert [] != [place for place in reached if place.startswith("ops.sglang_engine.dflash_worker:")]
 
 

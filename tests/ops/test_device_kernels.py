@@ -11,9 +11,9 @@ from device_cases import tolerance
 from draft_cases import random_case as random_step
 from draft_cases import reference_gradients
 
-from ops.dflash.attention import choose_attention, dense_attention
-from ops.dflash.head import head_cross_entropy, head_kl
-from ops.dflash.loss import Loss
+from ops.lib.drafts.attention.blocks import choose_attention, dense_attention
+from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
+from ops.lib.drafts.losses.loss import Loss
 
 DTYPES = [(torch.float32, 2e-5, 5e-3), (torch.bfloat16, 5e-2, 5e-2)]
 

@@ -15,7 +15,7 @@ from draft_chain import TEXT, make_features, make_plan, make_target, train_confi
 from fake_stage import FakeStage
 
 from executor.launchers.ranks import rank_environment
-from ops.dflash.loss import Loss, denominator
+from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.training.dtensors import gathered, reshard
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.train_dflash.batches import Place, prepare

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import ConfigError
-from ops.dflash.anchors import block_labels, block_tokens, block_weights, draw_anchors, slot_weights
+from ops.lib.drafts.losses.anchors import block_labels, block_tokens, block_weights, draw_anchors, slot_weights
 
 masks = st.lists(st.booleans(), min_size=1, max_size=40)
 

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ops.dflash.attention import (
+from ops.lib.drafts.attention.blocks import (
     choose_attention,
     dense_attention,
     flex_attention,
     kernel_attention,
     split_attention,
 )
-from ops.dflash.config import DraftConfig
-from ops.dflash.fused import compiled_attention
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.attention.cpu_attention import compiled_attention
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 needs_kernel = pytest.mark.skipif(compiled_attention(16)[1] is None, reason="no C compiler for this processor")

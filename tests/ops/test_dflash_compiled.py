@@ -14,12 +14,12 @@ from case_reader import CPU, CaseReader, drawn_samples, make_engine
 from draft_cases import random_case
 from torch._dynamo.utils import counters
 
-from ops.dflash import flex
-from ops.dflash import head as head_module
-from ops.dflash.attention import dense_attention
+from ops.lib.drafts.attention import flex
+from ops.lib.drafts.losses import head as head_module
+from ops.lib.drafts.attention.blocks import dense_attention
 from ops.lib.kernels.compiled import compiled
-from ops.dflash.loss import Loss
-from ops.dflash.sweep import fusible_sweep, sweep_values
+from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values
 from ops.train_dflash.batches import Place, idle_batch, prepare
 from ops.train_dflash.staging import Direct
 
@@ -203,7 +203,7 @@ def test_the_runs_of_keys_are_those_that_the_dense_mask_shows(window):
 
 
 def dense_mask(case):
-    """bool [N, K, T + N * K], by the definition in ops/dflash/attention.py, a query and a key at a time."""
+    """bool [N, K, T + N * K], by the definition in ops/lib/drafts/attention/blocks.py, a query and a key at a time."""
     N, K, T = len(case.starts), case.K, case.T
     mask = torch.zeros(N, K, T + N * K, dtype=torch.bool)
     for n, (start, end) in enumerate(zip(case.starts, case.ends, strict=True)):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from ops.dflash.attention import Seen, dense_attention, kernel_attention, split_attention
-from ops.dflash.fused import compiled_attention
+from ops.lib.drafts.attention.blocks import Seen, dense_attention, kernel_attention, split_attention
+from ops.lib.drafts.attention.cpu_attention import compiled_attention
 
 needs_kernel = pytest.mark.skipif(compiled_attention(16)[1] is None, reason="no C compiler for this processor")
 

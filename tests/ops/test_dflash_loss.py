@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsl.errors import ConfigError
-from ops.dflash.loss import Loss, combine, denominator, dpace_weights
+from ops.lib.drafts.losses.loss import Loss, combine, denominator, dpace_weights
 
 
 def slots(seed=0, blocks=5, block_size=6):

@@ -7,7 +7,7 @@ import torch
 from case_reader import drawn_samples, fast_step
 from draft_cases import random_case, reference_gradients
 
-from ops.dflash.loss import Loss
+from ops.lib.drafts.losses.loss import Loss
 
 KINDS = ("dflash", "dpace", "focal", "kl")
 

@@ -10,11 +10,11 @@ from case_reader import CaseReader, drawn_samples, make_engine
 from device_traffic import DEVICE, Traffic
 from draft_cases import random_case
 
-from ops.dflash import flex
-from ops.dflash import head as head_module
-from ops.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION
-from ops.dflash.loss import Loss
-from ops.dflash.sweep import fusible_sweep, sweep_values
+from ops.lib.drafts.attention import flex
+from ops.lib.drafts.losses import head as head_module
+from ops.lib.drafts.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION
+from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values
 from ops.train_dflash.batches import Place, prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter:UserWarning")

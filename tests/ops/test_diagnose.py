@@ -36,10 +36,10 @@ from executor.cli import main
 from executor.system.exits import FAILED, OK
 from executor.store.artifact_store import Store
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
-from ops.dflash.config import from_serving
-from ops.dflash.decode_batch import DecodeSettings
-from ops.dflash.load import random_draft
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.dflash.load import random_draft
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.diagnose import feeding, run
 from ops.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
 from ops.diagnose.chain import Chain

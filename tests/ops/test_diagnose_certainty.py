@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated_answers import simulated
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.diagnose.bench import paired_gain, unpaired_gain
 from ops.diagnose.outcomes import decoding_finding, random_finding
 from ops.evaluate.student import student_point

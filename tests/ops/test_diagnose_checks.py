@@ -13,8 +13,8 @@ from attrs import evolve
 from simulated_answers import simulated
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel
-from ops.dflash.anchors import draw_anchors
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.diagnose import masks
 from ops.diagnose.answers import LEAST_OWN, count_own, own_finding
 from ops.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gain

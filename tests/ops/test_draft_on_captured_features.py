@@ -4,7 +4,7 @@ from fake_stage import FakeStage
 
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, DraftCheckpoint
-from ops.dflash.load import load_draft
+from ops.lib.drafts.dflash.load import load_draft
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.shard_sequence.op import ShardSequence

@@ -10,8 +10,8 @@ from lively_target import make_lively
 
 from dsl.errors import DataError
 from ops.artifacts import Draft, TargetModel
-from ops.dflash.decode import Decoded, decode_plain
-from ops.dflash.token_choice import GreedyChoice
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain
+from ops.lib.drafts.decoding.token_choice import GreedyChoice
 from ops.evaluate import turns
 from ops.lib.data.files import read_json
 from ops.lib.target.model import Target

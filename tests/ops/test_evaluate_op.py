@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import check_report
-from ops.dflash.decode import decode_plain
+from ops.lib.drafts.decoding.decode import decode_plain
 from ops.evaluate import turns
 from ops.evaluate.report import evaluate_sections
 from ops.evaluate.run import is_repetition

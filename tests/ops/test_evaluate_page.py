@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.page import page, picture, runs, show, thumbnails
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.processor import Processor, load_processor

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.journal import PromptResult
 from ops.evaluate.lossless import compare, difference_text, rounding
 from ops.evaluate.statistics import (

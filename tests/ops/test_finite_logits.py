@@ -8,10 +8,10 @@ import torch
 from batch_cases import draft_for_family, family_case
 
 from dsl.errors import DataError
-from ops.dflash import answers
-from ops.dflash.decode import decode_plain, decode_speculative
-from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.dflash.draft_rows import DraftRows
+from ops.lib.drafts.decoding import answers
+from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
+from ops.lib.drafts.decoding.draft_rows import DraftRows
 
 GREEDY, SAMPLED = DecodeSettings(6), DecodeSettings(6, temperature=1.0)
 

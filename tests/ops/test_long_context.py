@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_context import QWEN3_8B, attended_share, rank_flops, rank_memory, tables
-from ops.dflash.footprint import Pass, block_bytes, cast_bytes, context_bytes, draft_parameters, joined_bytes
+from ops.lib.drafts.dflash.footprint import Pass, block_bytes, cast_bytes, context_bytes, draft_parameters, joined_bytes
 
 DOCS = Path(__file__).parents[2] / "docs" / "sequence_parallel.md"
 BEGIN, END = "<!-- long contexts: written by tests/ops/test_long_context.py -->", "<!-- end of long contexts -->"

@@ -17,9 +17,9 @@ from overfit import overfit, with_answers
 from torch import Tensor
 
 from ops.artifacts import TargetModel
-from ops.dflash.decode import Decoded, DraftContext, decode_plain, decode_speculative
-from ops.dflash.load import load_draft
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_plain, decode_speculative
+from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader, TokenSample
 

@@ -15,7 +15,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from ops.dflash.prefill import mask_with_diagonal, prefill
+from ops.lib.drafts.decoding.prefill import mask_with_diagonal, prefill
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fast path is not available")
 

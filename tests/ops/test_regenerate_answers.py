@@ -29,7 +29,7 @@ from dsl.op import Ref, op_of
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.dflash.sampling import uniform_draws
+from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.target.model import Target
 from ops.regenerate_answers.op import RegenerateAnswers

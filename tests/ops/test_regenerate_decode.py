@@ -10,7 +10,7 @@ import torch
 from family_checkpoints import FAMILIES, make_checkpoint
 from regenerate_cases import make_target
 
-from ops.dflash.sampling import choose, uniform_draws
+from ops.lib.drafts.decoding.sampling import choose, uniform_draws
 from ops.lib.target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
 from ops.lib.data.token_shards import TokenSample

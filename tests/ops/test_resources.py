@@ -25,9 +25,9 @@ from dsl.resources import Outlook, Resources, load_resources
 from ops.artifacts import TargetFeatures
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.dflash.attention import choose_attention
-from ops.dflash.config import DraftConfig
-from ops.dflash.footprint import (
+from ops.lib.drafts.attention.blocks import choose_attention
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.footprint import (
     Pass,
     block_bytes,
     cast_bytes,
@@ -35,10 +35,10 @@ from ops.dflash.footprint import (
     draft_parameters,
     head_bytes,
 )
-from ops.dflash.loss import Loss
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.losses.loss import Loss
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.sequence_parallel.context_range import Seen
-from ops.dflash.step import Engine, MicroBatch
+from ops.lib.drafts.dflash.step import Engine, MicroBatch
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
 from ops.lib.target.model import Target, describe_target

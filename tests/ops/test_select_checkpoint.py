@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TokenShards
-from ops.dflash.config import from_serving
-from ops.dflash.decode import decode_speculative
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.drafts.decoding.decode import decode_speculative
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.target.model import Target, text_config
 from ops.shard_sequence.op import ShardSequence

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meeting import meeting
 
 from dsl.errors import ConfigError
-from ops.dflash.attention import Seen
+from ops.lib.drafts.attention.blocks import Seen
 from ops.lib.sequence_parallel.degree import check_degree, known_exchange
 from ops.lib.sequence_parallel.exchange import Alone, choose_exchange, deal_blocks, elements_sent, make_exchange
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh

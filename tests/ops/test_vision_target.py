@@ -24,7 +24,7 @@ from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
-from ops.load_target.log_probs import token_log_probs
+from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.target.model import Target
 from ops.lib.target.save import PROCESSOR, copy_files
 from ops.tokenize_chat.op import TokenizeChat

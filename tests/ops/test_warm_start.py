@@ -10,9 +10,9 @@ from dsl.errors import ConfigError
 from dsl.op import Ref
 from ops.artifacts import Draft, DraftCheckpoint
 from ops.lib.target.feature_shards import FeatureReader
-from ops.dflash.anchors import draw_anchors
-from ops.dflash.config import from_serving
-from ops.dflash.reference import Sample, reference_step
+from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.drafts.dflash.reference import Sample, reference_step
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl

@@ -12,7 +12,7 @@ from capture_cases import FAMILIES, furthest, make_samples, make_target, process
 from PIL import Image
 from test_vision_target import packed, trained  # noqa: F401 (fixtures)
 
-from ops.load_target.log_probs import token_log_probs as our_log_probs
+from ops.lib.drafts.losses.log_probs import token_log_probs as our_log_probs
 from ops.lib.target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
 from ops.sglang_engine.answers import greedy, served_request, token_log_probs

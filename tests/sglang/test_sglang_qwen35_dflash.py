@@ -15,7 +15,7 @@ import torch
 from capture_cases import text_alone
 from dflash_cases import NEW_TOKENS, Case, make_case
 
-from ops.dflash.decode import Decoded
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.statistics import acceptance_length
 from ops.sglang_engine import dflash_worker
 from ops.sglang_engine.dflash_worker import DflashEngine

@@ -36,8 +36,8 @@ from executor.model_tools.serve import MAX_TOKENS
 from executor.model_tools.served import chat_messages
 from executor.store.artifact_store import Store
 from ops.artifacts import ImageSamples, TokenShards
-from ops.dflash.decode import Decoded, decode_plain, decode_speculative
-from ops.dflash.load import load_draft
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
+from ops.lib.drafts.dflash.load import load_draft
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.target.model import Target
 from ops.tokenize_chat.op import TokenizeChat

@@ -125,7 +125,7 @@ def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
 
     sweep(logits_RC, R, C, start, slack, reference_R, best_R, total_R, scale_R, labels_R, hide, logit_R, ahead_R)
     takes data pointers of contiguous CPU tensors (float32; total_R float64, labels_R int64 or None, ahead_R bool)
-    and does in place what `ops.dflash.sweep.torch_sweep` does. It returns 0 where every scale is 1.
+    and does in place what `ops.lib.drafts.losses.tiled_softmax.torch_sweep` does. It returns 0 where every scale is 1.
     """
     name, library = compiled_library("sweep", SOURCE)
     if library is None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ops.dflash.answers import Answers
-from ops.dflash.clock import DecodeClock, lap, start
-from ops.dflash.decode import Decoded
-from ops.dflash.prefill import prefill
+from ops.lib.drafts.decoding.answers import Answers
+from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.prefill import prefill
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 

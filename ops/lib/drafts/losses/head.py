@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ops.dflash.sweep import RowState, Sweep, choose_sweep
+from ops.lib.drafts.losses.tiled_softmax import RowState, Sweep, choose_sweep
 
 CPU_TILE = (512, 512)  # 1 MiB in float32: stays in the second-level cache between the two products
 CUDA_TILE = (8192, 8192)  # 256 MiB in float32: large enough for the products' full speed

@@ -1,6 +1,6 @@
 """Parameters of a draft, and the memory that training it takes, from its sizes alone; torch-free.
 
-What a pass keeps for its backward is counted tensor by tensor, as ops/dflash/step.py and model.py make them.
+What a pass keeps for its backward is counted tensor by tensor, as ops/lib/drafts/dflash/step.py and model.py make them.
 
 Legend: F feature width, M hidden, W intermediate, H query heads, G key/value heads, D head size, K block size,
 V vocabulary, T context tokens of a micro-batch on this rank, Z slots of a chunk of blocks, P parameters.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from ops.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.config import DraftConfig
 
 MASTER = 4  # bytes of a float32 weight, gradient, moment or average
-HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU (ops/dflash/head.py)
+HEAD_TILE = 8192  # rows and columns of logits at a time on a GPU (ops/lib/drafts/losses/head.py)
 
 
 def draft_parameters(config: DraftConfig) -> int:

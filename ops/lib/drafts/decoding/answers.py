@@ -11,8 +11,8 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ops.dflash.decode import Decoded, until_eos
-from ops.dflash.finite import check_finite
+from ops.lib.drafts.decoding.decode import Decoded, until_eos
+from ops.lib.drafts.decoding.finite import check_finite
 
 NEAREST = 16  # tokens that are looked at for being near the best one: more do not come as close but for chance
 

@@ -15,9 +15,9 @@ import attrs
 from attrs import field, frozen
 
 from dsl.errors import ConfigError
-from ops.check_export import effects
-from ops.check_export.mistake import REWRITE, Mistake
-from ops.dflash.config import (
+from ops.lib.drafts.dflash import contract_effects
+from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
+from ops.lib.drafts.dflash.config import (
     ARCHITECTURE,
     EXAMPLE,
     FORMAT,
@@ -62,7 +62,7 @@ def config_mistakes(
     """What is wrong with a config.json, by itself, beside the target's target.json, and beside the training."""
     absent = missing_fields(config)
     found = _Found()
-    found.add((name, _mistake(name, "is missing", effects.missing(name))) for name in absent)
+    found.add((name, _mistake(name, "is missing", contract_effects.missing(name))) for name in absent)
     found.add(_type_mistakes(config))
     has_form = not found.by_field
     found.add(_record_mistakes(config, target_digest))
@@ -94,7 +94,7 @@ def _mistake(name: str, wrong: str, sglang: str, remedy: str = REWRITE) -> Mista
 def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
     """Values of another JSON type than the contract's."""
     for name, wrong in wrong_types(config):
-        yield name, _mistake(name, wrong, effects.wrong(_last(name)))
+        yield name, _mistake(name, wrong, contract_effects.wrong(_last(name)))
 
 
 def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[tuple[str, Mistake]]:
@@ -102,13 +102,13 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[
     for inner, kind in (("target", str), ("trained", Mapping), ("digest", Mapping)):
         name = f"dflow.{inner}"
         if inner not in record:
-            yield name, _mistake(name, "is missing", effects.missing(name))
+            yield name, _mistake(name, "is missing", contract_effects.missing(name))
         elif not isinstance(record[inner], kind):
-            yield name, _mistake(name, f"is no record of a training: {json.dumps(record[inner])}", effects.wrong(inner))
+            yield name, _mistake(name, f"is no record of a training: {json.dumps(record[inner])}", contract_effects.wrong(inner))
         elif inner == "target" and record[inner] != target_digest:
             wrong = f"is {record[inner][:12]}, which the draft was trained for, but this target is {target_digest[:12]}"
             remedy = "give export_draft, evaluate and check_export the target of the training"
-            yield name, _mistake(name, wrong, effects.wrong(inner), remedy)
+            yield name, _mistake(name, wrong, contract_effects.wrong(inner), remedy)
     yield from _digest_mistakes(record)
 
 
@@ -120,11 +120,11 @@ def _digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]
     for inner in ("trained", "tensors"):
         name = f"dflow.digest.{inner}"
         if not isinstance(digests.get(inner), str):
-            yield name, _mistake(name, "is missing", effects.missing("dflow.digest"))
+            yield name, _mistake(name, "is missing", contract_effects.missing("dflow.digest"))
         elif inner == "trained" and isinstance(trained, Mapping) and fields_digest(trained) != digests[inner]:
             found = fields_digest(trained)
             wrong = f"is not that of the export: {found[:12]}, but {name} is {digests[inner][:12]}"
-            yield "dflow.trained", _mistake("dflow.trained", wrong, effects.wrong("trained"))
+            yield "dflow.trained", _mistake("dflow.trained", wrong, contract_effects.wrong("trained"))
 
 
 def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
@@ -141,11 +141,11 @@ def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Ite
         present, got = _lookup(config, name)
         if present and got != value:
             wrong = f"must be {json.dumps(value)}, got {json.dumps(got)}"
-            yield name, _mistake(name, wrong, effects.wrong(_last(name)))
+            yield name, _mistake(name, wrong, contract_effects.wrong(_last(name)))
     dtype = config.get("dtype")
     if isinstance(dtype, str) and dtype not in DTYPES:
         wrong = f"must be one of {', '.join(DTYPES)}, got {json.dumps(dtype)}"
-        yield "dtype", _mistake("dtype", wrong, effects.wrong("dtype"))
+        yield "dtype", _mistake("dtype", wrong, contract_effects.wrong("dtype"))
 
 
 def _mask_mistakes(
@@ -156,7 +156,7 @@ def _mask_mistakes(
     for kind, ids in (("an EOS id", target["eos_token_ids"]), ("the pad id", pad_token_ids)):
         if isinstance(mask, int) and mask in ids:
             remedy = "give load_target a mask_token_id that no text produces, and capture and train again"
-            yield name, _mistake(name, f"is {kind} of the target", effects.EOS_MASK, remedy)
+            yield name, _mistake(name, f"is {kind} of the target", contract_effects.EOS_MASK, remedy)
 
 
 def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
@@ -172,13 +172,13 @@ def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
 
 def _draft_effect(name: str, config: Mapping[str, Any]) -> str:
     if name != "target_layer_ids":
-        return effects.wrong(name)
+        return contract_effects.wrong(name)
     ids, layers = config["dflash_config"]["target_layer_ids"], config["num_target_layers"]
     if not ids:
-        return effects.NO_LAYERS
+        return contract_effects.NO_LAYERS
     if ids != sorted(set(ids)):
-        return effects.LAYER_ORDER
-    return effects.LAST_LAYER if all(0 <= layer < layers for layer in ids) else effects.NO_LAYER
+        return contract_effects.LAYER_ORDER
+    return contract_effects.LAST_LAYER if all(0 <= layer < layers for layer in ids) else contract_effects.NO_LAYER
 
 
 def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
@@ -190,11 +190,11 @@ def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake
         present, value = _lookup(config, name)
         if attribute.name not in trained:
             where = f"dflow.trained.{attribute.name}"
-            yield where, _mistake(where, "is missing", effects.missing("dflow.trained"))
+            yield where, _mistake(where, "is missing", contract_effects.missing("dflow.trained"))
         elif present and value != trained[attribute.name]:
             wrong = f"is {json.dumps(value)}, but the draft was trained with {json.dumps(trained[attribute.name])}"
             remedy = REWRITE if attribute.name in UNREAD else RETRAIN
-            yield name, _mistake(name, wrong, effects.wrong(attribute.name), remedy)
+            yield name, _mistake(name, wrong, contract_effects.wrong(attribute.name), remedy)
 
 
 def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
@@ -206,7 +206,7 @@ def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
             nested = prefix == "dflash_config." and name in EXAMPLE
             remedy = f"remove {prefix}{name}" + (f", and leave {name} at the top level" if nested else "")
             wrong = f"stands beside {name} at the top level" if nested else "is no field of the contract"
-            mistakes.append(_mistake(prefix + name, wrong, effects.NESTED if nested else effects.UNKNOWN, remedy))
+            mistakes.append(_mistake(prefix + name, wrong, contract_effects.NESTED if nested else contract_effects.UNKNOWN, remedy))
     return mistakes
 
 

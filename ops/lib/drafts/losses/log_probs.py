@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ops.dflash.head import head_cross_entropy
+from ops.lib.drafts.losses.head import head_cross_entropy
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 

@@ -11,9 +11,9 @@ from attrs import define, field
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ops.dflash.model import AttendBlocks, DraftModel
-from ops.dflash.rows import Rows, with_room, write
-from ops.dflash.use import DraftUse
+from ops.lib.drafts.dflash.model import AttendBlocks, DraftModel
+from ops.lib.drafts.decoding.rows import Rows, with_room, write
+from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.target.model import Target
 
 
@@ -92,7 +92,7 @@ class DraftRows:
         return attend
 
     def _visible(self, window: int | None) -> Tensor:
-        """bool [B, 1, K, W + K]: which keys of [context | own block] each slot sees; see ops/dflash/attention.py."""
+        """bool [B, 1, K, W + K]: which keys of [context | own block] each slot sees; see ops/lib/drafts/attention/blocks.py."""
         rows, size, device = self.rows, self.use.block_size, self.rows.end_B.device
         column_W = torch.arange(rows.longest, device=device)
         slot_K = torch.arange(size, device=device)

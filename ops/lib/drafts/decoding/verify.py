@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ops.dflash.rollback import Saved, roll_back, save
-from ops.dflash.rows import Rows, causal_mask, row_cache
+from ops.lib.drafts.decoding.rollback import Saved, roll_back, save
+from ops.lib.drafts.decoding.rows import Rows, causal_mask, row_cache
 from ops.lib.target.model import Target
 
 

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ops.dflash.attention import Seen, dense_attention
+from ops.lib.drafts.attention.blocks import Seen, dense_attention
 from ops.lib.kernels.compiled import compiled
-from ops.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.kernels.host_to_device import to_device
-from ops.dflash.rope import rope_frequencies, rotate, rotation
+from ops.lib.drafts.dflash.rope import rope_frequencies, rotate, rotation
 
 ContextKV = list[tuple[Tensor, Tensor]]
 

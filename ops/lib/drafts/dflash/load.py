@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.dflash.config import DraftConfig, from_serving
-from ops.dflash.model import DraftModel
+from ops.lib.drafts.dflash.config import DraftConfig, from_serving
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.data.files import read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

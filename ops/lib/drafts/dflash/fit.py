@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsl.errors import DataError
-from ops.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.config import DraftConfig
 
 LAYER_IDS = "target_layer_ids"
 SAME_TARGET = "give train_dflash, export_draft and evaluate the same target"

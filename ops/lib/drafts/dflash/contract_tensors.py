@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dsl.errors import DataError
-from ops.check_export.fields import DTYPES
-from ops.check_export.mistake import REWRITE, Mistake
+from ops.lib.drafts.dflash.contract_fields import DTYPES
+from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
 
 Stored = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape, safetensors dtype
 
