@@ -31,7 +31,7 @@ from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.run import batches_by_length
 from ops.lib.target.model import Target
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.families import Family, VisionFamily, family_of
 

@@ -35,8 +35,8 @@ from executor.model_tools.serve import SGLangServer
 from executor.model_tools.served import ChatPrompt, ServedRun, find_served
 from executor.model_tools.server import wait_until_ready
 from executor.store.artifact_store import Store, store_path
-from ops.sglang_engine.serve_command import Address, DraftOption, launch_command, shell_line
-from ops.sglang_engine.version import installed_version, require_sglang
+from ops.lib.sglang.serve_command import Address, DraftOption, launch_command, shell_line
+from ops.lib.sglang.version import installed_version, require_sglang
 
 WARM_UP = 4  # prompts per concurrency, up to it, that nobody counts: graphs, caches, autotuning
 ON_A_CPU = [

@@ -117,7 +117,7 @@ def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> li
     if samples < 1:
         raise PipelineError([Mistake(f"--samples {samples}: give one or more")])
     # By name, since the command checks whose `ops` this is before it loads anything of it.
-    importlib.import_module("ops.sglang_engine.version").require_sglang("dflow compare-backends")
+    importlib.import_module("ops.lib.sglang.version").require_sglang("dflow compare-backends")
     nodes = _capture_nodes(graph, node_id)
     decisions = make_planner(store, graph).plan()
     made = {name: decision.digest for name, decision in decisions.items() if decision.cache == "hit"}

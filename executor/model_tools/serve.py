@@ -25,8 +25,8 @@ from executor.model_tools.served import ChatPrompt, ServedRun, find_served
 from executor.model_tools.server import Server, wait_until_ready
 from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
-from ops.sglang_engine.serve_command import Address, launch_command, shell_line
-from ops.sglang_engine.version import SGLANG_VERSION, require_sglang
+from ops.lib.sglang.serve_command import Address, launch_command, shell_line
+from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
 
 MAX_TOKENS = 128
 HELLO = ChatPrompt(

@@ -15,7 +15,7 @@ from dsl.graph import Graph, GraphNode
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
-from ops.sglang_engine.serve_command import DraftOption, Served
+from ops.lib.sglang.serve_command import DraftOption, Served
 
 LONGEST_ERROR = 500
 HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first of these that holds one

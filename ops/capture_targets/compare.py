@@ -30,10 +30,10 @@ from ops.capture_targets.sglang import SglangBackend
 from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.target.model import read_config, target_info
-from ops.sglang_engine.answers import token_log_probs as served_log_probs
-from ops.sglang_engine.mm_processor import ServedPrompts
-from ops.sglang_engine.process import float32_refusal
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.sglang.answers import token_log_probs as served_log_probs
+from ops.lib.sglang.mm_processor import ServedPrompts
+from ops.lib.sglang.process import float32_refusal
+from ops.lib.sglang.version import SGLANG_VERSION
 from ops.tokenize_chat.samples import up_to_last_answer
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.vision.batch import collate

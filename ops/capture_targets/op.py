@@ -141,4 +141,4 @@ class CaptureTargets:
         """And the code of its backend and the version it is written for, which run.py imports by name."""
         if self.backend != "sglang":
             return ()
-        return ("ops.capture_targets.sglang:SglangBackend", "ops.sglang_engine.version:require_sglang")
+        return ("ops.capture_targets.sglang:SglangBackend", "ops.lib.sglang.version:require_sglang")

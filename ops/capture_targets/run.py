@@ -35,7 +35,7 @@ from ops.lib.vision.families import Family, family_of
 LOOK_EVERY_S = 0.2
 PARTS_THAT_FILL = 16  # a GPU is busy with so small a part of the default batch_tokens: 512 tokens
 # Imported by constants, which nobody follows, so that both are in the key of SGLang's captures alone (`chosen_code`).
-PINNED = "ops.sglang_engine.version"
+PINNED = "ops.lib.sglang.version"
 SERVED = "ops.capture_targets.sglang"
 
 

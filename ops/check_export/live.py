@@ -39,13 +39,14 @@ from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.data.files import read_json
 from ops.lib.target.model import Target, target_info
 from ops.lib.on_demand import OnDemand
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.sglang.version import SGLANG_VERSION
 
 if TYPE_CHECKING:
-    from ops.sglang_engine import dflash_worker, draft_forward
+    from ops.lib.sglang import dflash_worker
+    from ops.lib.sglang import draft_forward
 else:
-    dflash_worker = OnDemand("ops.sglang_engine.dflash_worker")  # they import SGLang
-    draft_forward = OnDemand("ops.sglang_engine.draft_forward")
+    dflash_worker = OnDemand("ops.lib.sglang.dflash_worker")  # they import SGLang
+    draft_forward = OnDemand("ops.lib.sglang.draft_forward")
 
 ENOUGH = 4  # departures that are looked at closely, once so many are no ties
 TOGETHER = 16  # requests of a batch

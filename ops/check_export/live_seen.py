@@ -20,7 +20,7 @@ from ops.lib.drafts.dflash.contract_mistake import Mistake
 from ops.lib.drafts.decoding.decode import Decoded, DraftContext, matching_prefix, propose
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.sglang.version import SGLANG_VERSION
 
 WATCHED = 2  # prompts with images, and as many without, that are looked at whether or not they depart
 DEPARTED = 4  # departures that are looked at besides

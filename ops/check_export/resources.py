@@ -9,7 +9,7 @@ from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.target.sizes import ITEM_SIZES
 
 TOGETHER = 16  # requests of a batch, as in ops/check_export/live.py, which loads SGLang
-RESERVED_BLOCKS = 3  # of a request, as in ops/sglang_engine/dflash_worker.py
+RESERVED_BLOCKS = 3  # of a request, as in ops/lib/sglang/dflash_worker.py
 
 
 def check_export_resources(outlook: Outlook) -> Resources:

@@ -19,8 +19,8 @@ from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
 from ops.lib.on_demand import OnDemand
-from ops.sglang_engine.serve_command import number_formats
-from ops.sglang_engine.version import require_sglang
+from ops.lib.sglang.serve_command import number_formats
+from ops.lib.sglang.version import require_sglang
 from ops.lib.data.token_shards import TokenReader
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import read_json, replace_file, write_json
 from ops.lib.target.model import read_config, target_info
-from ops.sglang_engine.serve_command import Served
+from ops.lib.sglang.serve_command import Served
 
 
 def export_draft(config: ExportDraft, stage: Stage) -> None:

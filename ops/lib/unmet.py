@@ -16,7 +16,7 @@ from ops.check_export.op import CheckExport
 from ops.evaluate.benchmark_rows import check_benchmark
 from ops.evaluate.op import Evaluate
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.sglang_engine.version import require_sglang
+from ops.lib.sglang.version import require_sglang
 from ops.tokenize_chat.op import TokenizeChat
 
 

@@ -11,7 +11,7 @@ from executor.model_tools import compare_backends
 from executor.cli import main
 from executor.model_tools.compare_backends import Compared
 from executor.system.exits import FAILED, OK, USAGE
-from ops.sglang_engine import version
+from ops.lib.sglang import version
 
 PIPELINE = """
 [pipeline]

@@ -26,7 +26,7 @@ from executor.records.run_record import find_record
 from executor.model_tools.serve import accepted_lengths
 from executor.model_tools.served import ChatPrompt, find_served
 from executor.store.artifact_store import Store
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.sglang.version import SGLANG_VERSION
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -303,7 +303,7 @@ def test_without_the_pinned_version_the_command_is_shown_and_nothing_starts(tmp_
     assert 1 == result.returncode
     assert problem in result.stderr
     command, notice = result.stdout.splitlines()
-    assert f"-m ops.sglang_engine.launch_server --model-path {case.store.path}" in command
+    assert f"-m ops.lib.sglang.launch_server --model-path {case.store.path}" in command
     assert f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for qwen3_vl targets" in notice
 
 

@@ -12,7 +12,7 @@ from dsl.op import Ref
 from ops.capture_targets.op import CaptureTargets
 from ops.check_export.op import CheckExport
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.sglang_engine import version
+from ops.lib.sglang import version
 from ops.tokenize_chat.op import TokenizeChat
 from ops.lib.unmet import capture_targets_unmet, check_export_unmet, regenerate_answers_unmet, tokenize_chat_unmet
 

@@ -21,7 +21,7 @@ from ops.capture_targets.server_args import ALLOWED
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.sglang.version import SGLANG_VERSION
 from ops.tokenize_chat.op import TokenizeChat
 from ops.train_dflash.op import TrainDflash
 
@@ -208,7 +208,7 @@ def test_another_pinned_version_of_sglang_changes_the_code_of_its_own_captures_a
     served = [capture, *config(backend="sglang").chosen_code()]
     before, after = code(served, now), code(served, later)
     assert before.keys() == after.keys()
-    assert ["ops.sglang_engine.version:SGLANG_VERSION"] == [name for name in before if before[name] != after[name]]
+    assert ["ops.lib.sglang.version:SGLANG_VERSION"] == [name for name in before if before[name] != after[name]]
 
 
 def test_sglang_enters_the_key_only_where_it_captures(tmp_path, monkeypatch):
@@ -224,7 +224,7 @@ def test_sglang_enters_the_key_only_where_it_captures(tmp_path, monkeypatch):
     assert differing[0].key({}) != differing[1].key({})
     assert "sglang" not in alike[0].libraries
     assert (True, False) == (BACKEND in differing[0].code, BACKEND in alike[0].code)
-    assert "ops.sglang_engine.runtime:SglangRuntime" in differing[0].code
+    assert "ops.lib.sglang.runtime:SglangRuntime" in differing[0].code
 
 
 def test_how_many_ranks_share_a_model_is_no_part_of_the_key(tmp_path):

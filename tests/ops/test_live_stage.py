@@ -28,7 +28,7 @@ from ops.lib.drafts.decoding import decode
 from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
 from ops.lib.drafts.dflash.load import load_draft
 from ops.lib.data.files import write_json
-from ops.sglang_engine.version import installed_version
+from ops.lib.sglang.version import installed_version
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.sglang_engine.serve_command import (
+from ops.lib.sglang.serve_command import (
     Address,
     DraftOption,
     Served,
@@ -37,7 +37,7 @@ def test_a_text_target_is_served_by_sglangs_own_launcher():
 @pytest.mark.parametrize(
     ("model_type", "launcher"),
     [
-        ("qwen3_vl", "ops.sglang_engine.launch_server"),
+        ("qwen3_vl", "ops.lib.sglang.launch_server"),
         ("qwen3_vl_moe", "sglang.launch_server"),
         ("qwen3_5", "sglang.launch_server"),
     ],

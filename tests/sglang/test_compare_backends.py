@@ -76,7 +76,7 @@ import sglang_on_cpu
 sglang_on_cpu.install(os.environ)
 from import_hooks import after_import
 
-@after_import("ops.sglang_engine.requests")
+@after_import("ops.lib.sglang.requests")
 def flat_positions(module):
     import torch
     def positions(self, input_ids, image_grid_thw):

@@ -15,9 +15,9 @@ from test_vision_target import packed, trained  # noqa: F401 (fixtures)
 from ops.lib.drafts.losses.log_probs import token_log_probs as our_log_probs
 from ops.lib.target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
-from ops.sglang_engine.answers import greedy, served_request, token_log_probs
-from ops.sglang_engine.mm_processor import ServedPrompts
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.sglang.answers import greedy, served_request, token_log_probs
+from ops.lib.sglang.mm_processor import ServedPrompts
+from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.batch import collate
 from ops.lib.vision.processor import load_processor

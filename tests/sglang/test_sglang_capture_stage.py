@@ -28,7 +28,7 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.data.files import read_json, write_json
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.sglang.runtime import SglangRuntime
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.lib.data.token_shards import TokenReader

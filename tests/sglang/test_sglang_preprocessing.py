@@ -24,8 +24,8 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.sglang_engine.mm_processor import ServedPrompt, ServedPrompts
-from ops.sglang_engine.requests import VisionTokens
+from ops.lib.sglang.mm_processor import ServedPrompt, ServedPrompts
+from ops.lib.sglang.requests import VisionTokens
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.lib.data.token_shards import TokenReader, TokenSample

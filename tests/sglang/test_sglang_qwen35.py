@@ -30,9 +30,10 @@ from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.data.files import write_json
 from ops.lib.target.model import Target, read_config
 from ops.lib.target.sizes import TargetSizes
-from ops.sglang_engine import layers, process
-from ops.sglang_engine.requests import VisionTokens
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.sglang import layers
+from ops.lib.sglang import process
+from ops.lib.sglang.requests import VisionTokens
+from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.data.token_shards import TokenSample
 
 NAMES = ("qwen3_5", "qwen3_5_moe")

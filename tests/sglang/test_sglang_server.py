@@ -239,7 +239,7 @@ def test_dflow_shows_a_held_out_prompt_with_its_answer_and_tau(vision, server):
     config = read_json(vision.case.checkpoint / "generation_config.json")
     decoded = reference(vision.case, vision.draft, sample, MAX_TOKENS - 1, [config["eos_token_id"]])
 
-    assert f"-m ops.sglang_engine.launch_server --model-path {vision.store.path}" in printed[0]
+    assert f"-m ops.lib.sglang.launch_server --model-path {vision.store.path}" in printed[0]
     assert "lacks a method that DFLASH needs for qwen3_vl targets" in printed[1]
     shown = next(line for line in printed if line.startswith("tau: "))
     found = re.fullmatch(r"tau: (\S+) \((\d+) tokens behind the first in (\d+) verification steps\); .*: (\S+)", shown)

@@ -12,7 +12,7 @@ from capture_worker import write_job
 from sockets import Listener, interfaces_to_others, listeners, tree
 from toy_ops import Toy, wait_for
 
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.sglang.runtime import SglangRuntime
 
 TESTS = Path(__file__).resolve().parents[1]
 # Declaration and run function are two files, since a run loads the declarations without torch.

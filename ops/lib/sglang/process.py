@@ -28,7 +28,7 @@ from dsl.errors import ConfigError, DataError
 from ops.lib.target.model import read_config
 from ops.lib.target.served_config import check_served
 from ops.lib.target.sizes import TargetSizes
-from ops.sglang_engine.meeting import meeting_in, on_this_host
+from ops.lib.sglang.meeting import meeting_in, on_this_host
 
 IMAGE_CACHE_BYTES = 2**30
 MAX_REQUESTS = 256

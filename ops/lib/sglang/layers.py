@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dsl.errors import DataError
-from ops.sglang_engine.dflash_setter import mend_setter
+from ops.lib.sglang.dflash_setter import mend_setter
 
 Recipe = Literal["dflash", "eagle3"]
 

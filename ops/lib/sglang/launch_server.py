@@ -1,4 +1,4 @@
-"""SGLang's server for targets that lack a method for DFLASH: python -m ops.sglang_engine.launch_server ARGUMENTS.
+"""SGLang's server for targets that lack a method for DFLASH: python -m ops.lib.sglang.launch_server ARGUMENTS.
 
 The arguments are those of `python -m sglang.launch_server`, which this runs unchanged. Before that it enters
 `mend` into SGLang's registry of plugin hooks, to be called before a model is told its layers. SGLang applies the
@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from ops.sglang_engine.dflash_setter import mend_setter
+from ops.lib.sglang.dflash_setter import mend_setter
 
 PLACE = "sglang.srt.model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture"
 

@@ -33,8 +33,8 @@ from sglang.srt.utils.hf_transformers_utils import get_tokenizer_from_processor
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.sglang_engine.serve_command import IMAGE_BACKENDS
-from ops.sglang_engine.version import require_sglang
+from ops.lib.sglang.serve_command import IMAGE_BACKENDS
+from ops.lib.sglang.version import require_sglang
 from ops.lib.vision.processor import ImageBackend
 
 

@@ -28,11 +28,11 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.drafts.decoding.decode import Decoded, until_eos
-from ops.sglang_engine.dflash_setter import mend_setter
-from ops.sglang_engine.process import NO_PORT, enter, leave, make_server_args
-from ops.sglang_engine.requests import VisionTokens, make_request
-from ops.sglang_engine.runtime import NoPrefixes
-from ops.sglang_engine.version import require_sglang
+from ops.lib.sglang.dflash_setter import mend_setter
+from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
+from ops.lib.sglang.requests import VisionTokens, make_request
+from ops.lib.sglang.runtime import NoPrefixes
+from ops.lib.sglang.version import require_sglang
 from ops.lib.data.token_shards import TokenSample
 
 MAX_REQUESTS = 16

@@ -31,10 +31,10 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.sglang_engine.layers import Recipe, keep_no_layers, set_layers_to_capture
-from ops.sglang_engine.process import MAX_REQUESTS, NO_PORT, enter, leave, make_server_args
-from ops.sglang_engine.requests import VisionTokens, make_request
-from ops.sglang_engine.version import require_sglang
+from ops.lib.sglang.layers import Recipe, keep_no_layers, set_layers_to_capture
+from ops.lib.sglang.process import MAX_REQUESTS, NO_PORT, enter, leave, make_server_args
+from ops.lib.sglang.requests import VisionTokens, make_request
+from ops.lib.sglang.version import require_sglang
 from ops.lib.data.token_shards import TokenSample
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.sglang_engine.dflash_worker import DflashEngine
+from ops.lib.sglang.dflash_worker import DflashEngine
 
 SHARES_OF_BLOCK = (0.5, 1, 2)  # of context, so that it is shorter and longer than a block
 LONG_CONTEXT = 40

@@ -19,7 +19,7 @@ from attrs import Factory, frozen
 from ops.lib.vision.pixel_limits import served_pixels
 
 LAUNCHER = "sglang.launch_server"
-MENDED_LAUNCHER = "ops.sglang_engine.launch_server"
+MENDED_LAUNCHER = "ops.lib.sglang.launch_server"
 # In the pinned version these targets lack what DFLASH asks of them; see dflash_setter.py.
 MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
 # Linear attention keeps a convolution state, which SGLang holds in bfloat16 whatever the dtype of the model.
