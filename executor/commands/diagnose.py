@@ -13,7 +13,7 @@ from executor.system.output import print_lines
 from executor.system.progress import Doing
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
-from ops.diagnose.chain import SPLITS
+from ops.tools.diagnose.chain import SPLITS
 
 PROMPTS = 16
 LEAST_PROMPTS = 4  # of fewer nothing is certain

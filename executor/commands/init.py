@@ -17,11 +17,11 @@ from executor.system.exits import OK
 from executor.system.output import print_lines
 from executor.planning.resources import free_bytes
 from executor.store.artifact_store import store_path
-from ops.own_data.advice import advise
-from ops.own_data.lengths import Counter
-from ops.own_data.survey import survey
-from ops.own_data.target import Target, read_target
-from ops.own_data.text import PLACEHOLDER, pipeline_text, summary
+from ops.tools.init.advice import advise
+from ops.tools.init.lengths import Counter
+from ops.tools.init.survey import survey
+from ops.tools.init.target import Target, read_target
+from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
 SCHEMA = "dflow.schema.json"

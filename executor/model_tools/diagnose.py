@@ -1,6 +1,6 @@
 """`dflow diagnose`: the usual causes of a low tau, measured on what a run made.
 
-The computation is a process of its own (ops/diagnose/run.py), because this one must not load torch. It ends with this
+The computation is a process of its own (ops/tools/diagnose/run.py), because this one must not load torch. It ends with this
 one, and what they tell each other has no names in the file system: nothing is left behind, however this one ends.
 """
 
@@ -26,10 +26,10 @@ from executor.system.resource_pool import threads_of
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
-from ops.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
+from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
 
-ENTRY = "ops.diagnose.run"
-NOW = "dflow: now: "  # what ops/diagnose/run.py begins a line with that says what it does next
+ENTRY = "ops.tools.diagnose.run"
+NOW = "dflow: now: "  # what ops/tools/diagnose/run.py begins a line with that says what it does next
 LOG_LINES = 20
 RESULT = "diagnosis.json"
 
@@ -44,7 +44,7 @@ def diagnose(
     tell: Callable[[str], None],
     split: str | None = None,
 ) -> Iterator[Result]:
-    """What ops/diagnose/run.py says of each draft of a run, or of that of the named node, one after the other.
+    """What ops/tools/diagnose/run.py says of each draft of a run, or of that of the named node, one after the other.
 
     tell: called with what is measured next. split: the only one to take prompts of, as Chain.of has it. Raises
     PipelineError where there is no such node, StoreError where its draft is not in the store, and DataError where it

@@ -12,7 +12,7 @@ BEHIND_STATE = 7  # columns of a state and the gap behind it
 
 
 def diagnosis_text(result: Mapping[str, Any]) -> str:
-    """result: the JSON values that ops/diagnose/run.py lays down."""
+    """result: the JSON values that ops/tools/diagnose/run.py lays down."""
     tau = result["tau"]
     measured = "no tau, as the export cannot be used,"
     if tau["exported"] is not None:

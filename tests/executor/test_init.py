@@ -27,9 +27,9 @@ from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
-from ops.own_data import advice
-from ops.own_data.lengths import TURN_TOKENS
-from ops.own_data.text import PLACEHOLDER
+from ops.tools.init import advice
+from ops.tools.init.lengths import TURN_TOKENS
+from ops.tools.init.text import PLACEHOLDER
 
 
 def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

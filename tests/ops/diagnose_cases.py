@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.lib.drafts.decoding.decode import decode_plain
-from ops.diagnose.chain import Chain
-from ops.diagnose.run import diagnose
+from ops.tools.diagnose.chain import Chain
+from ops.tools.diagnose.run import diagnose
 from ops.lib.data.files import read_json, write_json
 from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader

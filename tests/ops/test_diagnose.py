@@ -40,12 +40,13 @@ from ops.lib.drafts.dflash.config import from_serving
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.dflash.load import random_draft
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.diagnose import feeding, run
-from ops.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
-from ops.diagnose.chain import Chain
-from ops.diagnose.finding import TOO_FEW
-from ops.diagnose.steps import STEPS
-from ops.diagnose.trained import trained_of
+from ops.tools.diagnose import feeding
+from ops.tools.diagnose import run
+from ops.tools.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
+from ops.tools.diagnose.chain import Chain
+from ops.tools.diagnose.finding import TOO_FEW
+from ops.tools.diagnose.steps import STEPS
+from ops.tools.diagnose.trained import trained_of
 from ops.lib.data.files import read_json, write_json
 from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader

@@ -9,8 +9,8 @@ import pytest
 from simulated_answers import simulated
 
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.diagnose.bench import paired_gain, unpaired_gain
-from ops.diagnose.outcomes import decoding_finding, random_finding
+from ops.tools.diagnose.bench import paired_gain, unpaired_gain
+from ops.tools.diagnose.outcomes import decoding_finding, random_finding
 from ops.evaluate.student import student_point
 from ops.lib.data.token_shards import TokenSample
 

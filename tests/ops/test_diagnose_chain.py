@@ -9,7 +9,7 @@ from serve_cases import PIPELINE
 
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from ops.diagnose.chain import Chain
+from ops.tools.diagnose.chain import Chain
 from ops.lib.data.files import write_json
 
 BENCHMARK = """

@@ -13,7 +13,7 @@ from lively_target import make_lively
 
 from dsl.errors import DataError
 from ops.artifacts import DraftCheckpoint
-from ops.diagnose.chain import Chain
+from ops.tools.diagnose.chain import Chain
 from ops.lib.data.files import read_json, write_json
 from ops.lib.target.model import Target
 

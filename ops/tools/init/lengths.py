@@ -16,7 +16,7 @@ from attrs import frozen
 from PIL import Image
 
 from ops.ingest.sample import ImagePart, RawSample, Turn
-from ops.own_data.target import Target
+from ops.tools.init.target import Target
 
 TURN_TOKENS = 5  # <|im_start|>, the role, two line breaks and <|im_end|> of Qwen's templates
 BYTES_PER_TOKEN = 4  # of UTF-8: English prose has about 4, Chinese about as many

@@ -7,8 +7,8 @@ from math import hypot, sqrt
 from typing import Any
 
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
-from ops.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
+from ops.tools.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
+from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 from ops.evaluate.run import is_repetition
 from ops.evaluate.statistics import steps_of
 from ops.evaluate.student import student_point

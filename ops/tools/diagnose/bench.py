@@ -15,8 +15,8 @@ from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.diagnose.certainty import is_certainly_above, most, passes
-from ops.diagnose.misfits import misfits
+from ops.tools.diagnose.certainty import is_certainly_above, most, passes
+from ops.tools.diagnose.misfits import misfits
 from ops.evaluate.statistics import tau_interval
 from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader, TokenSample

@@ -19,7 +19,7 @@ from ops.ingest.read import Read, Reading, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import REMEDY, TableReaders, find_format
 from ops.ingest.splits import split_of
-from ops.own_data.lengths import Counter, Length, PixelRules, image_size
+from ops.tools.init.lengths import Counter, Length, PixelRules, image_size
 from ops.lib.vision.images import fault_of, strict_pillow
 
 MEASURED = 1000  # samples whose tokens are counted

@@ -13,9 +13,9 @@ from dsl.sizes import shown_bytes
 from ops.capture_targets.resources import feature_bytes
 from ops.ingest.image_folder import BESIDE
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.own_data.lengths import PixelRules
-from ops.own_data.survey import FRACTIONS, Survey, percentile
-from ops.own_data.target import MOST_LAYERS, Target
+from ops.tools.init.lengths import PixelRules
+from ops.tools.init.survey import FRACTIONS, Survey, percentile
+from ops.tools.init.target import MOST_LAYERS, Target
 from ops.lib.data.sample_account import SPLITS
 from ops.tokenize_chat.resources import TOKEN_BYTES
 

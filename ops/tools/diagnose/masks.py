@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.drafts.losses.anchors import slot_weights
-from ops.diagnose.finding import Finding, unmeasured
+from ops.tools.diagnose.finding import Finding, unmeasured
 from ops.lib.target.model import target_info, text_config
 from ops.lib.data.token_shards import TokenReader
 

@@ -14,10 +14,10 @@ from ops.artifacts import Draft
 from ops.lib.drafts.dflash.config import DraftConfig, from_serving
 from ops.lib.drafts.dflash.fit import LAYER_IDS, check_draft_fits, told, unfit_fields
 from ops.lib.drafts.dflash.load import read_config, read_weights
-from ops.diagnose.bench import EXPORTED, TRAINED, Setting
-from ops.diagnose.feeding import CONFIG, LAYERS, NORMAL, Trained
-from ops.diagnose.finding import Finding
-from ops.diagnose.misfits import misfits
+from ops.tools.diagnose.bench import EXPORTED, TRAINED, Setting
+from ops.tools.diagnose.feeding import CONFIG, LAYERS, NORMAL, Trained
+from ops.tools.diagnose.finding import Finding
+from ops.tools.diagnose.misfits import misfits
 
 NAME = "export"
 CAN_BE_LOADED = "the config can be read, and the file holds every tensor of its model in its shape, with finite numbers"

@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.capture_targets.huggingface import forward_batch
-from ops.diagnose.finding import Finding
+from ops.tools.diagnose.finding import Finding
 from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
 

@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any
 
-from ops.diagnose.finding import Finding, unmeasured
+from ops.tools.diagnose.finding import Finding, unmeasured
 
 NAME = "length of training"
 PARTS = 5

@@ -12,8 +12,8 @@ from typing import Any
 from attrs import asdict, evolve, frozen
 
 from ops.lib.drafts.dflash.config import DraftConfig
-from ops.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
-from ops.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
+from ops.tools.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
+from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 from ops.lib.data.token_shards import TokenSample
 
 LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS = "layer ids", "mask token", "positions", "config", "weights"

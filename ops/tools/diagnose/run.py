@@ -1,6 +1,6 @@
 """Measure the usual causes of a low tau: a process of its own, as
 
-    python -m ops.diagnose.run REQUEST RESULT
+    python -m ops.tools.diagnose.run REQUEST RESULT
 
 REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "split": as Chain.of takes it, "loss":
 [[step, train/loss], ...], "again": the command that writes the draft again}. RESULT gets what `diagnose` describes, or
@@ -23,18 +23,18 @@ from ops.artifacts import TokenShards
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.dflash.load import random_draft
-from ops.diagnose.answers import own_finding
-from ops.diagnose.bench import Bench, interval, spread_samples, tau_of
-from ops.diagnose.chain import Chain
-from ops.diagnose.curve import curve_finding
-from ops.diagnose.features import features_finding
-from ops.diagnose.feeding import Mended, mend, unless_open
-from ops.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured
-from ops.diagnose.loadable import loadable, put_first
-from ops.diagnose.masks import anchors_by_category, mask_findings
-from ops.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
-from ops.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
-from ops.diagnose.trained import explained, target_finding, trained_of
+from ops.tools.diagnose.answers import own_finding
+from ops.tools.diagnose.bench import Bench, interval, spread_samples, tau_of
+from ops.tools.diagnose.chain import Chain
+from ops.tools.diagnose.curve import curve_finding
+from ops.tools.diagnose.features import features_finding
+from ops.tools.diagnose.feeding import Mended, mend, unless_open
+from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured
+from ops.tools.diagnose.loadable import loadable, put_first
+from ops.tools.diagnose.masks import anchors_by_category, mask_findings
+from ops.tools.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
+from ops.tools.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
+from ops.tools.diagnose.trained import explained, target_finding, trained_of
 from ops.lib.data.files import read_json
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
 from ops.lib.data.token_shards import TokenReader, TokenSample

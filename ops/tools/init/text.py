@@ -8,9 +8,9 @@ import textwrap
 from dsl.errors import DataError, on_one_line
 from dsl.sizes import shown_bytes
 from ops.ingest.image_values import OUTSIDE
-from ops.own_data.advice import LEAST_BETWEEN, Advice, Choice
-from ops.own_data.survey import QUESTION, Survey, percentile
-from ops.own_data.target import Target
+from ops.tools.init.advice import LEAST_BETWEEN, Advice, Choice
+from ops.tools.init.survey import QUESTION, Survey, percentile
+from ops.tools.init.target import Target
 
 WIDTH = 118
 PLACEHOLDER = "FILL IN: the directory of your target's checkpoint"
