@@ -1,7 +1,7 @@
 """Capture with SGLang: the code that will serve the target computes what the draft learns from.
 
 Imported by name, by run.py, because SGLang is not always installed. What is called of SGLang stands in
-ops/sglang_engine; here is what a capture needs around it: which targets it takes, how long samples may be, and which
+ops/lib/sglang; here is what a capture needs around it: which targets it takes, how long samples may be, and which
 ranks share a model.
 """
 

@@ -128,7 +128,7 @@ def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_traini
 
 
 def test_the_plan_counts_requests_and_reserved_blocks_as_the_live_stage_does():
-    source = (ROOT / "ops" / "sglang_engine" / "dflash_worker.py").read_text()
+    source = (ROOT / "ops" / "lib" / "sglang" / "dflash_worker.py").read_text()
     assert (live.TOGETHER, f"\nRESERVED_BLOCKS = {resources.RESERVED_BLOCKS}\n" in source) == (resources.TOGETHER, True)
 
 

@@ -1,6 +1,6 @@
 """Parameters of a draft, and the memory that training it takes, from its sizes alone; torch-free.
 
-What a pass keeps for its backward is counted tensor by tensor, as ops/lib/drafts/dflash/step.py and model.py make them.
+What a pass keeps for its backward is counted tensor by tensor, as step.py and model.py make them.
 
 Legend: F feature width, M hidden, W intermediate, H query heads, G key/value heads, D head size, K block size,
 V vocabulary, T context tokens of a micro-batch on this rank, Z slots of a chunk of blocks, P parameters.

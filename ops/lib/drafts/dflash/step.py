@@ -6,7 +6,7 @@ go, and adds to the gradient of the context's keys and values; that gradient the
 does not grow with the number of anchors; the result differs from one pass by rounding only.
 
 Under sequence parallelism a rank holds a slice of the context and some of the blocks, and an Exchange decides what
-travels: see ops/sequence_parallel.
+travels: see ops/lib/sequence_parallel.
 
 What depends on values, such as which slots have a weight, the host knows before the step: nothing here waits for the
 device.
