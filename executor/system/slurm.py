@@ -71,7 +71,7 @@ class Allocation:
             "--kill-on-bad-exit=0",
             *agent,
         ]
-        project = str(Path(__file__).resolve().parent.parent)
+        project = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([project, *filter(None, [os.environ.get("PYTHONPATH")])])
         with appended(log) as output:
             try:
