@@ -30,9 +30,9 @@ from dsl.op import Ref
 from dsl.order import children_of
 from dsl.pipeline import Copy
 from dsl.positions import KeyPath
-from dsl.values import FIELD, OPENING, TOKEN, Cell, referred_fields
+from dsl.interpolation import FIELD, OPENING, TOKEN, Cell, referred_fields
 from dsl.variants import Group, Sweep, Variant, groups_of, mistake_at
-from dsl.written import WrittenNode
+from dsl.unchecked_node import WrittenNode
 
 MAX_COPIES = 10_000
 

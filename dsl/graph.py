@@ -14,8 +14,8 @@ from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.order import above, below, in_order
 from dsl.pipeline import Copy, Node, Pipeline
-from dsl.wiring import absolute_path, external_value, inputs_of, wiring_mistakes
-from dsl.written import written_nodes
+from dsl.edge_checks import absolute_path, external_value, inputs_of, wiring_mistakes
+from dsl.unchecked_node import written_nodes
 
 
 @frozen

@@ -15,7 +15,7 @@ from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref
 from dsl.op_table import load_op
 from dsl.pipeline import Copy
-from dsl.wiring import inputs_of
+from dsl.edge_checks import inputs_of
 
 FORMAT = 1
 Made = TypeVar("Made")

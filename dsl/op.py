@@ -85,7 +85,7 @@ def field(
     node above may have a static method `mistakes_with_nodes_above(values, above) -> Mapping[str, str]` likewise:
     `above("draft", "draft")` are the values, defaults included, of the node that is reached by these edges; none where
     there is none. schema: what the JSON schema is to ask of the value beside its type, the bounds that attrs' own
-    validators tell, and what dsl/needs.py lets a value ask of other fields.
+    validators tell, and what dsl/field_rules.py lets a value ask of other fields.
     """
     metadata = {
         "help": help,

@@ -23,9 +23,9 @@ from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.pipeline import TABLE_NAMES, Pipeline
 from dsl.tables import pipeline_of, tables_of
 from dsl.typed_text import member_type, takes_table, typed_value
-from dsl.values import interpolate
+from dsl.interpolation import interpolate
 from dsl.variants import Sweep
-from dsl.written import LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
+from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
 
 NONE = "none"
 

@@ -21,11 +21,11 @@ from dsl.pipeline import TABLE_NAMES, TAKEN_ID, Pipeline
 from dsl.search_path import put_on_path
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
-from dsl.told_once import told_once
-from dsl.values import TRACKING_URI, interpolate
+from dsl.merge_copy_errors import told_once
+from dsl.interpolation import TRACKING_URI, interpolate
 from dsl.variants import Sweep, sort_of
-from dsl.wiring import Absent, absolute_path, wiring_mistakes
-from dsl.written import WrittenNode, add_checked_node, written_nodes
+from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
+from dsl.unchecked_node import WrittenNode, add_checked_node, written_nodes
 
 TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 

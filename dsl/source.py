@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 from attrs import define, frozen
 
-from dsl.effects import (
+from dsl.import_side_effects import (
     ASSIGNMENTS,
     Effect,
     aliases_among,

@@ -13,7 +13,7 @@ from pathlib import Path
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from dsl.wiring import Absent
+from dsl.edge_checks import Absent
 from executor.planning.session import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
 from executor.system.exits import OK

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from dsl.wiring import Absent
+from dsl.edge_checks import Absent
 from executor.planning.session import make_planner
 from executor.system.hardware import gpu_memory
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps

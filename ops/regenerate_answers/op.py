@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen, validators
 
-from dsl.needs import Needs, Only
+from dsl.field_rules import Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
 

@@ -7,7 +7,7 @@ from typing import Literal
 import attrs
 from attrs import frozen, validators
 
-from dsl.needs import Given
+from dsl.field_rules import Given
 from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 

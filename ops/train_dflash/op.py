@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.needs import Given, Needs, Only
+from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers

@@ -12,8 +12,8 @@ from dsl.graph import Graph
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from dsl.tables import tables_of
-from dsl.values import interpolate
-from dsl.written import WrittenNode
+from dsl.interpolation import interpolate
+from dsl.unchecked_node import WrittenNode
 from ops.ingest.op import Ingest
 
 OPS = """

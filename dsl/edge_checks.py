@@ -15,7 +15,7 @@ from dsl.order import cycles
 from dsl.paths import is_there
 from dsl.secrets import may_hold_secrets, secret_names
 from dsl.sizes import parsed_bytes
-from dsl.written import WrittenNode
+from dsl.unchecked_node import WrittenNode
 
 MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -20,8 +20,8 @@ from dsl.op import ConfigField
 from dsl.pipeline import TABLE_NAMES
 from dsl.secrets import secret_names
 from dsl.typed_text import member_type, typed_value
-from dsl.wiring import external_value
-from dsl.written import LAUNCH_FIELDS, WrittenNode, lists_to_tuples
+from dsl.edge_checks import external_value
+from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, lists_to_tuples
 
 OPENING = "${"
 TOKEN = re.compile(r"(?P<escape>\$\$\{)(?=(?P<ahead>[^{}]*\}?))|\$\{(?P<body>[^{}$]*)(?P<end>\}?)")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 
 from dsl.errors import Mistake
-from dsl.written import WrittenNode
+from dsl.unchecked_node import WrittenNode
 
 
 def told_once(mistakes: Sequence[Mistake], nodes: Mapping[str, WrittenNode]) -> list[Mistake]:
