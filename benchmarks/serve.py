@@ -29,12 +29,12 @@ from attrs import frozen
 from benchmarks.rounds import table
 from dsl.errors import DflowError, StoreError
 from executor.model_tools.chat_request import Answer, ask, flush_cache
-from executor.system.port import require_free_port
-from executor.records.run_record import find_record
 from executor.model_tools.serve import SGLangServer
 from executor.model_tools.served import ChatPrompt, ServedRun, find_served
 from executor.model_tools.server import wait_until_ready
+from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
+from executor.system.port import require_free_port
 from ops.lib.sglang.serve_command import Address, DraftOption, launch_command, shell_line
 from ops.lib.sglang.version import installed_version, require_sglang
 

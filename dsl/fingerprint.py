@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from dsl.import_side_effects import may_change
 from dsl.encoding import encode, fingerprint
 from dsl.errors import ConfigError
 from dsl.field_types import type_mistake
 from dsl.graph import GraphNode
+from dsl.import_side_effects import may_change
 from dsl.search_path import INSTALLED, is_standard, places_of
 from dsl.secrets import without_secrets
 from dsl.source import MODULE_LEVEL, Binding, SourceModule, read_module

@@ -14,13 +14,13 @@ from typing import Any
 
 import attrs
 
+from dsl.edge_checks import external_value
 from dsl.errors import Mistake, did_you_mean
 from dsl.field_types import type_mistake
 from dsl.op import ConfigField
 from dsl.pipeline import TABLE_NAMES
 from dsl.secrets import secret_names
 from dsl.typed_text import member_type, typed_value
-from dsl.edge_checks import external_value
 from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, lists_to_tuples
 
 OPENING = "${"

@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from dsl.launch import Launch
 from dsl.field_rules import Given, Needs, Only
+from dsl.launch import Launch
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import NODE_ID, RESERVED_TAGS, TABLE_NAMES
 from dsl.tables import CLASSES

@@ -18,9 +18,9 @@ from benchmarks.sides import measured
 from benchmarks.sides.problem import Problem, Sizes, slot_targets
 from ops.lib.drafts.attention.blocks import Seen, choose_attention
 from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.step import Engine, MicroBatch
+from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sequence_parallel.exchange import Alone
 from ops.train_dflash.engine import weights_to_compute_with
 

@@ -8,11 +8,11 @@ import json
 from executor.commands.arguments import add_json, add_run, add_store
 from executor.model_tools.diagnose import Result, diagnose, keep
 from executor.model_tools.diagnosis_text import diagnosis_text
+from executor.records.run_record import find_record
+from executor.store.artifact_store import Store, store_path
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.progress import Doing
-from executor.records.run_record import find_record
-from executor.store.artifact_store import Store, store_path
 from ops.tools.diagnose.chain import SPLITS
 
 PROMPTS = 16

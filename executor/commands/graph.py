@@ -10,17 +10,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from dsl.edge_checks import Absent
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from dsl.edge_checks import Absent
-from executor.planning.session import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
-from executor.system.exits import OK
-from executor.report.graph_text import dot, drawn_graph, levels
-from executor.system.output import print_json, print_lines, write_on
 from executor.planning.plan_text import WORDS
+from executor.planning.session import make_planner
+from executor.report.graph_text import dot, drawn_graph, levels
 from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines, write_on
 
 PICTURES = (".png", ".svg", ".pdf")
 COLOURS = {"cached": "32", "runs": "33", "may be cut off": "36"}

@@ -10,7 +10,6 @@ import attrs
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.planning.session import new_run
 from executor.commands.arguments import (
     add_file,
     add_keep_going,
@@ -20,11 +19,12 @@ from executor.commands.arguments import (
     add_store,
     add_sweeps,
 )
-from executor.system.output import print_lines
 from executor.planning.selection import selected
+from executor.planning.session import new_run
 from executor.results.sweep_order import doubt
 from executor.scheduler.run_and_report import start
 from executor.store.artifact_store import Store, store_path
+from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsl.sizes import shown_bytes
-from executor.system.hardware import machine_memory
 from executor.doctor.finding import Finding
+from executor.system.hardware import machine_memory
 from ops.lib.kernels.c_library import compiled_sweep
 
 OPEN_FILES = 1024

@@ -17,8 +17,8 @@ from attrs import frozen
 
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
-from executor.keys.node_key import PROJECT
 from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
+from executor.keys.node_key import PROJECT
 from executor.system.resource_pool import devices
 
 REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")

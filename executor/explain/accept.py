@@ -12,16 +12,16 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import ConfigError, StoreError
-from executor.keys.code_diff import CodeChange
 from executor.explain.reasons import changed_code, maker_of, value_changes
 from executor.explain.reasons_text import accepted_text, value_text
-from executor.system.jsonlines import append_line
+from executor.keys.code_diff import CodeChange
 from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
 from executor.planning.planner import Planner
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
 from executor.results.run_table import shown_digest
 from executor.store.artifact_store import IndexLine, Store
 from executor.store.integrity import check
+from executor.system.jsonlines import append_line
 
 RECORDS_SEARCHED = 200
 

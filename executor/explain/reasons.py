@@ -10,8 +10,8 @@ import attrs
 from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
-from executor.keys.code_diff import CodeChange, code_changes
 from executor.keys.code_archive import kept_text, texts_now
+from executor.keys.code_diff import CodeChange, code_changes
 from executor.keys.node_key import differing
 from executor.planning.planner import Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun, mlflow_ids

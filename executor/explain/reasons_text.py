@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from executor.keys.code_diff import told
 from executor.explain.reasons import ABSENT, Explanation, InputChange, Made, ValueChange
+from executor.keys.code_diff import told
 
 HEADS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 

@@ -8,17 +8,17 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from executor.keys.code_diff import CodeChange, code_changes
-from executor.keys.code_archive import kept_text
 from executor.explain.reasons import ABSENT, ValueChange, value_changes
-from executor.keys.node_key import differing
-from executor.system.output import finite
-from executor.planning.planner import Previous
-from executor.planning.history import Earlier, previous_in
-from executor.records.run_record import NodeState, Record
-from executor.records.graph_file import written_nodes
 from executor.explain.run_parts import Part, combination_parts, templates_of, whole
+from executor.keys.code_archive import kept_text
+from executor.keys.code_diff import CodeChange, code_changes
+from executor.keys.node_key import differing
+from executor.planning.history import Earlier, previous_in
+from executor.planning.planner import Previous
+from executor.records.graph_file import written_nodes
+from executor.records.run_record import NodeState, Record
 from executor.store.artifact_store import Store
+from executor.system.output import finite
 
 Where = Literal["both", "first", "second"]
 

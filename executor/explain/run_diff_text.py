@@ -6,11 +6,11 @@ import json
 import textwrap
 from collections.abc import Sequence
 
-from executor.keys.code_diff import told
 from executor.explain.reasons_text import moment, value_text
-from executor.system.output import counted
-from executor.records.run_record import Record
 from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff
+from executor.keys.code_diff import told
+from executor.records.run_record import Record
+from executor.system.output import counted
 
 WHERE = {"first": "only in the first", "second": "only in the second"}
 WIDTH = 100

@@ -7,9 +7,9 @@ from collections.abc import Container, Mapping
 import attrs
 from attrs import field, frozen
 
-from executor.results.combinations import Choice, whole_choices
-from executor.records.run_record import Record
 from executor.records.graph_file import written_nodes
+from executor.records.run_record import Record
+from executor.results.combinations import Choice, whole_choices
 
 
 @frozen

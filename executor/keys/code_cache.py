@@ -27,7 +27,7 @@ from executor.system.stamps import Stamp, is_settled
 
 FINGERPRINTING = tuple(
     Path(dsl.__file__).with_name(name)
-    for name in ("fingerprint.py", "search_path.py", "source.py", "effects.py", "syntax.py", "encoding.py")
+    for name in ("fingerprint.py", "search_path.py", "source.py", "import_side_effects.py", "syntax.py", "encoding.py")
 )
 SPARE_LINES = 20  # of some 10 kB each
 

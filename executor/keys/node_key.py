@@ -17,8 +17,8 @@ from dsl.encoding import Encoded
 from dsl.fingerprint import fingerprint, is_path, key_config
 from dsl.graph import Graph, GraphNode
 from dsl.search_path import PROJECT, search_path
-from executor.keys.code_diff import summary
 from executor.keys.code_cache import CodeHashes, CodeMemo
+from executor.keys.code_diff import summary
 from executor.keys.external_inputs import ExternalDigests
 from executor.keys.library_versions import LibraryVersions
 

@@ -31,13 +31,13 @@ from executor.launchers.host_folder import (
     host_log,
     torchrun_arguments,
 )
-from executor.system.jsonlines import read_json, read_object, write_json
+from executor.launchers.redaction import RedactedLog
 from executor.launchers.stage_process import stage_environment
+from executor.launchers.worker import STOP_ASKED, Job
+from executor.system.jsonlines import read_json, read_object, write_json
 from executor.system.left_over import STAGE, stage_mark
 from executor.system.resource_pool import devices
-from executor.launchers.redaction import RedactedLog
 from executor.system.symlinks import is_folder
-from executor.launchers.worker import STOP_ASKED, Job
 
 RANKS_END_WITHIN_S = 10.0
 

@@ -28,8 +28,8 @@ from attrs import frozen
 
 from dsl.stage import RENDEZVOUS
 from executor.launchers.failure import killed
-from executor.system.jsonlines import write_json
 from executor.launchers.worker import AGENT, ENDING
+from executor.system.jsonlines import write_json
 
 PASSED_ON = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
 KILL_AFTER_S = 30.0

@@ -17,21 +17,21 @@ from attrs import frozen
 
 from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
-from executor.launchers.forkserver_client import Child, Children
+from executor.keys.node_key import PROJECT
 from executor.launchers.compile_cache import compile_cache
-from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.launchers.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
+from executor.launchers.forkserver_client import Child, Children
 from executor.launchers.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
 from executor.launchers.hosts import SeveralHosts, endpoint_of
-from executor.system.jsonlines import read_json, read_object, write_json
-from executor.keys.node_key import PROJECT
-from executor.store.lease import Lease
-from executor.system.left_over import STAGE, stage_mark
 from executor.launchers.log_tail import Notes, last_lines
-from executor.system.resource_pool import VISIBLE, Share, device_order
 from executor.launchers.redaction import RedactedLog
-from executor.system.symlinks import appended
 from executor.launchers.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
+from executor.store.lease import Lease
+from executor.system.jsonlines import read_json, read_object, write_json
+from executor.system.left_over import STAGE, stage_mark
+from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
+from executor.system.resource_pool import VISIBLE, Share, device_order
+from executor.system.symlinks import appended
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # How long a thread of an OpenMP runtime waits in a loop for its next work before it sleeps: libgomp's in turns of the

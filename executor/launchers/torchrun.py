@@ -20,8 +20,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from executor.system.jsonlines import write_json
 from executor.launchers.worker import AGENT, ENDING
+from executor.system.jsonlines import write_json
 
 _passed_on: list[int] = []
 

@@ -36,12 +36,12 @@ from dsl.graph_json import node_from_json
 from dsl.named_function import named_function
 from dsl.search_path import PROJECT, is_below, is_interpreters, take_search_path
 from dsl.secrets import redact, resolved, secret_values
-from executor.system.os_errors import NO_SPACE, full_at, is_full
-from executor.system.crash_points import fail_point
-from executor.launchers.failure import Failure
-from executor.system.jsonlines import append_line, read_json, write_json
 from executor.keys.node_key import node_inputs
+from executor.launchers.failure import Failure
 from executor.store.lease import share_ranks
+from executor.system.crash_points import fail_point
+from executor.system.jsonlines import append_line, read_json, write_json
+from executor.system.os_errors import NO_SPACE, full_at, is_full
 from executor.system.parent import GONE, end_with_parent
 
 STOPPED = 75

@@ -8,12 +8,12 @@ from typing import Any
 
 from dsl.sizes import shown_bytes
 from executor.maintenance.gc import survey
-from executor.system.folder_size import folder_size
 from executor.maintenance.retention import all_records
 from executor.records.run_record import Record
-from executor.store.artifact_store import Store
 from executor.records.run_tags import tags_of
+from executor.store.artifact_store import Store
 from executor.store.integrity import committed
+from executor.system.folder_size import folder_size
 
 SMALL = 100_000
 SMOKE = "smoke"  # the store of `dflow run --smoke`

@@ -16,18 +16,18 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from executor.maintenance.retention import InUse, Kept, all_records, in_use, kept_runs, read_index
+from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
-from executor.system.os_errors import clear_errors
+from executor.store.gc_lock import nothing_taken
+from executor.store.integrity import MEMO
+from executor.store.lease import held_now, put_away
+from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.folder_size import folder_size
-from executor.maintenance.retention import InUse, Kept, all_records, in_use, kept_runs, read_index
 from executor.system.jsonlines import compact, read_lines, read_object, sync_folder
-from executor.store.lease import held_now, put_away
-from executor.store.artifact_store import Store
-from executor.store.gc_lock import nothing_taken
-from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
+from executor.system.os_errors import clear_errors
 from executor.system.symlinks import is_folder, new_file, remove
-from executor.store.integrity import MEMO
 
 Kind = Literal["artifact", "work", "leftover"]
 

@@ -18,18 +18,18 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
-from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
-from executor.system.os_errors import clear_errors
-from executor.system.crash_points import fail_point
-from executor.maintenance.retention import ACCEPTED, PULLED, read_index
-from executor.system.jsonlines import sync_folder
-from executor.planning.planner import Planner
-from executor.maintenance.remote_records import NotAsExpected, manifest_files
-from executor.records.run_record import Record
 from executor.maintenance.remote import Remote
+from executor.maintenance.remote_records import NotAsExpected, manifest_files
+from executor.maintenance.retention import ACCEPTED, PULLED, read_index
+from executor.planning.planner import Planner
+from executor.records.run_record import Record
 from executor.store.artifact_store import IndexLine, Store
-from executor.system.symlinks import links_in, new_file
+from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
 from executor.store.integrity import check
+from executor.system.crash_points import fail_point
+from executor.system.jsonlines import sync_folder
+from executor.system.os_errors import clear_errors
+from executor.system.symlinks import links_in, new_file
 
 FILES_AT_ONCE = 8
 PART = ".pulling-"  # how the names of files begin that are not whole yet

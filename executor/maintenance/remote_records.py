@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dsl.errors import StoreError
-from executor.store.digests import MANIFEST, FileEntry
 from executor.store.artifact_store import IndexLine
+from executor.store.digests import MANIFEST, FileEntry
 from executor.store.names import DIGEST, RUN
 
 NAME_BYTES = 255

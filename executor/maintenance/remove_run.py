@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsl.errors import StoreError
-from executor.system.os_errors import clear_errors
-from executor.system.crash_points import fail_point
 from executor.records.run_record import Record, RunState
+from executor.records.run_tags import tags_of
 from executor.records.serving_lock import is_served
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import nothing_taken
 from executor.store.names import RUN_ID
+from executor.system.crash_points import fail_point
+from executor.system.os_errors import clear_errors
 from executor.system.symlinks import is_folder, links_in, remove
-from executor.records.run_tags import tags_of
 
 
 def remove_run(store: Store, folder: Path) -> None:

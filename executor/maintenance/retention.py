@@ -14,12 +14,12 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import StoreError
-from executor.system.jsonlines import read_object
 from executor.records.run_record import Record, RunState, is_begun
+from executor.records.run_tags import tags_of
 from executor.records.serving_lock import is_served
 from executor.store.artifact_store import COMMIT, IndexLine, Store
 from executor.store.names import KEY
-from executor.records.run_tags import tags_of
+from executor.system.jsonlines import read_object
 
 PULLED = "pulled"  # the acceptance of an index line whose artifact another store computed
 ACCEPTED = "accepted"

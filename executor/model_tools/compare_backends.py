@@ -20,11 +20,11 @@ from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError
 from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
 from dsl.threads import useful_threads
-from executor.planning.session import make_planner
-from executor.system.jsonlines import read_json, write_json
 from executor.launchers.stage_process import stage_environment
-from executor.system.resource_pool import threads_of
+from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
+from executor.system.jsonlines import read_json, write_json
+from executor.system.resource_pool import threads_of
 
 CAPTURE = "capture_targets"
 ENTRY = "ops.capture_targets.compare"

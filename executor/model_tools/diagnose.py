@@ -20,12 +20,12 @@ from dsl.errors import DataError, DflowError, Mistake, PipelineError, StoreError
 from dsl.graph import Graph
 from dsl.graph_json import graph_to_json
 from dsl.threads import useful_threads
-from executor.system.jsonlines import read_lines, read_object, write_json
 from executor.launchers.stage_process import stage_environment
-from executor.system.resource_pool import threads_of
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
+from executor.system.jsonlines import read_lines, read_object, write_json
+from executor.system.resource_pool import threads_of
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
 
 ENTRY = "ops.tools.diagnose.run"

@@ -17,14 +17,14 @@ from attrs import frozen
 
 from dsl.errors import ConfigError, DflowError
 from executor.model_tools.chat_request import Answer, ServerError, ask
+from executor.model_tools.served import ChatPrompt, ServedRun, find_served
+from executor.model_tools.server import Server, wait_until_ready
+from executor.records.run_record import Record, find_record
+from executor.records.serving_lock import serving
+from executor.store.artifact_store import Store
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.port import require_free_port
-from executor.records.run_record import Record, find_record
-from executor.model_tools.served import ChatPrompt, ServedRun, find_served
-from executor.model_tools.server import Server, wait_until_ready
-from executor.records.serving_lock import serving
-from executor.store.artifact_store import Store
 from ops.lib.sglang.serve_command import Address, launch_command, shell_line
 from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
 

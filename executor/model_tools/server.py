@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from executor.model_tools.chat_request import ServerError, is_healthy
-from executor.launchers.compile_cache import compile_cache
 from executor.keys.node_key import PROJECT
-from executor.system.output import print_lines
+from executor.launchers.compile_cache import compile_cache
 from executor.launchers.log_tail import LINES
+from executor.model_tools.chat_request import ServerError, is_healthy
+from executor.system.output import print_lines
 from executor.system.symlinks import new_file
 
 POLL_S = 0.5

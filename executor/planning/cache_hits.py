@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from executor.store.digests import MANIFEST
-from executor.records.events import final_metrics
-from executor.system.jsonlines import read_object
-from executor.store.run_measurements import own_files
 from executor.planning.planner import Decision
+from executor.records.events import final_metrics
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.store.artifact_store import Store
+from executor.store.digests import MANIFEST
+from executor.store.run_measurements import own_files
+from executor.system.jsonlines import read_object
 
 
 class SourceRuns:

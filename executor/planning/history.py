@@ -8,10 +8,10 @@ from typing import Any
 
 from attrs import frozen
 
+from executor.planning.cache_hits import SourceRuns
 from executor.planning.planner import Previous
 from executor.records.run_record import NodeState, newest_records, plan_of
 from executor.store.artifact_store import Store
-from executor.planning.cache_hits import SourceRuns
 
 RECORDS_SEARCHED = 50
 COMPARED = 10

@@ -15,10 +15,10 @@ from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
 from executor.keys.external_inputs import ExternalDigests, ListedOnce, Look
-from executor.system.jsonlines import write_json
-from executor.keys.node_key import KeyParts, Sources, changes, library_versions, node_parts, of_externals
 from executor.keys.library_versions import LibraryVersions
+from executor.keys.node_key import KeyParts, Sources, changes, library_versions, node_parts, of_externals
 from executor.store.artifact_store import Store
+from executor.system.jsonlines import write_json
 
 
 @frozen

@@ -9,8 +9,8 @@ from typing import Any
 from dsl.graph import Graph
 from dsl.resources import Resources
 from dsl.sizes import shown_bytes
-from executor.system.output import columns, print_lines
 from executor.results.run_table import shown_digest
+from executor.system.output import columns, print_lines
 
 WORDS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 

@@ -12,14 +12,14 @@ from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.overrides import overridden_nodes, override_graph
 from executor.keys.node_key import Sources, graph_parts, node_parts
-from executor.planning.planner import Decision, Planner
+from executor.planning.cache_hits import SourceRuns
 from executor.planning.history import PreviousNodes
-from executor.records.run_record import NodeState, Record, find_record
+from executor.planning.planner import Decision, Planner
+from executor.planning.preflight import require_met
 from executor.planning.selection import require_others
+from executor.records.run_record import NodeState, Record, find_record
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import while_nothing_goes
-from executor.planning.cache_hits import SourceRuns
-from executor.planning.preflight import require_met
 
 
 @frozen

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from executor.system.output import columns
 from executor.records.run_record import Record, newest_records
 from executor.records.run_tags import tags_of
+from executor.system.output import columns
 
 RAN = ("miss", "resumed")
 UNFINISHED = ("failed", "stopped", "killed")

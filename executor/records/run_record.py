@@ -38,12 +38,12 @@ from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
+from executor.records.graph_file import damaged, load_graph, recorded_table, save_graph, written_nodes
+from executor.records.run_tags import tagged_folder, tags_of
+from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
 from executor.system.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
-from executor.records.graph_file import damaged, load_graph, recorded_table, save_graph, written_nodes
-from executor.store.names import RUN_ID
 from executor.system.symlinks import links_in, open_own, refuse_links
-from executor.records.run_tags import tagged_folder, tags_of
 
 STATE = "state.jsonl"
 PLAN = "plan.json"

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from executor.system.os_errors import clear_errors
-from executor.system.file_locks import is_held
 from executor.store.gc_lock import artifacts_taken
+from executor.system.file_locks import is_held
+from executor.system.os_errors import clear_errors
 from executor.system.symlinks import links_in, open_own, refuse_links
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from executor.results.metric_order import JUDGED
-from executor.report.run_data import RunFacts
 from executor.report.markup import Markup, element, html, joined, paragraph, table
 from executor.report.overview import run_name
+from executor.report.run_data import RunFacts
+from executor.results.metric_order import JUDGED
 from executor.results.run_table import result_rows
 from executor.results.sweep_table import Row, shown_metrics
 

@@ -12,14 +12,14 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import StoreError
-from executor.keys.code_diff import told
 from executor.explain.reasons import ABSENT, ValueChange
-from executor.records.graph_file import written_nodes
-from executor.report.run_data import RunFacts
-from executor.report.markup import Markup, details, element, joined, paragraph, table
-from executor.report.overview import run_name
 from executor.explain.run_diff import NodeDiff, compare_parts
 from executor.explain.run_parts import Part
+from executor.keys.code_diff import told
+from executor.records.graph_file import written_nodes
+from executor.report.markup import Markup, details, element, joined, paragraph, table
+from executor.report.overview import run_name
+from executor.report.run_data import RunFacts
 from executor.store.artifact_store import Store
 
 WHERE = {"first": "the node is not in this run", "second": "of the two, the node is in this run alone"}

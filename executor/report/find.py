@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dsl.errors import StoreError, did_you_mean
 from executor.records.run_record import Record, find_record
-from executor.store.names import RUN_ID
 from executor.records.run_tags import tags_of
+from executor.store.names import RUN_ID
 
 
 def find_records(records: Path, runs: Sequence[str]) -> list[Record]:

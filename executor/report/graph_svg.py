@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from executor.report.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Layout, Place, layout_of, shown_name, wrapped
-from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.markup import Markup, element, shown_duration, void
+from executor.report.run_data import NodeFacts, RunFacts
 from executor.results.run_table import shown_seconds
 
 MOST_DRAWN = 150  # nodes

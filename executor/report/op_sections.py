@@ -22,8 +22,8 @@ from attrs import frozen
 
 from dsl.sections import Section
 from executor.launchers.failure import killed
-from executor.system.jsonlines import read_lines
 from executor.report.carried import section_from_json
+from executor.system.jsonlines import read_lines
 
 TIME_S = 20.0  # of one op's function
 TOTAL_S = 30.0  # of all; the report of a run that MLflow gets is waited for a little longer
@@ -72,7 +72,15 @@ def _ask(asked: Sequence[Asked], left: float) -> tuple[dict[Asked, Shown], str]:
         views = (Path(folder) / f"view-{at}" for at in range(len(asked)))
         request.write_text(json.dumps(list(map(_to_json, asked, views))), encoding="utf-8")
         # -P: what lies in the working directory is not imported in place of dflow's own.
-        command = [sys.executable, "-P", "-m", "executor.report.section_worker", str(request), str(answers), str(TIME_S)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "executor.report.section_worker",
+            str(request),
+            str(answers),
+            str(TIME_S),
+        ]
         failed = _ended(command, errors, left)
         lines = read_lines(answers)
     return {asked[line["at"]]: _answer(line, asked[line["at"]].folder) for line in lines}, failed

@@ -9,17 +9,17 @@ from typing import Any
 from attrs import field, frozen
 
 from dsl.errors import DflowError, StoreError
-from executor.results.combinations import combinations
-from executor.store.digests import MANIFEST
 from executor.records.events import read_events, worked_seconds
-from executor.system.jsonlines import read_object
-from executor.store.run_measurements import own_files
+from executor.records.graph_file import recorded_table, written_nodes
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun, plan_of
-from executor.records.graph_file import recorded_table, written_nodes
-from executor.store.artifact_store import Store
-from executor.results.sweep_table import Row, sorted_rows
 from executor.records.run_tags import tags_of
+from executor.results.combinations import combinations
+from executor.results.sweep_table import Row, sorted_rows
+from executor.store.artifact_store import Store
+from executor.store.digests import MANIFEST
+from executor.store.run_measurements import own_files
+from executor.system.jsonlines import read_object
 
 FIGURES, EVENTS = "figures", "events.jsonl"
 

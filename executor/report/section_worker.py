@@ -19,9 +19,9 @@ from typing import Any
 from dsl.errors import DflowError
 from dsl.op_table import load_op
 from dsl.sections import Section, load_report
-from executor.system.jsonlines import append_line
-from executor.store.run_measurements import with_own_files
 from executor.report.carried import section_to_json
+from executor.store.run_measurements import with_own_files
+from executor.system.jsonlines import append_line
 
 
 def main() -> int:

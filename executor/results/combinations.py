@@ -9,8 +9,8 @@ from attrs import define, field
 
 from dsl.graph import Graph, GraphNode
 from dsl.shown import toml_text
-from executor.results.node_facts import params, values
 from executor.records.run_record import NodeState
+from executor.results.node_facts import params, values
 
 Choice = frozenset[tuple[str, str]]  # by group, the variant
 

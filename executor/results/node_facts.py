@@ -13,9 +13,9 @@ from dsl.graph import GraphNode
 from dsl.launch import Launch
 from dsl.op import Ref
 from dsl.shown import toml_text
+from executor.records.run_record import Record
 from executor.store.digests import MANIFEST
 from executor.system.jsonlines import read_json
-from executor.records.run_record import Record
 
 
 @frozen

@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from dsl.graph import Graph
+from executor.records.run_record import NodeState, RunState
 from executor.results.metric_order import JUDGED, figures_in_order, is_judged
 from executor.system.output import columns, print_lines
-from executor.records.run_record import NodeState, RunState
 
 METRICS_SHOWN = 4
 ROWS_SHOWN = 40

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from dsl.graph import Graph
+from executor.records.run_record import NodeState
 from executor.results.combinations import Combination, combinations, final_metrics
 from executor.results.metric_order import is_main
-from executor.system.output import columns, counted
-from executor.records.run_record import NodeState
 from executor.results.run_table import result_rows
 from executor.results.sweep_order import not_sorted, sorting
+from executor.system.output import columns, counted
 
 MOST_METRICS = 6
 

@@ -24,23 +24,23 @@ from dsl.graph import Graph, GraphNode
 from dsl.graph_json import node_to_json
 from dsl.search_path import search_path
 from dsl.secrets import secret_values
-from executor.launchers.forkserver_client import Children
 from executor.keys.code_archive import keep_texts
-from executor.scheduler.plain_display import Display
-from executor.records.events import final_metrics, read_events
-from executor.system.crash_points import fail_point
-from executor.launchers.failure import TIMEOUT, Failure
-from executor.launchers.hosts import wait_for_hosts
-from executor.system.jsonlines import append_lines, write_json
 from executor.keys.node_key import KeyParts, changes, node_inputs
+from executor.launchers.failure import TIMEOUT, Failure
+from executor.launchers.forkserver_client import Children
+from executor.launchers.hosts import wait_for_hosts
 from executor.launchers.stage_process import Outcome, StageProcess
-from executor.store.lease import Lease
-from executor.system.resource_pool import Share
-from executor.records.run_record import NodeState, Record
+from executor.planning.cache_hits import SourceRuns, made_meanwhile
 from executor.planning.input_snapshot import Snapshot
+from executor.records.events import final_metrics, read_events
+from executor.records.run_record import NodeState, Record
+from executor.scheduler.plain_display import Display
 from executor.store.artifact_store import Store
 from executor.store.gc_lock import artifacts_taken
-from executor.planning.cache_hits import SourceRuns, made_meanwhile
+from executor.store.lease import Lease
+from executor.system.crash_points import fail_point
+from executor.system.jsonlines import append_lines, write_json
+from executor.system.resource_pool import Share
 
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0

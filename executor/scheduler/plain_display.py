@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from executor.system.output import print_lines
 from executor.records.run_record import RunState
 from executor.results.run_table import shown_digest, shown_metrics, shown_seconds
+from executor.system.output import print_lines
 from executor.system.unrepeated import Unrepeated
 
 PLAIN_PROGRESS_S = 10.0

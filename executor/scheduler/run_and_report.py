@@ -9,12 +9,12 @@ import importlib
 import time
 
 from executor.planning.session import Session
-from executor.system.exits import OK
-from executor.tracking.sync_state import lacks
-from executor.system.output import print_lines
+from executor.records.results_run import results_run
 from executor.records.run_record import mlflow_ids
 from executor.results.run_table import print_figures
-from executor.records.results_run import results_run
+from executor.system.exits import OK
+from executor.system.output import print_lines
+from executor.tracking.sync_state import lacks
 
 
 def start(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:

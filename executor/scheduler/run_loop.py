@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from dsl.errors import DflowError, StageError
-from executor.planning.session import Session, plan_row, refreshed
-from executor.scheduler.plain_display import Display
-from executor.records.events import EventReader
-from executor.system.crash_points import fail_point
 from executor.launchers.failure import Failure
-from executor.tracking.sync_state import is_tracked, lacks
-from executor.tracking.publisher import Follower
-from executor.store.lease import Lease
+from executor.planning.cache_hits import SourceRuns, made_meanwhile
 from executor.planning.planner import Decision
-from executor.records.run_record import NOT_RUN, NodeState, State, Status
+from executor.planning.session import Session, plan_row, refreshed
+from executor.records.events import EventReader
 from executor.records.results_run import results_run
+from executor.records.run_record import NOT_RUN, NodeState, State, Status
+from executor.scheduler.plain_display import Display
 from executor.scheduler.ready_queue import Schedule
 from executor.scheduler.stop_signal import StopSignal
 from executor.store.gc_lock import artifacts_taken
-from executor.planning.cache_hits import SourceRuns, made_meanwhile
+from executor.store.lease import Lease
+from executor.system.crash_points import fail_point
+from executor.tracking.publisher import Follower
+from executor.tracking.sync_state import is_tracked, lacks
 
 if TYPE_CHECKING:
     from executor.scheduler.attempt import Attempt

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from executor.planning.session import Session
-from executor.scheduler.plain_display import make_display
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
 from executor.records.run_record import mlflow_ids
 from executor.results.run_table import print_results
+from executor.scheduler.plain_display import make_display
 from executor.scheduler.run_loop import run_session
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
 
 
 def run_and_tell(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
-from executor.scheduler.attempt import Attempt, Work
 from executor.launchers.forkserver_client import Children
-from executor.scheduler.plain_display import Display
 from executor.launchers.stage_process import stage_environment
-from executor.system.resource_pool import Capacity, Free, threads_of
 from executor.records.run_record import Record
+from executor.scheduler.attempt import Attempt, Work
+from executor.scheduler.plain_display import Display
 from executor.store.artifact_store import Store
+from executor.system.resource_pool import Capacity, Free, threads_of
 from executor.system.system_metrics import Usage
 
 ENDED_WITHIN_S = 10.0

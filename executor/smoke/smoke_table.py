@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dsl.sizes import shown_bytes
-from executor.system.hardware import gpu_memory, machine_memory
 from executor.smoke.estimate import NOTHING, NodeEstimate, Spread
+from executor.system.hardware import gpu_memory, machine_memory
 from executor.system.output import print_lines
 
 ALIKE = 1.25  # a spread of no more than this is one figure

@@ -18,18 +18,18 @@ from dsl.graph import Graph, GraphNode
 from dsl.op_table import user_ops
 from dsl.resources import Resources
 from dsl.smoke import Amount, Trial, Work, load_smoke, load_work
-from executor.planning.session import Session, make_planner, new_run
-from executor.scheduler.plain_display import make_display
-from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
-from executor.records.events import read_events
-from executor.system.exits import FAILED, OK
-from executor.system.output import print_lines
-from executor.records.run_record import NodeState, Record
 from executor.planning.resources import free_bytes, graph_resources
+from executor.planning.session import Session, make_planner, new_run
+from executor.records.events import read_events
+from executor.records.run_record import NodeState, Record
 from executor.results.run_table import print_results
+from executor.scheduler.plain_display import make_display
 from executor.scheduler.run_loop import run_session
+from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
 from executor.smoke.smoke_table import print_estimates
 from executor.store.artifact_store import Store
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
 
 FOLDER = "smoke"
 FEWEST = 3  # one sample for each of train, val and test

@@ -21,16 +21,16 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import StageError, StoreError
-from executor.store.digests import MANIFEST, altered_files, artifact_digest, seal_artifact_files
-from executor.system.os_errors import clear_error, clear_errors
 from executor.store.commit_journal import NOTE, Ended
+from executor.store.digests import MANIFEST, altered_files, artifact_digest, seal_artifact_files
+from executor.store.gc_lock import LOCK, artifacts_taken
+from executor.store.lease import Lease, remove_leftovers
+from executor.store.names import DIGEST, OUT, RUN
+from executor.store.run_measurements import keep_own_files
 from executor.system.crash_points import fail_point
 from executor.system.file_locks import keeps_others_out
 from executor.system.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
-from executor.store.lease import Lease, remove_leftovers
-from executor.store.run_measurements import keep_own_files
-from executor.store.gc_lock import LOCK, artifacts_taken
-from executor.store.names import DIGEST, OUT, RUN
+from executor.system.os_errors import clear_error, clear_errors
 from executor.system.symlinks import is_folder, plain_status, refuse_links, remove
 
 FORMAT = 2  # 1: a record's state was one file, state.json, which is read still

@@ -17,8 +17,8 @@ from typing import Any
 from attrs import frozen
 
 from executor.store.digests import MANIFEST
-from executor.system.jsonlines import read_object, write_json
 from executor.store.names import OUT, RUN
+from executor.system.jsonlines import read_object, write_json
 from executor.system.symlinks import is_folder
 
 NOTE = "ended.json"

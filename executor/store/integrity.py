@@ -20,11 +20,11 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import StoreError
+from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest
+from executor.store.names import DAMAGED, DIGEST
 from executor.system.jsonlines import append_lines, read_json, read_lines
 from executor.system.stamps import Stamp, is_settled
-from executor.store.artifact_store import Store
-from executor.store.names import DAMAGED, DIGEST
 from executor.system.symlinks import plain_status, remove
 
 MEMO = "verified.jsonl"

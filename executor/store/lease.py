@@ -33,11 +33,11 @@ from types import TracebackType
 from typing import Any
 
 from dsl.errors import LeaseLost, StopRequested, StoreError
-from executor.system.os_errors import clear_errors
+from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import read_object
 from executor.system.left_over import end_left_over
-from executor.store.names import KEY, REMOVED_FROM_WORK
+from executor.system.os_errors import clear_errors
 from executor.system.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
 
 KEPT = ("lease", "ranks")

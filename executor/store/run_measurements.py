@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
-from executor.system.os_errors import clear_errors
 from executor.system.jsonlines import read_object
+from executor.system.os_errors import clear_errors
 from executor.system.symlinks import is_folder, remove, remove_link
 
 FOLDER = "outside_digest"

@@ -27,7 +27,15 @@ WITHIN_S = 30.0
 def described(graph: Graph, node: GraphNode, folder: Path) -> LoggedModel:
     """What the op of the node says of its artifact. Raises StageError where it says nothing sensible."""
     # -P: what lies in the working directory is not imported in place of dflow's own.
-    command = [sys.executable, "-P", "-m", "executor.tracking.ask_model", node.op.name, str(folder), *map(str, graph.op_files)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "executor.tracking.ask_model",
+        node.op.name,
+        str(folder),
+        *map(str, graph.op_files),
+    ]
     try:
         asked = subprocess.run(
             command,

@@ -34,11 +34,11 @@ from mlflow.tracking import MlflowClient
 from dsl.errors import StoreError
 from dsl.logged_model import LoggedModel
 from dsl.secrets import resolved_text
-from executor.system.jsonlines import write_json
-from executor.tracking.model_files import ModelFiles, mlmodel, model_name
-from executor.results.node_facts import Dataset
 from executor.records.metric_points import Point
+from executor.results.node_facts import Dataset
+from executor.system.jsonlines import write_json
 from executor.system.symlinks import open_own
+from executor.tracking.model_files import ModelFiles, mlmodel, model_name
 
 METRICS_IN_A_BATCH = 1000
 PARAMS_IN_A_BATCH = 100

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
-from executor.system.jsonlines import read_json
-from executor.store.run_measurements import own_files
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
+from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
+from executor.store.run_measurements import own_files
+from executor.system.jsonlines import read_json
 
 FILE_LIMIT = 1 << 20  # larger files of an artifact stand in references.json instead
 

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from dsl.graph import Graph, GraphNode
-from executor.tracking.ask_model import described
+from executor.keys.node_key import PROJECT
+from executor.records.run_record import Record
 from executor.results.combinations import final_metrics
 from executor.results.metric_order import is_judged
-from executor.keys.node_key import PROJECT
+from executor.tracking.ask_model import described
+from executor.tracking.mlflow_client import Tracker
 from executor.tracking.model_files import ModelFiles
 from executor.tracking.node_files import artifact_files
 from executor.tracking.run_description import REPORT
-from executor.records.run_record import Record
-from executor.tracking.mlflow_client import Tracker
 
 REPORT_WITHIN_S = 45.0
 FAILED = "failed"

@@ -8,11 +8,11 @@ from typing import Any
 from attrs import frozen
 
 from dsl.graph import Graph
-from executor.results.combinations import Combination, differing_params
-from executor.tracking.run_description import combination_note
 from executor.records.run_record import Record
-from executor.tracking.publish_results import send_metrics, send_note
+from executor.results.combinations import Combination, differing_params
 from executor.tracking.mlflow_client import Place, Tracker
+from executor.tracking.publish_results import send_metrics, send_note
+from executor.tracking.run_description import combination_note
 
 MakeRun = Callable[[Tracker, Place, float, Mapping[str, str]], str]
 

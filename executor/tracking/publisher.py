@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from executor.launchers.failure import killed
 from executor.keys.node_key import PROJECT
+from executor.launchers.failure import killed
 
 # How long the end of a run waits for MLflow, and for that of a stopped run, which somebody wants to be over.
 END_WITHIN_S = 60.0

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from executor.tracking.sync_state import new_sender, only_sender
 from executor.system.jsonlines import compact
 from executor.system.parent import GONE, end_with_parent
+from executor.tracking.sync_state import new_sender, only_sender
 
 EVERY_S = 2.0
 RETRY_S = 5.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dsl.graph import Graph
-from executor.results.combinations import Combination, combinations, final_metrics
 from executor.records.events import read_events, worked_seconds
 from executor.records.run_record import NodeState, Record, RunState
+from executor.results.combinations import Combination, combinations, final_metrics
 from executor.results.run_table import result_rows
 from executor.results.sweep_table import main_metrics, shown_metrics, sorted_rows
 

@@ -19,17 +19,12 @@ from typing import Any
 
 from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
-from executor.results.combinations import Combination, combinations
 from executor.records.events import EventReader
-from executor.tracking.sync_state import is_sent, status_of
-from executor.system.jsonlines import read_object, write_json
-from executor.results.node_facts import artifacts_read, files_read, params
-from executor.tracking.node_files import node_files
-from executor.tracking.run_description import run_note
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
-from executor.tracking.publish_sweep import CombinationSender
-from executor.tracking.publish_results import FAILED, send_metrics, send_model, send_note, send_report
+from executor.results.combinations import Combination, combinations
+from executor.results.node_facts import artifacts_read, files_read, params
+from executor.system.jsonlines import read_object, write_json
 from executor.tracking.mlflow_client import (
     NOTE,
     UNREACHABLE,
@@ -40,6 +35,11 @@ from executor.tracking.mlflow_client import (
     shown_error,
     tracking_uri,
 )
+from executor.tracking.node_files import node_files
+from executor.tracking.publish_results import FAILED, send_metrics, send_model, send_note, send_report
+from executor.tracking.publish_sweep import CombinationSender
+from executor.tracking.run_description import run_note
+from executor.tracking.sync_state import is_sent, status_of
 
 POINTS_AT_ONCE = 2000
 ERROR_LENGTH = 1000

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StoreError
-from executor.system.jsonlines import read_object
 from executor.records.run_record import Record
+from executor.system.jsonlines import read_object
 from executor.system.symlinks import open_own
 
 # The states of runs and nodes in MLflow's words; "running" where nothing runs any more was killed.

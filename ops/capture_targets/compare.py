@@ -28,18 +28,18 @@ from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.run import check_fits, layers_of
 from ops.capture_targets.sglang import SglangBackend
 from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.data.image_packs import read_packed
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.losses.log_probs import token_log_probs
-from ops.lib.target.model import read_config, target_info
 from ops.lib.sglang.answers import token_log_probs as served_log_probs
 from ops.lib.sglang.mm_processor import ServedPrompts
 from ops.lib.sglang.process import float32_refusal
 from ops.lib.sglang.version import SGLANG_VERSION
-from ops.tokenize_chat.samples import up_to_last_answer
-from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.model import read_config, target_info
 from ops.lib.vision.batch import collate
 from ops.lib.vision.families import family_of
-from ops.lib.data.image_packs import read_packed
 from ops.lib.vision.processor import load_processor
+from ops.tokenize_chat.samples import up_to_last_answer
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 

@@ -25,11 +25,11 @@ from ops.capture_targets.backend import Backend, Halving, default_batch_tokens
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
-from ops.lib.target.feature_shards import feature_info
 from ops.capture_targets.writing import Shard, ShardWriter
 from ops.lib.data.files import link_or_copy, write_json
-from ops.lib.target.model import check_images_fit, check_tokens_fit, read_config, target_info
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.feature_shards import feature_info
+from ops.lib.target.model import check_images_fit, check_tokens_fit, read_config, target_info
 from ops.lib.vision.families import Family, family_of
 
 LOOK_EVERY_S = 0.2

@@ -19,11 +19,11 @@ from dsl.stage import Stage
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States, default_batch_tokens
 from ops.capture_targets.op import CaptureTargets
-from ops.lib.target.model import read_config, target_info
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sglang.layers import Recipe
 from ops.lib.sglang.process import context_length
 from ops.lib.sglang.runtime import SglangRuntime
-from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.model import read_config, target_info
 from ops.lib.training.ranks import meeting_store
 from ops.lib.vision.families import VisionFamily, family_of
 

@@ -30,20 +30,19 @@ from ops.check_export.departures import (
 from ops.check_export.live_cause import find_cause, is_tie, other_dtype
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.live_seen import Cause, Watched, compare_watched, prompts_to_watch, seen_mistake
-from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
 from ops.check_export.op import CheckExport
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.data.files import read_json
 from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
 from ops.lib.drafts.dflash.load import load_draft
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.data.files import read_json
-from ops.lib.target.model import Target, target_info
 from ops.lib.on_demand import OnDemand
 from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.target.model import Target, target_info
 
 if TYPE_CHECKING:
-    from ops.lib.sglang import dflash_worker
-    from ops.lib.sglang import draft_forward
+    from ops.lib.sglang import dflash_worker, draft_forward
 else:
     dflash_worker = OnDemand("ops.lib.sglang.dflash_worker")  # they import SGLang
     draft_forward = OnDemand("ops.lib.sglang.draft_forward")

@@ -14,8 +14,8 @@ from torch import Tensor
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt
 from ops.check_export.live_seen import BEHIND, OTHER_CODE, Cause, Comparison
-from ops.lib.drafts.dflash.contract_mistake import REWRITE
 from ops.lib.drafts.decoding.decode import decode_speculative
+from ops.lib.drafts.dflash.contract_mistake import REWRITE
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt, largest, nan_last
-from ops.lib.drafts.dflash.contract_mistake import Mistake
 from ops.lib.drafts.decoding.decode import Decoded, DraftContext, matching_prefix, propose
+from ops.lib.drafts.dflash.contract_mistake import Mistake
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.target.model import Target
 from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.target.model import Target
 
 WATCHED = 2  # prompts with images, and as many without, that are looked at whether or not they depart
 DEPARTED = 4  # departures that are looked at besides

@@ -8,8 +8,8 @@ from typing import Any
 from attrs import frozen
 
 from ops.check_export.live_result import LiveResult, Prompt, largest
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.export_draft.card import table
+from ops.lib.drafts.decoding.decode import Decoded
 
 ALL = "all"
 REPEAT = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
-from ops.lib.drafts.dflash.footprint import draft_parameters
 from ops.evaluate.resources import LONGEST
+from ops.lib.drafts.dflash.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.target.sizes import ITEM_SIZES
 

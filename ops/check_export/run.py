@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
-from ops.lib.drafts.dflash.contract_mistake import refuse
 from ops.check_export.op import CheckExport
 from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import with_measured
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.dflash.contract_mistake import refuse
+from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving
 from ops.lib.on_demand import OnDemand
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
-from ops.lib.data.token_shards import TokenReader
 
 if TYPE_CHECKING:
     from ops.check_export import live

@@ -19,11 +19,11 @@ from PIL import Image
 from torch import Tensor
 
 from dsl.sections import STYLE
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.summary import Summary
-from ops.tokenize_chat.preview import visible
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.vision.processor import Processor
+from ops.tokenize_chat.preview import visible
 
 SHOWN = 200
 THUMBNAIL = 96  # pixels of the longer side

@@ -14,10 +14,6 @@ import torch
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.lib.drafts.decoding.decode_batch import DecodeSettings
-from ops.lib.drafts.dflash.fit import check_draft_fits
-from ops.lib.drafts.dflash.load import load_draft, random_draft
-from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.evaluate.figures import figures
 from ops.evaluate.lengths import check_lengths
 from ops.evaluate.lossless import compare, difference_text, lossless_message
@@ -28,8 +24,12 @@ from ops.evaluate.report import interval_text
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import Decoder, decode_in_turns, journal_file
 from ops.lib.data.files import write_json, write_jsonl
-from ops.lib.target.model import Target, check_tokens_fit
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.dflash.fit import check_draft_fits
+from ops.lib.drafts.dflash.load import load_draft, random_draft
+from ops.lib.target.model import Target, check_tokens_fit
 from ops.lib.vision.processor import Processor
 
 FEWEST_TOKENS, LEAST_KINDS = 12, 4  # an answer of fewer tokens repeats nothing; of fewer kinds of them, it is a cycle

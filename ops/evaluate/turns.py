@@ -15,16 +15,21 @@ from attrs import frozen
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
-from ops.lib.drafts.decoding.clock import synchronise
-from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.decoding.decode_batch import DecodeClock, DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.evaluate.journal import BatchResult, Journal, PromptResult
 from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime
-from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.clock import synchronise
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import (
+    DecodeClock,
+    DecodeSettings,
+    decode_plain_batch,
+    decode_speculative_batch,
+)
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
 
 WARM_UP_TOKENS = 2
 PARTS = ("prefill", "draft", "verify")

@@ -10,12 +10,12 @@ from attrs import define, field
 
 from dsl.stage import Stage
 from ops.artifacts import Samples
-from ops.lib.data.files import json_line, link_or_copy, read_jsonl
 from ops.inject_images.op import InjectImages
+from ops.lib.data.files import json_line, link_or_copy, read_jsonl
+from ops.lib.data.image_packs import read_packed
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import Tally
 from ops.lib.vision.images import fault_of, strict_pillow
-from ops.lib.data.image_packs import read_packed
 
 Fault = tuple[str, str]  # reason, detail; two empty strings for none
 NO_FAULT = ("", "")

@@ -16,9 +16,9 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.threads import Folders
-from ops.lib.target.tiny_config import tiny_config
 from ops.lib.estimates import read_config
 from ops.lib.target.sizes import TargetSizes
+from ops.lib.target.tiny_config import tiny_config
 
 # Parameters up to which a target is small: for an op that passes over whole samples, and for one that decodes.
 BATCHES = 5_000_000

@@ -15,8 +15,8 @@ from ops.capture_targets.op import CaptureTargets
 from ops.check_export.op import CheckExport
 from ops.evaluate.benchmark_rows import check_benchmark
 from ops.evaluate.op import Evaluate
-from ops.regenerate_answers.op import RegenerateAnswers
 from ops.lib.sglang.version import require_sglang
+from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.op import TokenizeChat
 
 

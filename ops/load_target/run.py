@@ -11,10 +11,10 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.lib.target.model import describe_target, read_config
-from ops.load_target.op import LoadTarget
 from ops.lib.target.save import CODE, CONFIGS, PROCESSOR, WEIGHTS, copy_files, write_target_json
 from ops.lib.target.served_config import complete_config
 from ops.lib.vision.processor import load_processor
+from ops.load_target.op import LoadTarget
 
 
 def load_target(config: LoadTarget, stage: Stage) -> None:

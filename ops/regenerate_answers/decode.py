@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from attrs import frozen
 from torch import Tensor
 
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.plain_batch import answer
 from ops.lib.drafts.decoding.sampling import choose
 from ops.lib.target.model import Target
-from ops.lib.data.token_shards import TokenSample
 
 
 @frozen

@@ -15,10 +15,10 @@ from typing import Any
 from attrs import frozen
 from PIL import ExifTags, Image
 
+from ops.lib.vision.images import FORMATS, decode
 from ops.regenerate_answers.journal import Key
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.template import END_OF_THOUGHT, THINK, Messages, texts_of
-from ops.lib.vision.images import FORMATS, decode
 
 # A checkpoint's generation_config.json would else choose what the config leaves out, a repetition penalty with greedy
 # decoding too; and token ids tell what was said when the text does not: special tokens, and thoughts taken out of it.

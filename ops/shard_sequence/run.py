@@ -9,10 +9,10 @@ from attrs import asdict, frozen
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.data.files import write_json, write_jsonl
-from ops.shard_sequence.op import ShardSequence
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.feature_shards import FeatureReader
+from ops.shard_sequence.op import ShardSequence
 
 SPLIT = "train"
 

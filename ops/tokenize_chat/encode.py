@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
@@ -28,7 +29,6 @@ from ops.tokenize_chat.template import (
     spoken,
 )
 from ops.tokenize_chat.words import EncodedTokens, Tokens, WordTokenizer
-from ops.lib.vision.processor import Processor
 
 TrainOn = Literal["assistant", "last"]
 

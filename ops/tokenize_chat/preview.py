@@ -16,9 +16,9 @@ from typing import Any
 from attrs import frozen
 from PIL import Image
 
+from ops.lib.data.image_packs import read_packed
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.images import decode
-from ops.lib.data.image_packs import read_packed
 from ops.lib.vision.processor import Processor
 
 THUMBNAIL = 160  # pixels of the longer side

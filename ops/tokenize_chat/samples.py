@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
-from ops.tokenize_chat.op import TokenizeChat
+from ops.lib.data.image_packs import read_packed
 from ops.lib.data.token_shards import TokenSample
-from ops.tokenize_chat.template import NO_ANSWER, Messages, Unusable
 from ops.lib.vision.chunks import ImageChunk, TextChunk, concatenate, place_images
 from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE, decode
-from ops.lib.data.image_packs import read_packed
 from ops.lib.vision.processor import Processor
+from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.template import NO_ANSWER, Messages, Unusable
 
 IMAGE_REFUSED = "image refused by the processor"
 TOO_LONG = "longer than max_length"

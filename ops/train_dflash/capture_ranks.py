@@ -33,9 +33,9 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, StopRequested
 from dsl.stage import Stage
+from ops.lib.training.ranks import deal, meeting_store
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.online import Take, Taken
-from ops.lib.training.ranks import deal, meeting_store
 
 
 @frozen

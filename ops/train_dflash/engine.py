@@ -14,15 +14,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsl.stage import Stage
-from ops.lib.drafts.losses.anchors import block_weights
 from ops.lib.drafts.attention.blocks import choose_attention
-from ops.lib.drafts.losses.head import choose_head
-from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.step import Engine
+from ops.lib.drafts.losses.anchors import block_weights
+from ops.lib.drafts.losses.head import choose_head
+from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
 from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh
+from ops.lib.training import ranks
+from ops.lib.training.working_weights import WorkingWeights
 from ops.train_dflash.batches import Place, Rows, States
 from ops.train_dflash.inputs import Inputs, Reader
 from ops.train_dflash.online import OnlineSource, Take
@@ -31,8 +33,6 @@ from ops.train_dflash.sharding import shard_model
 from ops.train_dflash.staging import transfer_to
 from ops.train_dflash.step import Stream
 from ops.train_dflash.warm_start import load_weights
-from ops.lib.training import ranks
-from ops.lib.training.working_weights import WorkingWeights
 
 
 @frozen(eq=False)

@@ -21,6 +21,11 @@ from torch import Tensor
 from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
+from ops.lib.training import ranks
+from ops.lib.training.background_checkpoints import Checkpoints
+from ops.lib.training.checkpoint import Kept, TrainState
+from ops.lib.training.ema import Ema
+from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
 from ops.train_dflash.engine import Setup, set_up, tell
@@ -45,11 +50,6 @@ from ops.train_dflash.tally import (
     metrics,
     slot_accuracy,
 )
-from ops.lib.training import ranks
-from ops.lib.training.background_checkpoints import Checkpoints
-from ops.lib.training.checkpoint import Kept, TrainState
-from ops.lib.training.ema import Ema
-from ops.lib.training.nonfinite import SKIPPED, NonFinite
 
 
 def train_dflash(config: TrainDflash, stage: Stage) -> None:

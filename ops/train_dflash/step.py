@@ -18,9 +18,11 @@ from torch import Tensor
 
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.flops import step_flops
-from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
+from ops.lib.drafts.losses.loss import Loss, denominator
+from ops.lib.training import ranks
 from ops.lib.training.dtensors import reshard
+from ops.lib.training.ranks import deal
 from ops.shard_sequence.run import padded_length
 from ops.train_dflash.batches import (
     Drawn,
@@ -39,8 +41,6 @@ from ops.train_dflash.batches import (
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.staging import Sent, Transfer
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
-from ops.lib.training import ranks
-from ops.lib.training.ranks import deal
 
 VAL_SEED, VAL_EPOCH = 0, -1
 

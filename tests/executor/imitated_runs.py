@@ -7,10 +7,10 @@ from pathlib import Path
 from toy_ops import Toy
 
 from dsl.read_toml import read_graph
-from executor.planning.session import Session, make_planner, new_run, run_from
 from executor.cli import main
 from executor.keys.node_key import node_inputs
 from executor.planning.planner import Decision
+from executor.planning.session import Session, make_planner, new_run, run_from
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from toy_ops import PIPELINE, PROJECT, Toy
 
 from executor import cli
-from executor.scheduler.plain_display import Display
-from executor.scheduler.rich_display import LiveDisplay, shown_nodes
-from executor.system.progress import BytesDone
 from executor.records.run_record import NodeState, RunState
 from executor.results.run_table import print_results, result_rows
+from executor.scheduler.plain_display import Display
+from executor.scheduler.rich_display import LiveDisplay, shown_nodes
 from executor.store.artifact_store import FORMAT
+from executor.system.progress import BytesDone
 
 # The modules that a command loaded are counted after it ended.
 COUNTED = "import sys, executor.cli\ntry: sys.exit(executor.cli.main())\nfinally: print('LOADED', *sys.modules)"

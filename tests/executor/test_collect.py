@@ -20,8 +20,8 @@ from toy_ops import PROJECT, Toy
 from dsl.errors import StoreError
 from executor.maintenance.gc import collect, survey
 from executor.records.run_record import Record, find_record
-from executor.store.artifact_store import Store
 from executor.records.run_tags import add_tag
+from executor.store.artifact_store import Store
 from executor.store.integrity import check, set_aside
 
 UNKNOWN_KEY = "5" * 64  # of which no record knows

@@ -13,8 +13,8 @@ from dsl.overrides import override_graph
 from dsl.read_toml import read_graph
 from dsl.shown import toml_text
 from dsl.typed_text import typed_value
-from executor.results.combinations import combinations, differing_params
 from executor.records.run_record import NodeState
+from executor.results.combinations import combinations, differing_params
 from executor.results.sweep_order import doubt
 from executor.results.sweep_table import sweep_table
 

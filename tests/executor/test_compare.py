@@ -7,8 +7,8 @@ import pytest
 
 from dsl.errors import DataError, DflowError
 from dsl.read_toml import read_graph
-from executor.model_tools import compare_backends
 from executor.cli import main
+from executor.model_tools import compare_backends
 from executor.model_tools.compare_backends import Compared
 from executor.system.exits import FAILED, OK, USAGE
 from ops.lib.sglang import version

@@ -10,8 +10,8 @@ from toy_ops import Toy
 
 from executor.planning.session import run_from
 from executor.records.run_record import Record
-from executor.store.artifact_store import Store
 from executor.records.run_tags import add_tag
+from executor.store.artifact_store import Store
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import attrs
 import pytest
 from serve_cases import CHECK, SECOND, record_run
 
-from executor.model_tools import diagnose
 from executor.cli import main
+from executor.model_tools import diagnose
 from executor.model_tools.diagnose import loss_curve
 from executor.model_tools.diagnosis_text import diagnosis_text
-from executor.system.exits import FAILED, OK, USAGE
 from executor.records.run_record import Record
 from executor.store.artifact_store import IndexLine
+from executor.system.exits import FAILED, OK, USAGE
 
 FINE = {
     "advice": "",

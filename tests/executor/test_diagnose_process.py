@@ -16,9 +16,9 @@ from serve_cases import CHECK, SECOND, record_run
 from test_kill import is_alive
 from toy_ops import PROJECT, wait_for
 
-from executor.system import progress
-from executor.model_tools import diagnose
 from executor.cli import main
+from executor.model_tools import diagnose
+from executor.system import progress
 from executor.system.exits import FAILED, INTERRUPTED, OK
 
 SAYS = """

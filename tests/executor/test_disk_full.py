@@ -13,8 +13,8 @@ from toy_ops import Toy
 
 from dsl.errors import DiskFull, StoreError
 from executor.system import jsonlines
-from executor.system.os_errors import clear_errors, is_full
 from executor.system.jsonlines import append_line, read_json, read_lines, write_json
+from executor.system.os_errors import clear_errors, is_full
 
 OPS = '''
 from pathlib import Path

@@ -28,10 +28,10 @@ from executor.doctor.libraries import Requirement, declared, loaded_findings, ve
 from executor.doctor.probe import compile_fault_on
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
-from executor.store.lease import Lease
 from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
-from executor.system.progress import Doing
 from executor.store.artifact_store import Store
+from executor.store.lease import Lease
+from executor.system.progress import Doing
 from executor.tracking.mlflow_client import open_client
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dsl.read_toml import read_graph
-from executor.results.metric_order import figures_in_order
-from executor.tracking.run_description import run_note
 from executor.records.run_record import NodeState, Record
+from executor.results.metric_order import figures_in_order
 from executor.results.run_table import print_figures
+from executor.tracking.run_description import run_note
 
 TINY = Path(__file__).resolve().parents[2] / "pipelines" / "tiny.toml"
 BASELINE = {"eval/tau_random": 1.0, "eval/tau_random_text": 1.0, "eval/tau_unclipped": 3.1}

@@ -14,13 +14,11 @@ import pytest
 from toy_ops import ONE_NODE, TRACKED, Toy, is_alive, wait_for
 from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
-from executor.tracking import sync_state
-from executor.tracking import publisher_process
-from executor.tracking import publisher
-from executor.tracking.sync_state import lacks
-from executor.tracking.publisher import Follower
-from executor.system.jsonlines import read_json, read_lines
 from executor.records.run_record import Record
+from executor.system.jsonlines import read_json, read_lines
+from executor.tracking import publisher, publisher_process, sync_state
+from executor.tracking.publisher import Follower
+from executor.tracking.sync_state import lacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -310,13 +308,18 @@ def test_whoever_sends_a_run_is_the_only_one(tmp_path, monkeypatch):
     process.kill()
     process.communicate()
     wait_for(is_free)
-    monkeypatch.setattr(sync_state, "new_sender", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={}))
+    monkeypatch.setattr(
+        sync_state, "new_sender", lambda *_, **__: SimpleNamespace(send=lambda: str(is_free()), counts={})
+    )
     assert sync_state.send_rest(toy.store, newest_record(toy)) == ("False", {})
 
 
 def test_signals_to_all_processes_leave_it_to_send_how_the_run_ended(tmp_path):
     toy = tracked_toy(tmp_path)
-    process = begun(toy, program=f"import executor.tracking.publisher; executor.tracking.publisher.STOPPED_WITHIN_S = 120.0\n{TRACKED}")
+    process = begun(
+        toy,
+        program=f"import executor.tracking.publisher; executor.tracking.publisher.STOPPED_WITHIN_S = 120.0\n{TRACKED}",
+    )
     (first,) = following(process)
     assert os.getpgid(first) == first
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):

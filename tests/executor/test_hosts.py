@@ -15,15 +15,14 @@ from toy_ops import is_alive, wait_for
 
 from dsl.errors import StageError
 from dsl.launch import Launch
-from executor.launchers import host_folder
-from executor.launchers import hosts
-from executor.launchers.forkserver_client import Child
+from executor.launchers import host_folder, hosts
 from executor.launchers.failure import cause_of
+from executor.launchers.forkserver_client import Child
 from executor.launchers.host_folder import Beat, HostFolder, Offer, Pulse
 from executor.launchers.hosts import SeveralHosts, endpoint_of, wait_for_hosts
 from executor.launchers.joining import Member, Offers, joined
-from executor.system.jsonlines import write_json
 from executor.store.lease import Lease
+from executor.system.jsonlines import write_json
 
 HERE = socket.gethostname()
 SRUN = f"""#!{sys.executable}

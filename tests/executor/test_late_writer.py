@@ -10,9 +10,9 @@ import sys
 import pytest
 from toy_ops import PROJECT, Toy, is_alive, wait_for
 
+from executor.store.artifact_store import Store
 from executor.store.artifact_store import lease as lease_module
 from executor.system.jsonlines import read_lines
-from executor.store.artifact_store import Store
 
 OPS = '''
 import os, time

@@ -12,14 +12,14 @@ from toy_ops import Toy
 
 from dsl.read_toml import read_graph
 from executor.keys.code_archive import keep_texts, kept_text
-from executor.store.digests import MANIFEST
-from executor.store.commit_journal import BOOT, NOTE
+from executor.keys.node_key import Sources, node_parts
 from executor.launchers.host_folder import Beat, HostFolder, Offer
 from executor.launchers.joining import Offers
-from executor.keys.node_key import Sources, node_parts
+from executor.store.artifact_store import COMMIT, Store
+from executor.store.commit_journal import BOOT, NOTE
+from executor.store.digests import MANIFEST
 from executor.store.lease import Lease
 from executor.store.run_measurements import keep_own_files
-from executor.store.artifact_store import COMMIT, Store
 
 
 @pytest.fixture

@@ -17,7 +17,14 @@ from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 
 HEAVY = {"torch", "mlflow", "transformers", "networkx", "cattrs", "rich", "pandas", "numpy", "sqlalchemy", "fsspec"}
-RUNNING = {"executor.scheduler.run_loop", "executor.scheduler.stage_pool", "executor.launchers.forkserver", "executor.tracking.mlflow_client", "subprocess", "multiprocessing"}
+RUNNING = {
+    "executor.scheduler.run_loop",
+    "executor.scheduler.stage_pool",
+    "executor.launchers.forkserver",
+    "executor.tracking.mlflow_client",
+    "subprocess",
+    "multiprocessing",
+}
 # Prints the names of all loaded modules, and each file that was opened within the test's folder, at the end.
 WATCHED = """
 import atexit, json, os, sys

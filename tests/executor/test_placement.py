@@ -14,9 +14,9 @@ from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
 from dsl.resources import Resources
 from executor.launchers.stage_process import stage_environment
-from executor.system.resource_pool import Capacity, device_order, too_much
-from executor.planning.resources import too_large_for_gpus
 from executor.launchers.worker import _device
+from executor.planning.resources import too_large_for_gpus
+from executor.system.resource_pool import Capacity, device_order, too_much
 
 OPS = """
 from attrs import frozen

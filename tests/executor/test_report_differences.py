@@ -12,8 +12,8 @@ from report_page import Page
 from toy_ops import PIPELINE, Toy
 
 from executor.explain.reasons import ValueChange
-from executor.report.differences import told_of
 from executor.explain.run_diff import NodeDiff
+from executor.report.differences import told_of
 
 NONE = "\u2013"
 

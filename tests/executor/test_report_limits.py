@@ -11,17 +11,16 @@ from counting_runs import PIPELINE, counting, run
 from report_page import Page
 from toy_ops import is_alive, wait_for
 
-from executor.tracking import publish_results
 from executor.records.metric_points import Point
-from executor.report import op_sections
-from executor.report import write_report
+from executor.report import op_sections, write_report
 from executor.report.compared import ABSENT, differ
 from executor.report.curves import MOST_FOLDED, curves
-from executor.report.run_data import read_runs
 from executor.report.find import find_records
 from executor.report.markup import MOST_ROWS, MOST_TEXT, Markup, element, limited, table
 from executor.report.results import figures_table
+from executor.report.run_data import read_runs
 from executor.store.artifact_store import Store
+from executor.tracking import publish_results
 
 NAN = float("nan")
 

@@ -13,10 +13,10 @@ from counting_runs import PIPELINE, counting, report, run
 from dsl.sections import Body, Html, Picture, Table
 from executor.records.metric_points import Point
 from executor.report.curves import curves
-from executor.report.run_data import read_runs
 from executor.report.find import find_records
 from executor.report.nodes import pipelines
 from executor.report.results import figures_table
+from executor.report.run_data import read_runs
 from executor.report.sections import needs_width
 from executor.store.artifact_store import Store
 

@@ -11,12 +11,12 @@ from attrs import evolve
 from toy_ops import Toy
 
 from executor.cli import main
-from executor.system.exits import FAILED
 from executor.explain.reasons import ValueChange
-from executor.records.run_record import find_record
 from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs
 from executor.explain.run_diff_text import runs_text
+from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
+from executor.system.exits import FAILED
 
 
 @pytest.fixture(scope="module")

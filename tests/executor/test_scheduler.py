@@ -11,8 +11,8 @@ from side_ops import side
 from toy_ops import wait_for
 
 from dsl.launch import Machine
-from executor.system.resource_pool import Capacity, Demand, Free
 from executor.scheduler.ready_queue import Schedule
+from executor.system.resource_pool import Capacity, Demand, Free
 
 ONE_CPU = "launch = { cpus = 1 }\n"
 

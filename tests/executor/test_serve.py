@@ -22,9 +22,9 @@ from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_ru
 
 from dsl.errors import StoreError
 from executor.model_tools.chat_request import Answer, ServerError, read_answer
-from executor.records.run_record import find_record
 from executor.model_tools.serve import accepted_lengths
 from executor.model_tools.served import ChatPrompt, find_served
+from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from ops.lib.sglang.version import SGLANG_VERSION
 

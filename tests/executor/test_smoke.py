@@ -10,10 +10,10 @@ import pytest
 from toy_ops import Toy
 
 from dsl.read_toml import read_graph
-from executor.smoke.estimate import NodeEstimate, Spread
 from executor.records.run_record import Record
-from executor.smoke.trial_run import small_graph
+from executor.smoke.estimate import NodeEstimate, Spread
 from executor.smoke.smoke_table import shown_time, verdicts
+from executor.smoke.trial_run import small_graph
 
 OPS = '''
 from pathlib import Path

@@ -8,9 +8,9 @@ import pytest
 
 from dsl.graph import Graph
 from executor import cli
-from executor.system.jsonlines import append_line, write_json
 from executor.records.run_record import NodeState, Record
 from executor.store.artifact_store import Store
+from executor.system.jsonlines import append_line, write_json
 
 
 @pytest.fixture

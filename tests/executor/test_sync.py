@@ -20,11 +20,11 @@ from tracked_toy import fresh_database, tracked_toy
 
 from dsl.errors import StoreError
 from executor.commands import sync
-from executor.tracking.sync_state import lacks, send_rest
 from executor.maintenance.retention import kept_runs
-from executor.system.jsonlines import append_line, read_json, read_lines
 from executor.records.run_record import Record
+from executor.system.jsonlines import append_line, read_json, read_lines
 from executor.tracking.mlflow_client import open_client, tracking_uri
+from executor.tracking.sync_state import lacks, send_rest
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

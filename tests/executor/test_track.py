@@ -7,8 +7,8 @@ import attrs
 import pytest
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
-from executor.tracking.node_files import FILE_LIMIT
 from executor.records.run_record import Record
+from executor.tracking.node_files import FILE_LIMIT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

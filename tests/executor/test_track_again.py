@@ -7,11 +7,11 @@ import pytest
 from mlflow.exceptions import MlflowException
 from tracked_toy import accepted, client_of, copied, history, ids, newest_record, send, tracked_toy
 
-from executor.tracking import sync_state
-from executor.tracking.sync_state import lacks
-from executor.system.jsonlines import append_line, read_json, write_json
 from executor.records.run_record import Record
+from executor.system.jsonlines import append_line, read_json, write_json
+from executor.tracking import sync_state
 from executor.tracking.run_publisher import Sender
+from executor.tracking.sync_state import lacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -14,9 +14,9 @@ from mlflow.tracking import MlflowClient
 from ports import free_port
 from toy_ops import PIPELINE, Toy, wait_for
 
-from executor.tracking.sync_state import lacks
-from executor.system.jsonlines import read_json, read_lines
 from executor.records.run_record import Record
+from executor.system.jsonlines import read_json, read_lines
+from executor.tracking.sync_state import lacks
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

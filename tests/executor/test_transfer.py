@@ -18,10 +18,10 @@ from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
 from executor.maintenance.gc import collect
-from executor.records.run_record import find_record
-from executor.maintenance.remote import Remote
-from executor.store.artifact_store import FORMAT, Store
 from executor.maintenance.push_pull import newest, pull, push, recorded
+from executor.maintenance.remote import Remote
+from executor.records.run_record import find_record
+from executor.store.artifact_store import FORMAT, Store
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from toy_ops import Toy
 from dsl.op import Ref
 from ops.capture_targets.op import CaptureTargets
 from ops.check_export.op import CheckExport
-from ops.regenerate_answers.op import RegenerateAnswers
 from ops.lib.sglang import version
-from ops.tokenize_chat.op import TokenizeChat
 from ops.lib.unmet import capture_targets_unmet, check_export_unmet, regenerate_answers_unmet, tokenize_chat_unmet
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.tokenize_chat.op import TokenizeChat
 
 NEEDING = '''
 import os

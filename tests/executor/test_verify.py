@@ -11,10 +11,9 @@ from imitated_runs import artifacts, edit, run, toy_pipeline
 from toy_ops import Toy
 
 from dsl.errors import StoreError
-from executor.store.artifact_store import integrity
 from executor.cli import main
+from executor.store.artifact_store import Store, integrity
 from executor.store.digests import MANIFEST
-from executor.store.artifact_store import Store
 from executor.store.integrity import MEMO, Damage, check, committed, set_aside
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from dsl.launch import Launch
 from executor.launchers import worker
-from executor.system.jsonlines import read_lines
 from executor.launchers.stage_process import stage_environment
-from executor.system.resource_pool import threads_of
 from executor.launchers.worker import Job, WorkerStage
+from executor.system.jsonlines import read_lines
+from executor.system.resource_pool import threads_of
 
 
 @pytest.fixture

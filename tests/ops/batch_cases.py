@@ -11,14 +11,14 @@ from fake_stage import FakeStage
 from family_checkpoints import FAMILIES, HIDDEN, LAYERS, VOCABULARY, make_checkpoint, picture, token_sample
 
 from ops.artifacts import TargetModel
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.load import random_draft
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.lib.data.token_shards import TokenSample
-from ops.lib.vision.processor import load_processor
 
 BLOCK = 5
 

@@ -15,9 +15,9 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from dsl.op import Ref
 from ops.artifacts import ImageSamples
 from ops.lib.data.files import json_line
+from ops.lib.data.image_packs import PackWriter
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.image_packs import PackWriter
 
 LONG_ANSWER = "word " * 40 + "end."
 

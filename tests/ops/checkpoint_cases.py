@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.lib.training.background_checkpoints import Checkpoints
 from ops.lib.training.checkpoint import TrainState
 from ops.lib.training.ema import Ema
+from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 
 IDENTITY = {"config": {"lr": 0.1, "gamma": None}, "inputs": {"features": "abc"}}
 

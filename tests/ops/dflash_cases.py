@@ -18,15 +18,15 @@ from overfit import overfit, with_answers
 from safetensors.torch import load_file, save_file
 
 from ops.artifacts import Draft, TargetModel, TokenShards
-from ops.lib.drafts.dflash.contract_tensors import tensors_digest
-from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
-from ops.lib.drafts.dflash.load import load_draft, random_draft
 from ops.lib.data.files import read_json, write_json
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
+from ops.lib.drafts.dflash.contract_tensors import tensors_digest
+from ops.lib.drafts.dflash.load import load_draft, random_draft
 from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.lib.data.token_shards import TokenSample
-from ops.lib.vision.processor import load_processor
 
 BLOCK = 6
 NEW_TOKENS = 29  # behind the first token of an answer

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
+from ops.lib.data.files import read_json, write_json
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import decode_plain
+from ops.lib.target.model import Target
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.run import diagnose
-from ops.lib.data.files import read_json, write_json
-from ops.lib.target.model import Target
-from ops.lib.data.token_shards import TokenReader
 
 BLOCK = 6
 NEW_TOKENS = 23  # behind the first token of an answer

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures, TargetModel
-from ops.lib.target.feature_shards import write_feature_shard
-from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.data.files import write_json
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.target.feature_shards import write_feature_shard
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.op import TrainDflash

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 from dsl.op import Ref
 from ops.artifacts import Draft, TargetModel, TokenShards
-from ops.lib.drafts.dflash.config import DraftConfig, to_serving
-from ops.lib.drafts.dflash.load import random_draft
 from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
+from ops.lib.drafts.dflash.config import DraftConfig, to_serving
+from ops.lib.drafts.dflash.load import random_draft
 from ops.lib.target.model import Target
 
 BLOCK = 6

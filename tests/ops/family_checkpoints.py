@@ -31,11 +31,11 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from ops.tokenize_chat.builtin import SPECIAL_TOKENS, write_builtin_processor
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.chunks import ImageChunk, TextChunk, concatenate
 from ops.lib.vision.families import family_of
 from ops.lib.vision.processor import Processor
+from ops.tokenize_chat.builtin import SPECIAL_TOKENS, write_builtin_processor
 
 HIDDEN, LAYERS, VOCABULARY = 32, 8, 400
 TOKENIZER_VOCABULARY = 360  # real checkpoints have more embedding rows than their tokenizer has tokens

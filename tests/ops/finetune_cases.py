@@ -16,12 +16,12 @@ from transformers import AutoTokenizer
 
 from dsl.op import Ref
 from ops.artifacts import TokenShards
-from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.finetune_vlm.accuracy import greedy_answers
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.run import finetune_vlm
-from ops.lib.target.model import Target
+from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.model import Target
 
 
 @frozen

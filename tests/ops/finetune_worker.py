@@ -25,8 +25,8 @@ from finetune_cases import RANK_CASES, config
 
 from dsl.errors import ConfigError
 from ops.artifacts import TokenShards
-from ops.lib.data.files import read_json
 from ops.finetune_vlm.run import finetune_vlm
+from ops.lib.data.files import read_json
 from ops.lib.training import ranks
 from ops.lib.training.checkpoint import checkpoints
 

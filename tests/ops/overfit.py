@@ -14,13 +14,13 @@ from dsl.op import Ref
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import write_json, write_jsonl
+from ops.lib.data.token_shards import TokenSample, write_token_shard
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
-from ops.lib.data.token_shards import TokenSample, write_token_shard
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 

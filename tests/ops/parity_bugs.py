@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ops.lib.drafts.dflash import step as engine_step
+from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
 from ops.lib.drafts.losses.anchors import draw_anchors
 from ops.lib.drafts.losses.loss import denominator
-from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
 from ops.train_dflash import batches
 
 SP = 2

@@ -41,6 +41,7 @@ from torch.distributed.tensor import DTensor
 
 from dsl.errors import ConfigError, StopRequested
 from ops.lib.drafts.dflash.reference import Sample, reference_step
+from ops.lib.training import ranks
 from ops.lib.training.dtensors import local, reshard
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.train_dflash import hardware
@@ -50,7 +51,6 @@ from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.step import train_step
 from ops.train_dflash.tally import WEIGHT, mean_loss, slot_accuracy
-from ops.lib.training import ranks
 
 RANKS = 4
 

@@ -11,6 +11,8 @@ from PIL import Image
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.files import read_jsonl, write_jsonl
+from ops.lib.data.image_packs import PackWriter
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
@@ -18,8 +20,6 @@ from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.token_shards import TokenReader
-from ops.lib.data.image_packs import PackWriter
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}
 PARROTED = "The answer of the data set."

@@ -14,8 +14,7 @@ from target_parallel_cases import Layout
 from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from ops.lib.sequence_parallel import target
-from ops.lib.sequence_parallel import target_attention
+from ops.lib.sequence_parallel import target, target_attention
 from ops.lib.sequence_parallel.exchange import Ulysses
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.vision.batch import ModelInputs

@@ -40,9 +40,9 @@ from target_parallel_cases import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ops.lib.training.dtensors import gathered
-from ops.lib.target.model import Target
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
+from ops.lib.target.model import Target
+from ops.lib.training.dtensors import gathered
 from ops.lib.training.ranks import meeting_store
 from ops.lib.vision.batch import ModelInputs
 

@@ -20,8 +20,8 @@ from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import eagle3_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.model import Target
 
 
 def config(**changes):

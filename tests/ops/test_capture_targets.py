@@ -19,12 +19,12 @@ from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import batches_by_length, capture_shard, capture_targets, plan_shards
-from ops.lib.target.feature_shards import FeatureReader
 from ops.capture_targets.writing import Shard
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash.online import token_mistakes
 
 

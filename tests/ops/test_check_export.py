@@ -17,17 +17,17 @@ from serve_cases import record_run
 from dsl.errors import ConfigError, DataError
 from dsl.fingerprint import code_fingerprints
 from dsl.op import Ref, op_of
-from executor.records.run_record import find_record
 from executor.model_tools.served import find_served
+from executor.records.run_record import find_record
 from ops.artifacts import CheckedDraft
 from ops.check_export import live, resources
 from ops.check_export import run as gate
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
-from ops.lib.drafts.dflash.contract_mistake import Mistake
 from ops.check_export.op import CheckExport
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.drafts.dflash.contract_mistake import Mistake
 from ops.lib.sglang.serve_command import launch_command
 from ops.lib.vision.pixel_limits import pixel_limits
 
@@ -176,7 +176,10 @@ def test_the_version_of_sglang_is_in_the_key_where_it_is_asked():
 
 def test_the_code_that_asks_sglang_is_in_the_key_though_it_is_imported_by_name():
     reached = code_fingerprints(op_of(CheckExport).run, [ROOT])
-    assert {"ops.check_export.live:check_live", "ops.lib.drafts.dflash.serving_contract:check_serving"} <= reached.keys()
+    assert {
+        "ops.check_export.live:check_live",
+        "ops.lib.drafts.dflash.serving_contract:check_serving",
+    } <= reached.keys()
     assert [] != [place for place in reached if place.startswith("ops.lib.sglang.dflash_worker:")]
 
 

@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json
-from ops.lib.training.optimizer import named_state
-from ops.lib.training import background_checkpoints
-from ops.lib.training import checkpoint
+from ops.lib.training import background_checkpoints, checkpoint
 from ops.lib.training.background_checkpoints import Checkpoints
 from ops.lib.training.checkpoint import Kept, load_checkpoint, saved_weights
+from ops.lib.training.optimizer import named_state
 
 
 def everything(state):

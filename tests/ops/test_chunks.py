@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dsl.errors import DataError
-from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.lib.vision.chunks import ImageChunk, TextChunk, concatenate, place_images
 from ops.lib.vision.processor import load_processor
+from ops.tokenize_chat.builtin import write_builtin_processor
 
 IMAGE, PATCH_DIM, MERGE = 99, 6, 2
 

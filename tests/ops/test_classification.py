@@ -9,8 +9,8 @@ from pathlib import Path
 from fake_stage import FakeStage
 
 from dsl.read_toml import read_graph
-from ops.lib.data.files import read_json, read_jsonl
 from ops.ingest.digits import digit_samples
+from ops.lib.data.files import read_json, read_jsonl
 from pipelines.export_digits import export_digits
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "vlm_sft_classification.toml"

@@ -10,13 +10,13 @@ from family_checkpoints import HIDDEN, LAYERS, VOCABULARY, make_checkpoint, pict
 
 from ops.artifacts import TargetModel
 from ops.lib.drafts.decoding import decode
-from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
+from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.load import random_draft
 from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.lib.vision.processor import load_processor
 
 BLOCK = 5
 # Windows below and above a block of 5, and one that the prompts of about 20 tokens do not fill.

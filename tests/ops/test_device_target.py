@@ -13,9 +13,9 @@ from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
+from ops.lib.target.feature_shards import FeatureReader
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.op import TrainDflash

@@ -16,13 +16,13 @@ from fake_stage import FakeStage
 
 from executor.launchers.ranks import rank_environment
 from ops.lib.drafts.losses.loss import Loss, denominator
-from ops.lib.training.dtensors import gathered, reshard
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
+from ops.lib.training import ranks
+from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.batches import Place, prepare
 from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.sharding import shard_model
-from ops.lib.training import ranks
 
 # The compiler of a GPU warns of its own affairs.
 pytestmark = pytest.mark.filterwarnings("default")

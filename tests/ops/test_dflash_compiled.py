@@ -15,11 +15,11 @@ from draft_cases import random_case
 from torch._dynamo.utils import counters
 
 from ops.lib.drafts.attention import flex
-from ops.lib.drafts.losses import head as head_module
 from ops.lib.drafts.attention.blocks import dense_attention
-from ops.lib.kernels.compiled import compiled
+from ops.lib.drafts.losses import head as head_module
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values
+from ops.lib.kernels.compiled import compiled
 from ops.train_dflash.batches import Place, idle_batch, prepare
 from ops.train_dflash.staging import Direct
 

@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ops.lib.drafts.losses import head as head_module
-from ops.lib.kernels import c_library
 from ops.lib.drafts.losses.head import choose_head, head_cross_entropy, head_kl
 from ops.lib.drafts.losses.tiled_softmax import RowState, fusible_sweep, kernel_sweep, sweep_values, torch_sweep
+from ops.lib.kernels import c_library
 
 CPU = torch.device("cpu")
 TILE = 512

@@ -31,25 +31,24 @@ from safetensors.torch import load_file, save_file
 from serve_cases import CHECK, commit, record_run
 
 from dsl.errors import DataError
-from executor.model_tools import diagnose
 from executor.cli import main
-from executor.system.exits import FAILED, OK
+from executor.model_tools import diagnose
 from executor.store.artifact_store import Store
+from executor.system.exits import FAILED, OK
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
-from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.data.files import read_json, write_json
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.dflash.config import from_serving
 from ops.lib.drafts.dflash.load import random_draft
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.tools.diagnose import feeding
-from ops.tools.diagnose import run
+from ops.lib.target.model import Target
+from ops.tools.diagnose import feeding, run
 from ops.tools.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.finding import TOO_FEW
 from ops.tools.diagnose.steps import STEPS
 from ops.tools.diagnose.trained import trained_of
-from ops.lib.data.files import read_json, write_json
-from ops.lib.target.model import Target
-from ops.lib.data.token_shards import TokenReader
 
 FALLING = [(step, 4 - 0.1 * step) for step in range(1, 25)]  # to the step whose weights are exported
 

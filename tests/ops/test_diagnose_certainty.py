@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from simulated_answers import simulated
 
+from ops.evaluate.student import student_point
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import paired_gain, unpaired_gain
 from ops.tools.diagnose.outcomes import decoding_finding, random_finding
-from ops.evaluate.student import student_point
-from ops.lib.data.token_shards import TokenSample
 
 BLOCK, LENGTH, TRIALS = 16, 128, 100
 PROMPTS = (4, 5, 6, 7)

@@ -9,8 +9,8 @@ from serve_cases import PIPELINE
 
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from ops.tools.diagnose.chain import Chain
 from ops.lib.data.files import write_json
+from ops.tools.diagnose.chain import Chain
 
 BENCHMARK = """
 [node.tests_first]

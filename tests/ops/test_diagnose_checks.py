@@ -13,8 +13,11 @@ from attrs import evolve
 from simulated_answers import simulated
 
 from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel
-from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.data.files import read_json, write_json
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.target.model import Target
 from ops.tools.diagnose import masks
 from ops.tools.diagnose.answers import LEAST_OWN, count_own, own_finding
 from ops.tools.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gain
@@ -23,11 +26,14 @@ from ops.tools.diagnose.features import features_finding
 from ops.tools.diagnose.feeding import unless_open
 from ops.tools.diagnose.finding import TOO_FEW, Finding, sorted_findings, unjudged, unmeasured
 from ops.tools.diagnose.masks import anchors_by_category, look, mask_findings
-from ops.tools.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
+from ops.tools.diagnose.outcomes import (
+    category_finding,
+    decoding_finding,
+    gap_finding,
+    random_finding,
+    repetition_finding,
+)
 from ops.tools.diagnose.trained import explained, target_finding
-from ops.lib.data.files import read_json, write_json
-from ops.lib.target.model import Target
-from ops.lib.data.token_shards import TokenReader
 
 IMAGES: list[Any] = [SimpleNamespace(category="image")] * 8
 TEXTS: list[Any] = [SimpleNamespace(category="text")] * 8

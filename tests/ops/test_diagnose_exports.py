@@ -13,9 +13,9 @@ from lively_target import make_lively
 
 from dsl.errors import DataError
 from ops.artifacts import DraftCheckpoint
-from ops.tools.diagnose.chain import Chain
 from ops.lib.data.files import read_json, write_json
 from ops.lib.target.model import Target
+from ops.tools.diagnose.chain import Chain
 
 UNMEASURED_TAU = {"exported": None, "low": None, "high": None}
 BEYOND = {"dflash_config": {"target_layer_ids": [LAYER + 8]}, "num_target_layers": 16}

@@ -4,9 +4,9 @@ from fake_stage import FakeStage
 
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, DraftCheckpoint
-from ops.lib.drafts.dflash.load import load_draft
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
+from ops.lib.drafts.dflash.load import load_draft
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.op import TrainDflash

@@ -13,15 +13,15 @@ from safetensors.torch import save_file
 
 from dsl.errors import DataError
 from ops.artifacts import Draft, TargetModel
-from ops.lib.drafts.decoding import decode
-from ops.lib.drafts.dflash.config import to_serving
-from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative, matching_prefix, until_eos
-from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.lib.drafts.dflash.load import load_draft, random_draft
 from ops.evaluate.prompts import HeldOut, first_of_each
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
-from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding import decode
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative, matching_prefix, until_eos
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
+from ops.lib.drafts.dflash.config import to_serving
+from ops.lib.drafts.dflash.load import load_draft, random_draft
+from ops.lib.target.model import Target
 
 
 @pytest.fixture(scope="module")

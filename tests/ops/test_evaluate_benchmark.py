@@ -21,17 +21,17 @@ from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
 from ops.evaluate.benchmark import read_benchmark
 from ops.evaluate.prompts import first_of_each
 from ops.evaluate.smoke import evaluate_work
-from ops.lib.data.files import read_json, read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
+from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.token_shards import TokenReader
-from ops.lib.vision.processor import load_processor
 
 ANSWER = "An answer that is long enough for the loss mask of a sample, which wants thirty-two tokens of it at least."
 

@@ -10,12 +10,12 @@ from lively_target import make_lively
 
 from dsl.errors import DataError
 from ops.artifacts import Draft, TargetModel
-from ops.lib.drafts.decoding.decode import Decoded, decode_plain
-from ops.lib.drafts.decoding.token_choice import GreedyChoice
 from ops.evaluate import turns
 from ops.lib.data.files import read_json
-from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain
+from ops.lib.drafts.decoding.token_choice import GreedyChoice
+from ops.lib.target.model import Target
 
 
 @pytest.fixture(scope="module")

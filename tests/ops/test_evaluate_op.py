@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import check_report
-from ops.lib.drafts.decoding.decode import decode_plain
 from ops.evaluate import turns
 from ops.evaluate.report import evaluate_sections
 from ops.evaluate.run import is_repetition
 from ops.lib.data.files import read_json, read_jsonl
-from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding.decode import decode_plain
+from ops.lib.target.model import Target
 from ops.train_dflash.short_evaluation import first_of_each_category
 
 CONTENT = ("report.json", "prompts.jsonl", "prompts.html")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.page import page, picture, runs, show, thumbnails
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.vision.processor import Processor, load_processor
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.journal import PromptResult
 from ops.evaluate.lossless import compare, difference_text, rounding
 from ops.evaluate.statistics import (
@@ -18,6 +17,7 @@ from ops.evaluate.statistics import (
     steps_of,
     tau_by_position,
 )
+from ops.lib.drafts.decoding.decode import Decoded
 
 
 def answer(*accepted: int, cut: int = 0) -> Decoded:

@@ -26,19 +26,19 @@ from ops.artifacts import ImageSamples, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.data.files import write_jsonl
+from ops.lib.data.image_packs import PackWriter
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target, read_config
+from ops.lib.vision.batch import ModelInputs, collate
+from ops.lib.vision.families import FAMILIES as CLASSES
+from ops.lib.vision.families import family_of
+from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.vision.batch import ModelInputs, collate
-from ops.lib.vision.families import FAMILIES as CLASSES
-from ops.lib.vision.families import family_of
-from ops.lib.data.image_packs import PackWriter
-from ops.lib.vision.processor import load_processor
 
 LAYER_IDS = (0, 1, 3, 6)
 # The class that AutoProcessor takes for a family, and the class of its model.

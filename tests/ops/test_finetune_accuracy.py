@@ -10,9 +10,9 @@ from finetune_cases import answers_of, config, poisoned, relabelled, train
 from safetensors.torch import load_file
 
 from dsl.errors import DataError, StopRequested
-from ops.lib.data.files import read_json
 from ops.finetune_vlm.accuracy import Metric, measurable
 from ops.finetune_vlm.measuring import HeldOut
+from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader
 
 STILL = {"lr": 1e-12, "weight_decay": 0.0, "batch_size": 1, "max_new_tokens": 3}

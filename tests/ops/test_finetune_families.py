@@ -14,9 +14,9 @@ from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel
 from ops.finetune_vlm.accuracy import greedy_answers
 from ops.finetune_vlm.parts import parts_of
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.model import Target, read_config
 from ops.lib.target.served_config import check_served
-from ops.lib.data.token_shards import TokenReader
 
 
 def parts_of_family(name: str) -> set[str]:

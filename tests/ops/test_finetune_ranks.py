@@ -17,8 +17,8 @@ from rank_processes import run_ranks
 from safetensors.torch import load_file
 
 from dsl.errors import StopRequested
-from ops.lib.data.files import read_json, read_jsonl
 from ops.finetune_vlm.batches import Order, micro_batches
+from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader
 
 HERE = Path(__file__).parent

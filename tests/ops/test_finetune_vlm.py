@@ -21,13 +21,13 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.artifacts import TargetModel
-from ops.lib.data.files import read_json
 from ops.finetune_vlm.accuracy import greedy_answers
 from ops.finetune_vlm.batches import Order, micro_batches
 from ops.finetune_vlm.start import start_target
+from ops.lib.data.files import read_json
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.model import Target
-from ops.lib.data.token_shards import TokenReader
 
 HERE = Path(__file__).parent
 PROJECTOR = "model.visual.merger.linear_fc1.weight"

@@ -14,16 +14,16 @@ from dsl.op import Ref
 from dsl.pipeline import Pipeline
 from executor.keys.node_key import Sources, graph_parts
 from ops.artifacts import TargetModel, TokenShards
-from ops.lib.target.feature_shards import feature_info
 from ops.ingest.op import Ingest
 from ops.inject_images.op import InjectImages
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.feature_shards import feature_info
+from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.op import TokenizeChat
-from ops.lib.data.token_shards import TokenReader
-from ops.lib.vision.processor import load_processor
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 from fake_stage import FakeStage
 
-from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 
 ASK, ANSWER = {"role": "user", "text": "What is it?"}, {"role": "assistant", "text": "A cat."}
 ROWS = [

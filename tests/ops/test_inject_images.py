@@ -14,11 +14,11 @@ from PIL import Image
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import Samples
-from ops.lib.data.files import json_line
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import checked, inject_images
-from ops.lib.vision.images import decode, fault_of, strict_pillow
+from ops.lib.data.files import json_line
 from ops.lib.data.image_packs import PackWriter
+from ops.lib.vision.images import decode, fault_of, strict_pillow
 
 ASK = {"role": "user", "text": "What is it?"}
 ANSWER = {"role": "assistant", "text": "A cat."}

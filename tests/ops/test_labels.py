@@ -11,11 +11,11 @@ from format_cases import png
 
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples, TargetModel
-from ops.lib.data.files import read_json, read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
+from ops.lib.data.files import read_json, read_jsonl
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.regenerate_answers.op import RegenerateAnswers

@@ -24,10 +24,10 @@ from ops.check_export.live_cause import OTHER_REPORT, UNKNOWN, find_cause, is_ti
 from ops.check_export.live_result import LiveUnavailable, Prompt
 from ops.check_export.live_seen import Comparison, Watched, compare_watched, prompts_to_watch, replay
 from ops.check_export.op import CheckExport
+from ops.lib.data.files import write_json
 from ops.lib.drafts.decoding import decode
 from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
 from ops.lib.drafts.dflash.load import load_draft
-from ops.lib.data.files import write_json
 from ops.lib.sglang.version import installed_version
 
 

@@ -17,10 +17,10 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.model import Target, describe_target, target_info, text_config
-from ops.load_target.op import LoadTarget
-from ops.load_target.run import load_target
 from ops.lib.target.save import PROCESSOR, copy_files
 from ops.lib.vision.processor import load_processor
+from ops.load_target.op import LoadTarget
+from ops.load_target.run import load_target
 
 
 @pytest.fixture(scope="module")

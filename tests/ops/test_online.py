@@ -16,10 +16,10 @@ from dsl.op import Ref
 from ops.artifacts import BatchPlan, DraftCheckpoint, TargetFeatures, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.lib.target.feature_shards import FeatureReader
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, write_json
+from ops.lib.target.feature_shards import FeatureReader
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.batches import Place, Rows, needed

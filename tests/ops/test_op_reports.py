@@ -16,15 +16,15 @@ from ops.artifacts import BatchPlan
 from ops.capture_targets.report import capture_targets_sections
 from ops.check_export.report import check_export_sections
 from ops.export_draft.report import export_draft_sections
-from ops.lib.data.files import json_line, read_json, write_json
 from ops.ingest.report import ingest_sections
+from ops.lib.data.files import json_line, read_json, write_json
+from ops.lib.data.sample_account import NOT_TAKEN, Tally
+from ops.lib.report_parts import DROPPED_SHOWN, histogram, shown_value
 from ops.load_target.report import target_sections
 from ops.regenerate_answers.report import LETTERS, regenerate_answers_sections
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.report import shard_sequence_sections
 from ops.shard_sequence.run import shard_sequence
-from ops.lib.report_parts import DROPPED_SHOWN, histogram, shown_value
-from ops.lib.data.sample_account import NOT_TAKEN, Tally
 from ops.tokenize_chat.report import tokenize_chat_sections
 from ops.train_dflash.report import NOT_REACHED, train_account, train_dflash_sections
 

@@ -17,11 +17,11 @@ from overfit import overfit, with_answers
 from torch import Tensor
 
 from ops.artifacts import TargetModel
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_plain, decode_speculative
 from ops.lib.drafts.dflash.load import load_draft
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
-from ops.lib.data.token_shards import TokenReader, TokenSample
 
 BLOCK = 8
 NEW_TOKENS = 47  # behind the first token of an answer

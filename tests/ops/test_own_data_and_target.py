@@ -25,11 +25,11 @@ from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.lib.data.files import read_json, read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
+from ops.lib.data.files import read_json, read_jsonl
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.shard_sequence.op import ShardSequence

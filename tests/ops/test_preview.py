@@ -11,9 +11,9 @@ from fake_stage import FakeStage
 from PIL import Image
 
 from ops.artifacts import TokenShards
-from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.vision.processor import load_processor
+from ops.tokenize_chat.builtin import write_builtin_processor
 
 EVIL = "</span><script>alert(1)</script> \" onload='x' & \u202e {count} <img src=http://a/b>"
 

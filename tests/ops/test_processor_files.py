@@ -11,13 +11,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from dsl.errors import DataError
+from ops.lib.vision.chunks import ImageChunk
+from ops.lib.vision.images import decode
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.template import Template
 from ops.tokenize_chat.words import WordTokenizer
-from ops.lib.vision.chunks import ImageChunk
-from ops.lib.vision.images import decode
-from ops.lib.vision.processor import load_processor
 
 ASK = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}
 ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "A cat. Yes, it's one."}]}

@@ -29,15 +29,15 @@ from dsl.op import Ref, op_of
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.token_shards import TokenReader
-from ops.lib.vision.processor import load_processor
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import torch
 from family_checkpoints import FAMILIES, make_checkpoint
 from regenerate_cases import make_target
 
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.sampling import choose, uniform_draws
 from ops.lib.target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
-from ops.lib.data.token_shards import TokenSample
 
 
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")

@@ -15,14 +15,14 @@ from transformers import AutoTokenizer
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.files import read_json, write_jsonl
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.vision.processor import load_processor
 
 TEMPLATES = {"qwen3": QWEN3, "qwen3.5": QWEN35}
 QUESTIONS = {"cat": ("What is it?", "It has ears.", "A cat."), "line": ("Is it blue?", "Yes, all of it is.", "It is.")}

@@ -20,9 +20,9 @@ from transformers import AutoTokenizer
 from dsl.errors import DataError
 from ops.artifacts import ImageSamples
 from ops.lib.data.files import write_jsonl
+from ops.lib.vision.images import decode
 from ops.regenerate_answers.client import asked_wait
 from ops.regenerate_answers.wire import data_url, read_reply, request_seed, wire_messages
-from ops.lib.vision.images import decode
 
 
 def encoded(image: Image.Image, file_format: str, **options) -> bytes:

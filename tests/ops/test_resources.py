@@ -25,6 +25,7 @@ from dsl.resources import Outlook, Resources, load_resources
 from ops.artifacts import TargetFeatures
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
+from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.drafts.attention.blocks import choose_attention
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.footprint import (
@@ -35,20 +36,19 @@ from ops.lib.drafts.dflash.footprint import (
     draft_parameters,
     head_bytes,
 )
-from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.sequence_parallel.context_range import Seen
 from ops.lib.drafts.dflash.step import Engine, MicroBatch
-from ops.finetune_vlm.op import FinetuneVlm
+from ops.lib.drafts.losses.loss import Loss
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
-from ops.lib.target.model import Target, describe_target
-from ops.load_target.op import LoadTarget
-from ops.lib.target.sizes import TargetSizes
+from ops.lib.sequence_parallel.context_range import Seen
 from ops.lib.sequence_parallel.exchange import Alone
+from ops.lib.target.model import Target, describe_target
+from ops.lib.target.sizes import TargetSizes
+from ops.lib.vision.processor import load_processor
+from ops.load_target.op import LoadTarget
 from ops.tokenize_chat.op import TokenizeChat
 from ops.train_dflash.inputs import draft_config
 from ops.train_dflash.op import TrainDflash
-from ops.lib.vision.processor import load_processor
 
 FACTOR = 1.3
 TEXT = {

@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TokenShards
-from ops.lib.drafts.dflash.config import from_serving
-from ops.lib.drafts.decoding.decode import decode_speculative
-from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding.decode import decode_speculative
+from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target, text_config
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
-from ops.lib.data.token_shards import TokenReader
 from ops.train_dflash import measuring, result
 from ops.train_dflash.measuring import Measuring
 from ops.train_dflash.op import TrainDflash

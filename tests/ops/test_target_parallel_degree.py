@@ -13,10 +13,10 @@ from transformers import DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from dsl.errors import ConfigError
-from ops.lib.target.model import Target
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens, wanted_tokens
 from ops.lib.sequence_parallel.target_attention import ULYSSES, is_right_padded, ulysses_mask
 from ops.lib.sequence_parallel.target_degree import check_target_degree
+from ops.lib.target.model import Target
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
 

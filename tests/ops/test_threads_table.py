@@ -15,9 +15,9 @@ from dsl.threads import useful_threads
 from ops.capture_targets.op import CaptureTargets
 from ops.evaluate.op import Evaluate
 from ops.finetune_vlm.op import FinetuneVlm
+from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.tiny_config import tiny_config
 from ops.load_target.op import LoadTarget
-from ops.lib.target.sizes import TargetSizes
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.train_dflash.op import TrainDflash
 

@@ -18,16 +18,16 @@ from transformers import AutoTokenizer
 from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples, TargetModel, TokenShards
-from ops.lib.data.files import read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
+from ops.lib.data.files import read_jsonl
+from ops.lib.data.image_packs import read_packed
+from ops.lib.data.token_shards import TokenReader
 from ops.tokenize_chat.builtin import MAX_PIXELS, MIN_PIXELS
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.token_shards import TokenReader
-from ops.lib.data.image_packs import read_packed
 
 TENSORS = {
     "input_ids": (torch.int32, 1),

@@ -11,10 +11,10 @@ from PIL import Image
 from dsl.errors import DataError
 from ops.artifacts import ImageSamples, TokenShards
 from ops.lib.data.files import json_line, read_jsonl
-from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.lib.data.token_shards import TokenReader
-from ops.tokenize_chat.writer import ShardWriter
 from ops.lib.data.image_packs import PackWriter, read_packed
+from ops.lib.data.token_shards import TokenReader
+from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.writer import ShardWriter
 
 
 @pytest.fixture(scope="module")

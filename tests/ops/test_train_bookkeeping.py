@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.dflash.config import to_serving
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.data.files import read_json, write_json
-from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
-from ops.train_dflash.warm_start import load_weights
 from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import NonFinite
+from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
+from ops.train_dflash.warm_start import load_weights
 
 CPU = torch.device("cpu")
 

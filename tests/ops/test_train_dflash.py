@@ -12,14 +12,14 @@ from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
-from ops.lib.target.feature_shards import FeatureReader, write_feature_shard
-from ops.lib.drafts.losses.anchors import draw_anchors
 from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.target.feature_shards import FeatureReader, write_feature_shard
 from ops.lib.training.optimizer import learning_rate, make_optimizer
+from ops.lib.training.ranks import deal
 from ops.train_dflash.batches import micro_batches
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.tally import count_slots, expected_tau, new_tally, slot_accuracy
-from ops.lib.training.ranks import deal
 
 
 @pytest.fixture(scope="module")

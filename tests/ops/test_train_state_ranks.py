@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from ops.lib.training.dtensors import gathered, reshard
-from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.lib.training.background_checkpoints import Checkpoints
 from ops.lib.training.checkpoint import TrainState, load_checkpoint
+from ops.lib.training.dtensors import gathered, reshard
 from ops.lib.training.ema import Ema
+from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 
 KINDS = ("adamw", "muon")
 IDENTITY = {"config": {"lr": 0.1}}

@@ -19,20 +19,20 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples, TokenShards
-from ops.lib.data.files import read_jsonl
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
+from ops.lib.data.files import read_jsonl
+from ops.lib.data.image_packs import read_packed
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.target.model import Target
 from ops.lib.target.save import PROCESSOR, copy_files
+from ops.lib.vision.batch import collate
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.vision.batch import collate
-from ops.lib.data.image_packs import read_packed
-from ops.lib.vision.processor import load_processor
 
 COLOURS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 60, 210), "yellow": (220, 210, 50)}
 TRAIN, HELD_OUT = 24, 6  # pictures of each colour

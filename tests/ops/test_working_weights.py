@@ -8,12 +8,12 @@ from fake_stage import FakeStage
 from op_counts import Recorded, casts_of, memory_of
 from torch import nn
 
+from ops.lib.training.working_weights import WorkingWeights
 from ops.train_dflash.engine import set_up
 from ops.train_dflash.inputs import open_inputs
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.step import train_step
 from ops.train_dflash.tally import LOSS
-from ops.lib.training.working_weights import WorkingWeights
 
 SHAPE = {"dtype": "bfloat16", "num_layers": 2, "micro_batch_tokens": 40, "anchor_chunk": 5}
 

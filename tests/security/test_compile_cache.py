@@ -11,9 +11,9 @@ import pytest
 from side_ops import side
 
 from executor.launchers import compile_cache
-from executor.model_tools.chat_request import ServerError
 from executor.launchers.compile_cache import VARIABLE
 from executor.launchers.stage_process import stage_environment
+from executor.model_tools.chat_request import ServerError
 from executor.model_tools.server import Server
 
 

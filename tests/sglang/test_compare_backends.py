@@ -17,10 +17,10 @@ from sglang_on_cpu import FOLDER
 from test_vision_target import write_data
 
 from dsl.read_toml import read_graph
-from executor.planning.session import make_planner
 from executor.cli import main
-from executor.system.exits import FAILED, OK
+from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
+from executor.system.exits import FAILED, OK
 from ops.capture_targets import compare
 from ops.capture_targets.agreement import ALONE_TOLERANCE
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.capture_targets.huggingface import forward_batch
-from ops.lib.target.model import Target
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang import requests
 from ops.lib.sglang.layers import keep_no_layers, set_layers_to_capture
 from ops.lib.sglang.requests import VisionTokens, image_hash
 from ops.lib.sglang.runtime import SglangRuntime
-from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.model import Target
 
 LAYER_IDS = (0, 1, 3, 6)  # deepstack adds behind layers 0 and 1; 6 is the last that can be captured
 TIMES = 100

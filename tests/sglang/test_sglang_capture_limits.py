@@ -20,10 +20,10 @@ from ops.capture_targets import sglang as sglang_backend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.capture_targets.server_args import ALLOWED, FIXED, FIXED_FAMILIES
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.sglang.layers import set_layers_to_capture
 from ops.lib.sglang.process import make_server_args
 from ops.lib.sglang.runtime import SglangRuntime
-from ops.lib.data.token_shards import TokenReader
 
 
 @pytest.fixture(scope="module")

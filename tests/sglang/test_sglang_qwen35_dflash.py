@@ -15,8 +15,8 @@ import torch
 from capture_cases import text_alone
 from dflash_cases import NEW_TOKENS, Case, make_case
 
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.statistics import acceptance_length
+from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.sglang import dflash_worker
 from ops.lib.sglang.dflash_worker import DflashEngine
 

@@ -30,21 +30,21 @@ from serve_cases import record_run, write_folder
 from server_process import ON_A_CPU, SWITCHES, cpu_environment
 
 from dsl.op import Ref
-from executor.system.output import printable
-from executor.records.run_record import find_record
 from executor.model_tools.serve import MAX_TOKENS
 from executor.model_tools.served import chat_messages
+from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
+from executor.system.output import printable
 from ops.artifacts import ImageSamples, TokenShards
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.image_packs import PackWriter
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
 from ops.lib.drafts.dflash.load import load_draft
-from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.data.image_packs import PackWriter
-from ops.lib.vision.processor import load_processor
 
 IMAGES = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
 COUNTS = (0, 1, 2, 1, 1)

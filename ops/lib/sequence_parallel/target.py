@@ -24,12 +24,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ops.lib.training.dtensors import reshard
-from ops.lib.target.model import Target
 from ops.lib.sequence_parallel.exchange import Ulysses
 from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh
 from ops.lib.sequence_parallel.target_attention import ULYSSES, Slice
 from ops.lib.sequence_parallel.target_degree import check_target_degree
+from ops.lib.target.model import Target
+from ops.lib.training.dtensors import reshard
 from ops.lib.vision.batch import ModelInputs
 from ops.lib.vision.tensor_list import TensorList
 

@@ -16,10 +16,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang.mm_processor import ServedPrompt
 from ops.lib.sglang.requests import make_request
 from ops.lib.sglang.runtime import SglangRuntime
-from ops.lib.data.token_shards import TokenSample
 
 
 @torch.inference_mode()

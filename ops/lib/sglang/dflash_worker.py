@@ -27,13 +27,13 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import ConfigError, DataError
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded, until_eos
 from ops.lib.sglang.dflash_setter import mend_setter
 from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
 from ops.lib.sglang.requests import VisionTokens, make_request
 from ops.lib.sglang.runtime import NoPrefixes
 from ops.lib.sglang.version import require_sglang
-from ops.lib.data.token_shards import TokenSample
 
 MAX_REQUESTS = 16
 REFUSAL = "speculative decoding is not supported by"

@@ -31,11 +31,11 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang.layers import Recipe, keep_no_layers, set_layers_to_capture
 from ops.lib.sglang.process import MAX_REQUESTS, NO_PORT, enter, leave, make_server_args
 from ops.lib.sglang.requests import VisionTokens, make_request
 from ops.lib.sglang.version import require_sglang
-from ops.lib.data.token_shards import TokenSample
 
 
 @define(eq=False)

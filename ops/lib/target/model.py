@@ -19,8 +19,8 @@ from transformers import AutoConfig
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json
-from ops.lib.target.ends import find_ends, stored_dtype
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.ends import find_ends, stored_dtype
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
 

@@ -31,11 +31,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dsl.errors import ConfigError, DataError
-from ops.lib.training.dtensors import gathered, load_whole, reshard
 from ops.lib.data.files import read_json, sync, write_json
-from ops.lib.training.optimizer import Optimizer, named_state, restore_state
 from ops.lib.training.config_differences import differences
+from ops.lib.training.dtensors import gathered, load_whole, reshard
 from ops.lib.training.ema import Ema
+from ops.lib.training.optimizer import Optimizer, named_state, restore_state
 from ops.lib.training.ranks import is_first
 
 FORMAT = 3

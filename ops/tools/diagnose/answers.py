@@ -10,9 +10,9 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.capture_targets.huggingface import forward_batch
-from ops.tools.diagnose.finding import Finding
-from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.model import Target
+from ops.tools.diagnose.finding import Finding
 
 NAME = "own answers"
 LEAST_OWN = 0.8

@@ -10,16 +10,16 @@ import numpy as np
 from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
-from ops.lib.drafts.dflash.config import DraftConfig
+from ops.evaluate.statistics import tau_interval
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
-from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
 from ops.tools.diagnose.certainty import is_certainly_above, most, passes
 from ops.tools.diagnose.misfits import misfits
-from ops.evaluate.statistics import tau_interval
-from ops.lib.target.model import Target
-from ops.lib.data.token_shards import TokenReader, TokenSample
 
 RESAMPLINGS = 2000
 # A gain counts from here on. Several settings are tried, so one that is no better must not win by chance.

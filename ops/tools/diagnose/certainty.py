@@ -17,8 +17,8 @@ from math import hypot, sqrt
 
 import numpy as np
 
-from ops.lib.drafts.decoding.decode import Decoded
 from ops.evaluate.student import student_point
+from ops.lib.drafts.decoding.decode import Decoded
 
 PRIOR_SPREAD, PRIOR_PROMPTS = 0.15, 4
 

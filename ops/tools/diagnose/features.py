@@ -14,10 +14,10 @@ from torch import Tensor
 from ops.artifacts import TargetFeatures, TokenShards
 from ops.capture_targets.agreement import ALONE_TOLERANCE, FLOAT32_TOLERANCE
 from ops.capture_targets.huggingface import forward_batch
-from ops.lib.target.feature_shards import FeatureReader
-from ops.tools.diagnose.finding import Finding, unmeasured
-from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.feature_shards import FeatureReader
+from ops.lib.target.model import Target
+from ops.tools.diagnose.finding import Finding, unmeasured
 
 NAME = "features"
 SPLIT = "train"

@@ -9,10 +9,10 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.artifacts import TargetModel, TokenShards
-from ops.lib.drafts.losses.anchors import slot_weights
-from ops.tools.diagnose.finding import Finding, unmeasured
-from ops.lib.target.model import target_info, text_config
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.losses.anchors import slot_weights
+from ops.lib.target.model import target_info, text_config
+from ops.tools.diagnose.finding import Finding, unmeasured
 
 SPLIT = "train"
 LOOKED_AT = 2000  # samples, spread over the split

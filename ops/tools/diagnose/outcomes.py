@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from math import hypot, sqrt
 from typing import Any
 
-from ops.lib.drafts.decoding.decode import Decoded
-from ops.tools.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
-from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 from ops.evaluate.run import is_repetition
 from ops.evaluate.statistics import steps_of
 from ops.evaluate.student import student_point
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.tools.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
+from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 
 CATEGORY_RATIO = 2.0
 GAP_RATIO = 1.5

@@ -20,9 +20,12 @@ import torch
 from dsl.errors import DataError, DflowError
 from dsl.graph_json import graph_from_json
 from ops.artifacts import TokenShards
+from ops.lib.data.files import read_json
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.dflash.load import random_draft
+from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
 from ops.tools.diagnose.answers import own_finding
 from ops.tools.diagnose.bench import Bench, interval, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
@@ -32,12 +35,15 @@ from ops.tools.diagnose.feeding import Mended, mend, unless_open
 from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured
 from ops.tools.diagnose.loadable import loadable, put_first
 from ops.tools.diagnose.masks import anchors_by_category, mask_findings
-from ops.tools.diagnose.outcomes import category_finding, decoding_finding, gap_finding, random_finding, repetition_finding
+from ops.tools.diagnose.outcomes import (
+    category_finding,
+    decoding_finding,
+    gap_finding,
+    random_finding,
+    repetition_finding,
+)
 from ops.tools.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
 from ops.tools.diagnose.trained import explained, target_finding, trained_of
-from ops.lib.data.files import read_json
-from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
-from ops.lib.data.token_shards import TokenReader, TokenSample
 
 NOW = "dflow: now: "
 LEARNT = "train"  # the split that a draft is trained on

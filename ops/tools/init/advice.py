@@ -12,12 +12,12 @@ from dsl.errors import DataError
 from dsl.sizes import shown_bytes
 from ops.capture_targets.resources import feature_bytes
 from ops.ingest.image_folder import BESIDE
+from ops.lib.data.sample_account import SPLITS
 from ops.lib.target.sizes import ITEM_SIZES
+from ops.tokenize_chat.resources import TOKEN_BYTES
 from ops.tools.init.lengths import PixelRules
 from ops.tools.init.survey import FRACTIONS, Survey, percentile
 from ops.tools.init.target import MOST_LAYERS, Target
-from ops.lib.data.sample_account import SPLITS
-from ops.tokenize_chat.resources import TOKEN_BYTES
 
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
 UNKNOWN_ANSWER = 512  # tokens, where the data holds prompts alone

@@ -19,8 +19,8 @@ from ops.ingest.read import Read, Reading, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import REMEDY, TableReaders, find_format
 from ops.ingest.splits import split_of
-from ops.tools.init.lengths import Counter, Length, PixelRules, image_size
 from ops.lib.vision.images import fault_of, strict_pillow
+from ops.tools.init.lengths import Counter, Length, PixelRules, image_size
 
 MEASURED = 1000  # samples whose tokens are counted
 DECODED = 100  # samples whose images are decoded

@@ -19,12 +19,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.attention.flex import flex_attention, flex_takes
+from ops.lib.drafts.attention.bucketed_attention import split_attention
 from ops.lib.drafts.attention.cpu_attention import kernel_attention, kernel_takes
+from ops.lib.drafts.attention.flex import flex_attention, flex_takes
+from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.kernels.host_to_device import to_device
 from ops.lib.sequence_parallel.context_range import Seen
-from ops.lib.drafts.attention.bucketed_attention import split_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Tensor]
 

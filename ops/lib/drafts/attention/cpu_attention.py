@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ops.lib.drafts.attention.bucketed_attention import split_attention
 from ops.lib.drafts.attention.cpu_source_backward import BACKWARD
 from ops.lib.drafts.attention.cpu_source_forward import FORWARD
 from ops.lib.kernels.c_library import compiled_library
 from ops.lib.sequence_parallel.context_range import Seen
-from ops.lib.drafts.attention.bucketed_attention import split_attention
 
 HEAD_SIZES = range(16, 129, 16)
 

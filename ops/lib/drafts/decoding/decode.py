@@ -15,12 +15,12 @@ from attrs import define, field, frozen
 from torch import Tensor
 from transformers import DynamicCache
 
-from ops.lib.drafts.decoding.finite import check_finite
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.decoding.rollback import roll_back, save
-from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.target.model import Target
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.finite import check_finite
+from ops.lib.drafts.decoding.rollback import roll_back, save
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
 
 
 @frozen

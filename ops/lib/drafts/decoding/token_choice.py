@@ -13,7 +13,14 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ops.lib.drafts.decoding.sampling import accept_greedy, accept_sampled, choose, probabilities, token_at, uniform_draws
+from ops.lib.drafts.decoding.sampling import (
+    accept_greedy,
+    accept_sampled,
+    choose,
+    probabilities,
+    token_at,
+    uniform_draws,
+)
 
 
 class GreedyChoice:

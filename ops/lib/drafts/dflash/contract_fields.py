@@ -16,7 +16,6 @@ from attrs import field, frozen
 
 from dsl.errors import ConfigError
 from ops.lib.drafts.dflash import contract_effects
-from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
 from ops.lib.drafts.dflash.config import (
     ARCHITECTURE,
     EXAMPLE,
@@ -27,6 +26,7 @@ from ops.lib.drafts.dflash.config import (
     to_serving,
     wrong_types,
 )
+from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 NESTS = ("dflash_config", "dflow")
@@ -104,7 +104,12 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[
         if inner not in record:
             yield name, _mistake(name, "is missing", contract_effects.missing(name))
         elif not isinstance(record[inner], kind):
-            yield name, _mistake(name, f"is no record of a training: {json.dumps(record[inner])}", contract_effects.wrong(inner))
+            yield (
+                name,
+                _mistake(
+                    name, f"is no record of a training: {json.dumps(record[inner])}", contract_effects.wrong(inner)
+                ),
+            )
         elif inner == "target" and record[inner] != target_digest:
             wrong = f"is {record[inner][:12]}, which the draft was trained for, but this target is {target_digest[:12]}"
             remedy = "give export_draft, evaluate and check_export the target of the training"
@@ -206,7 +211,9 @@ def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
             nested = prefix == "dflash_config." and name in EXAMPLE
             remedy = f"remove {prefix}{name}" + (f", and leave {name} at the top level" if nested else "")
             wrong = f"stands beside {name} at the top level" if nested else "is no field of the contract"
-            mistakes.append(_mistake(prefix + name, wrong, contract_effects.NESTED if nested else contract_effects.UNKNOWN, remedy))
+            mistakes.append(
+                _mistake(prefix + name, wrong, contract_effects.NESTED if nested else contract_effects.UNKNOWN, remedy)
+            )
     return mistakes
 
 

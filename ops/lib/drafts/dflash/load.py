@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.lib.data.files import read_json
 from ops.lib.drafts.dflash.config import DraftConfig, from_serving
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.data.files import read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

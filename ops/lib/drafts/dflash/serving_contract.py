@@ -15,10 +15,10 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
+from ops.lib.data.files import read_json
 from ops.lib.drafts.dflash.contract_fields import config_mistakes
 from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake, refuse
 from ops.lib.drafts.dflash.contract_tensors import digest_mistakes, stored_tensors, tensor_mistakes, value_mistakes
-from ops.lib.data.files import read_json
 from ops.lib.target.model import target_info, text_config
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
