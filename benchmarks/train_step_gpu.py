@@ -5,9 +5,9 @@
 
 Seconds are medians of CUDA-event times over several steps after a warm-up that compiles and tunes; memory is the peak
 of allocated memory during a step above what weights and inputs take. MFU is the step's floating-point operations
-(ops/lib/drafts/dflash/flops.py, the same count for every side) over its time and over the peak, which is measured by a large bf16
-product of matrices unless given. Whatever uses the device is a process of its own, one at a time; this one does not.
-Ends with 1 where the sides' losses differ: they compute the same step.
+(ops/lib/drafts/dflash/flops.py, the same count for every side) over its time and over the peak, which is measured by a
+large bf16 product of matrices unless given. Whatever uses the device is a process of its own, one at a time; this one
+does not. Ends with 1 where the sides' losses differ: they compute the same step.
 """
 
 from __future__ import annotations

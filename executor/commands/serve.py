@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> NoReturn:
-    """Becomes executor.model_tools.serve, which needs ops; this command loads them only after it checked whose they are."""
+    """Becomes executor.model_tools.serve, which needs ops; this command loads them only after it checked whose they
+    are.
+    """
     names = ("run", "node", "host", "port", "check", "extra")
     store = str(store_path(options.store, None))
     asked = json.dumps({"store": store, **{name: getattr(options, name) for name in names}})

@@ -111,9 +111,9 @@ def cause_of(
 ) -> Failure | None:
     """The error of the rank that failed first, with the ranks that ended after it; None where no rank failed.
 
-    results are the ranks' own (see `executor.launchers.worker`), exits those that their parents saw (see `executor.launchers.ranks`,
-    `executor.launchers.torchrun`). hosts: of each rank, where there are several. Which of two hosts was first is told by their
-    clocks.
+    results are the ranks' own (see `executor.launchers.worker`), exits those that their parents saw (see
+    `executor.launchers.ranks`, `executor.launchers.torchrun`). hosts: of each rank, where there are several. Which of
+    two hosts was first is told by their clocks.
     """
     ends = _ends(results, exits, hosts)
     if not ends:

@@ -176,7 +176,9 @@ class Pulse:
 
 
 def torchrun_arguments(offer: Offer, folder: HostFolder, number: int, job: Path, endpoint: str) -> list[str]:
-    """For `executor.launchers.torchrun` on host `number`. The ranks of a host follow each other: number * nproc is its first."""
+    """For `executor.launchers.torchrun` on host `number`. The ranks of a host follow each other: number * nproc is its
+    first.
+    """
     where = ["--nnodes", str(offer.hosts), "--node-rank", str(number), "--nproc-per-node", str(offer.nproc)]
     meeting = ["--rdzv-backend", "static", "--rdzv-endpoint", endpoint, "--rdzv-id", folder.path.name]
     return [exits_path(Path(offer.results), number), *where, *meeting, "-m", "executor.launchers.worker", str(job)]

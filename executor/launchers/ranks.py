@@ -2,13 +2,13 @@
 
     python -m executor.launchers.ranks <exits> <store> <ranks> <job>          (the forkserver starts it)
 
-Each rank is a `python -m executor.launchers.worker <job>` that finds in its environment which one it is, by the names that
-torchrun gives these variables, and that ends with this process. No port is opened here: the ranks meet in a file,
+Each rank is a `python -m executor.launchers.worker <job>` that finds in its environment which one it is, by the names
+that torchrun gives these variables, and that ends with this process. No port is opened here: the ranks meet in a file,
 <store>, in a folder that only this user may enter. What gloo and nccl open themselves stays on the loopback interface.
 
-When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.launchers.worker` ends them earlier. A
-signal to this process is passed on to all ranks, once. What ended badly is noted in a file, <exits>: a list of
-{"rank", "code", "time"}: code is the exit code, or minus the signal's number, time is when this process saw it.
+When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.launchers.worker` ends them
+earlier. A signal to this process is passed on to all ranks, once. What ended badly is noted in a file, <exits>: a list
+of {"rank", "code", "time"}: code is the exit code, or minus the signal's number, time is when this process saw it.
 """
 
 from __future__ import annotations

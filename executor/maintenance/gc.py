@@ -1,8 +1,8 @@
 """`dflow gc`: what no kept run uses goes, in an order in which a kill at any moment leaves a whole store.
 
-Under the store's lock (store/gc_lock.py) it is looked what is in use, index lines of what goes are dropped, and all that
-goes is renamed out of its place: artifacts to objects/.gone-<digest>, work folders as store/lease.py does. What was renamed
-is removed after that; what a kill leaves of it, the next gc takes.
+Under the store's lock (store/gc_lock.py) it is looked what is in use, index lines of what goes are dropped, and all
+that goes is renamed out of its place: artifacts to objects/.gone-<digest>, work folders as store/lease.py does. What
+was renamed is removed after that; what a kill leaves of it, the next gc takes.
 """
 
 from __future__ import annotations

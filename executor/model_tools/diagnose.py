@@ -1,7 +1,7 @@
 """`dflow diagnose`: the usual causes of a low tau, measured on what a run made.
 
-The computation is a process of its own (ops/tools/diagnose/run.py), because this one must not load torch. It ends with this
-one, and what they tell each other has no names in the file system: nothing is left behind, however this one ends.
+The computation is a process of its own (ops/tools/diagnose/run.py), because this one must not load torch. It ends with
+this one, and what they tell each other has no names in the file system: nothing is left behind, however this one ends.
 """
 
 from __future__ import annotations

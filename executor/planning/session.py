@@ -24,7 +24,9 @@ from executor.store.gc_lock import while_nothing_goes
 
 @frozen
 class Session:
-    """A planned run: all that the loop of scheduler/run_loop.py needs. What the plan takes from the store is done in the record."""
+    """A planned run: all that the loop of scheduler/run_loop.py needs. What the plan takes from the store is done in
+    the record.
+    """
 
     store: Store
     record: Record

@@ -4,17 +4,17 @@
     work/<key>/ranks        flock, shared, by every process of the stage for its life
     work/<key>/out-<attempt>    what becomes the artifact; no other attempt writes there
     work/<key>/state        what the op keeps between attempts
-    work/<key>/ended.json, commit.json      what is to be, and what is being committed, see commit_journal.py and artifact_store.py
+    work/<key>/ended.json, commit.json      see commit_journal.py and artifact_store.py
     work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launchers/stage_process.py
     work/<key>/rendezvous-<attempt>/        mode 0700: where ranks on one host meet, see launchers/ranks.py
-    work/<key>/code-<attempt>.json          the project's source files that the stage runs, see planning/input_snapshot.py
+    work/<key>/code-<attempt>.json          the source files that the stage runs, see planning/input_snapshot.py
     work/<key>/hosts-<attempt>/                                             see launchers/host_folder.py
     work/<key>.<id>/            work that data changed under, see scheduler/attempt.py
 
-A new holder ends what stages left running, see system/left_over.py, and waits until nobody holds `ranks`, so no late writer of
-a killed run can be alive beside it. A process that comes to `ranks` later still finds another token in `lease`, and
-ends. Tokens count the holders of one work folder, and
-start anew with it; the id is of this holder alone, whatever became of the folder. No clock is asked who comes first.
+A new holder ends what stages left running, see system/left_over.py, and waits until nobody holds `ranks`, so no late
+writer of a killed run can be alive beside it. A process that comes to `ranks` later still finds another token in
+`lease`, and ends. Tokens count the holders of one work folder, and start anew with it; the id is of this holder alone,
+whatever became of the folder. No clock is asked who comes first.
 """
 
 from __future__ import annotations

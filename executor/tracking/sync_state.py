@@ -56,7 +56,9 @@ def only_sender(folder: Path) -> Iterator[None]:
 
 
 def new_sender(store: Path, folder: Path, *, is_live: bool) -> Any:
-    """See `executor.tracking.run_publisher.Sender`. Whoever calls is the only sender of this run. Raises StoreError without MLflow."""
+    """See `executor.tracking.run_publisher.Sender`. Whoever calls is the only sender of this run. Raises StoreError
+    without MLflow.
+    """
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})

@@ -36,7 +36,7 @@ def test_an_op_that_takes_too_long_ends_with_all_that_it_started_and_the_page_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], why: str
 ) -> None:
     for name, seconds in times.items():
-        monkeypatch.setattr(artifacts, name, seconds)
+        monkeypatch.setattr(op_sections, name, seconds)
     toy = counting(tmp_path, PIPELINE.replace("kept = 7", 'kept = 7\nfails = "hangs"'))
     run(toy)
     write_report(toy.store, [], tmp_path / "page.html")

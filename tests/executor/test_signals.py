@@ -216,9 +216,9 @@ def test_a_record_that_was_removed_before_the_stage_starts_is_one_line(tmp_path)
     """The log cannot be opened in the stage's own process."""
     toy = Toy(tmp_path)
     late = (
-        "import executor.launchers.forkserver_client, shutil, sys\nstart = executor.launchers.forkserver_client._Server.start\n"
+        "import shutil, sys\nfrom executor.launchers.forkserver_client import _Server\nstart = _Server.start\n"
         "def removed(self, request):\n    from pathlib import Path\n    shutil.rmtree(Path(request['log']).parent)\n"
-        "    return start(self, request)\nexecutor.children._Server.start = removed\n"
+        "    return start(self, request)\n_Server.start = removed\n"
     )
     process = toy.start("run", str(toy.file), program=late + UNTRACKED)
     _, errors = process.communicate(timeout=300)

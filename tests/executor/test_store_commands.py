@@ -221,7 +221,7 @@ def test_a_store_of_another_user_is_read_and_not_changed(tmp_path, command):
     words = arguments_of(command, toy, record)
     program = (  # what nobody may not read is imported before
         "import importlib, os, sys, executor.cli, executor.store.integrity, fsspec.implementations.local\n"
-        "executor.store.integrity.is_settled = lambda stamp, now: True\n"  # as of files that are older: they would be noted
+        "executor.store.integrity.is_settled = lambda stamp, now: True\n"  # as of older files: they would be noted
         "importlib.import_module(f'executor.commands.{sys.argv[1]}')\n"
         f"os.setgid({OTHER_USER}); os.setuid({OTHER_USER}); sys.exit(executor.cli.main())"
     )

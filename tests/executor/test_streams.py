@@ -49,7 +49,9 @@ def in_terminal(toy, errors, to):
         os.chdir(toy.folder)
         program = UNTRACKED
         if to == "plain":
-            program = f"import executor.scheduler.plain_display\nexecutor.display.make_display = executor.scheduler.plain_display.Display\n{program}"
+            program = (
+                f"from executor.scheduler import plain_display as plain\nplain.make_display = plain.Display\n{program}"
+            )
         arguments = ["-c", program, "run", str(toy.file), "--store", str(toy.store)]
         os.execve(sys.executable, [sys.executable, *arguments], environment())
     return pid, terminal

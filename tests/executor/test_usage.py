@@ -28,11 +28,11 @@ def test_the_first_look_tells_the_cpu_time_since_the_process_began() -> None:
     told: queue.Queue[tuple[str, dict[str, float]]] = queue.Queue()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         usage = Usage(lambda: [("a", busy.pid, [])], lambda node, metrics: told.put((node, dict(metrics))))
-        system_metrics.start()
+        usage.start()
         try:
             node, metrics = told.get(timeout=60)
         finally:
-            system_metrics.close()
+            usage.close()
             busy.kill()
     assert ("a", {"memory_usage_megabytes", "cpu_utilization_percentage"}) == (node, set(metrics))
     assert metrics["memory_usage_megabytes"] > 1

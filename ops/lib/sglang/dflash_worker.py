@@ -175,9 +175,9 @@ class DflashEngine:
     ) -> list[Decoded]:
         """Greedy answers to the samples' prompts, with the draft; in batches that the pool holds.
 
-        As `ops.lib.drafts.decoding.decode.decode_speculative` counts them: at most `max_new_tokens` behind the first token, EOS
-        included, and the accepted draft tokens of every verification step, those behind EOS included. Raises DataError
-        for a prompt that the pool or the context cannot hold.
+        As `ops.lib.drafts.decoding.decode.decode_speculative` counts them: at most `max_new_tokens` behind the first
+        token, EOS included, and the accepted draft tokens of every verification step, those behind EOS included. Raises
+        DataError for a prompt that the pool or the context cannot hold.
         """
         answers: list[Decoded] = []
         mm_schedule.embedding_cache.clear()

@@ -1,7 +1,7 @@
 """How large a target is, from its config.json alone: parameters part by part, caches, and the memory of forward passes.
 
-Counts are exact for the families of ops/lib/vision/families.py; memory is that of transformers' code without kernels of its
-own, and adds up the tensors that live at the same time.
+Counts are exact for the families of ops/lib/vision/families.py; memory is that of transformers' code without kernels of
+its own, and adds up the tensors that live at the same time.
 
 Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D head size, V vocabulary, E experts.
 """

@@ -8,8 +8,8 @@
 Tensors are whole, so a checkpoint does not depend on the number of ranks. No generator states: anchors and order are
 functions of (seed, epoch, sample). A checkpoint is written beside its place and renamed, so a folder of that name was
 complete; sha256, that of state.safetensors, tells whether it still is. One that names an earlier one as the best can
-be gone on from only together with it, whose weights may be what the training gives. background_checkpoints.py writes without
-stopping the steps.
+be gone on from only together with it, whose weights may be what the training gives. background_checkpoints.py writes
+without stopping the steps.
 """
 
 from __future__ import annotations

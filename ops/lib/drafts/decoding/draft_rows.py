@@ -92,7 +92,9 @@ class DraftRows:
         return attend
 
     def _visible(self, window: int | None) -> Tensor:
-        """bool [B, 1, K, W + K]: which keys of [context | own block] each slot sees; see ops/lib/drafts/attention/blocks.py."""
+        """bool [B, 1, K, W + K]: which keys of [context | own block] each slot sees; see
+        ops/lib/drafts/attention/blocks.py.
+        """
         rows, size, device = self.rows, self.use.block_size, self.rows.end_B.device
         column_W = torch.arange(rows.longest, device=device)
         slot_K = torch.arange(size, device=device)

@@ -118,7 +118,9 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[
 
 
 def _digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
-    """Digests that are missing, and fields changed together with their record; contract_tensors.py looks at the tensors'."""
+    """Digests that are missing, and fields changed together with their record; contract_tensors.py looks at the
+    tensors'.
+    """
     trained, digests = record.get("trained"), record.get("digest")
     if not isinstance(digests, Mapping):
         return
