@@ -50,7 +50,8 @@ def in_terminal(toy, errors, to):
         program = UNTRACKED
         if to == "plain":
             program = (
-                f"from executor.scheduler import plain_display as plain\nplain.make_display = plain.Display\n{program}"
+                f"from executor.scheduler import plain_display as plain\nplain.make_display = plain.Display\n"
+            program += UNTRACKED
             )
         arguments = ["-c", program, "run", str(toy.file), "--store", str(toy.store)]
         os.execve(sys.executable, [sys.executable, *arguments], environment())
