@@ -49,10 +49,8 @@ def in_terminal(toy, errors, to):
         os.chdir(toy.folder)
         program = UNTRACKED
         if to == "plain":
-            program = (
-                f"from executor.scheduler import plain_display as plain\nplain.make_display = plain.Display\n"
-            program += UNTRACKED
-            )
+            patched = "from executor.scheduler import plain_display as plain\nplain.make_display = plain.Display\n"
+            program = patched + UNTRACKED
         arguments = ["-c", program, "run", str(toy.file), "--store", str(toy.store)]
         os.execve(sys.executable, [sys.executable, *arguments], environment())
     return pid, terminal
