@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from serve_cases import CHECK, SECOND, record_run
-from test_kill import is_alive
-from toy_ops import PROJECT, wait_for
+from toy_ops import PROJECT, is_alive, wait_for
 
 from executor.cli import main
 from executor.model_tools import diagnose

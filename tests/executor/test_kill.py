@@ -3,8 +3,8 @@
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
+from stage_processes import forkserver_pids, processes, stage_pids, two_ranks
 from toy_ops import PROJECT, TWO_RANKS, Toy, is_alive, wait_for
 
 # A sitecustomize: a rank has read its job, and does not take its share of the folder before the file `go` is there. It
@@ -26,33 +26,6 @@ if "executor.launchers.worker" in sys.orig_argv:
     import executor.store.lease
     share, executor.store.lease.share_ranks = executor.store.lease.share_ranks, late
 """
-
-
-def processes(is_meant):
-    """The ids of living processes, by their folder under /proc."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if is_meant(folder) and is_alive(folder.name):
-                found.append(int(folder.name))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended just now, or is somebody else's
-            continue
-    return found
-
-
-def stage_pids(toy):
-    """Processes of this toy's stages: what they print goes to a log in a record."""
-    return processes(lambda folder: str(toy.store / "records") in str((folder / "fd" / "1").readlink()))
-
-
-def forkserver_pids(executor):
-    """Children of a process that start its stages."""
-    return processes(
-        lambda folder: (
-            b"executor.launchers.forkserver" in (folder / "cmdline").read_bytes()
-            and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == executor.pid
-        )
-    )
 
 
 def test_a_run_that_was_killed_as_a_whole_goes_on_in_the_middle_of_its_node(tmp_path):
@@ -120,13 +93,6 @@ def late_ranks(toy):
     """Ranks of this toy's stages that torchrun has started as processes of their own."""
     ranks = processes(lambda folder: b"executor.launchers.worker" in (folder / "cmdline").read_bytes())
     return [pid for pid in ranks if pid in stage_pids(toy)]
-
-
-def two_ranks(toy):
-    process = toy.start("run", str(toy.file))
-    pids = [toy.folder / "rank-0.pid", toy.folder / "rank-1.pid"]
-    wait_for(lambda: all(path.exists() and path.read_text() for path in pids))
-    return process, [int(path.read_text()) for path in pids]
 
 
 def test_no_rank_of_torchrun_outlives_an_executor_that_was_killed_alone(tmp_path):

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from side_ops import side
-from test_kill import forkserver_pids, processes, stage_pids, two_ranks
+from stage_processes import forkserver_pids, processes, stage_pids, two_ranks
 from toy_ops import ONE_NODE, PROJECT, TWO_RANKS, UNTRACKED, Toy, is_alive, wait_for
 
 HOLDS = '''

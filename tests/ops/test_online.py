@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 from fake_stage import FakeStage, folder_digest
+from online_cases import ONLINE
 from safetensors.torch import load_file
-from test_online_config import ONLINE
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from dsl.op import Ref

@@ -1,6 +1,7 @@
 """Capture while training: what does not fit together is refused in the config, in the file and by the launch."""
 
 import pytest
+from online_cases import ONLINE
 
 from dsl.errors import ConfigError, PipelineError
 from dsl.op import Ref
@@ -8,7 +9,6 @@ from dsl.read_toml import read_graph
 from ops.shard_sequence.op import ShardSequence
 from ops.train_dflash.op import TrainDflash
 
-ONLINE = {"batches": Ref("shard"), "target": Ref("target"), "tokens": Ref("tokenize"), "capture": "online"}
 STORED = {"batches": Ref("shard"), "target": Ref("target"), "features": Ref("capture")}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tensor_list import names_in_pickle
+from pickles import names_in_pickle
 from torch import Tensor
 
 from dsl.errors import DataError

@@ -1,12 +1,12 @@
 """TensorList against a plain Python list of tensors."""
 
-import io
 import pickle
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pickles import names_in_pickle
 
 from dsl.errors import DataError
 from ops.lib.vision.tensor_list import TensorList
@@ -35,19 +35,6 @@ def same(expected, got):
         one.dtype == two.dtype and one.shape == two.shape and one.tolist() == two.tolist()
         for one, two in zip(expected, got, strict=True)
     )
-
-
-def names_in_pickle(value):
-    """All functions and classes that reading the pickle of a value looks up."""
-    names = set()
-
-    class Reader(pickle.Unpickler):
-        def find_class(self, module, name):
-            names.add(f"{module}.{name}")
-            return super().find_class(module, name)
-
-    assert Reader(io.BytesIO(pickle.dumps(value))).load() == value
-    return names
 
 
 def ends():

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 from capture_cases import FAMILIES, calm, make_samples, make_target, processor_of, write_tokens
+from colour_chats import write_data
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint, picture
 from PIL import Image
 from sglang_on_cpu import FOLDER
-from test_vision_target import write_data
 
 from dsl.read_toml import read_graph
 from executor.cli import main

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 
 import attrs
+import colour_chats as colours
 import pytest
-import test_vision_target as colours
 import torch
 from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of
+from colour_chats import packed, trained  # noqa: F401 (fixtures)
 from PIL import Image
-from test_vision_target import packed, trained  # noqa: F401 (fixtures)
 
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.losses.log_probs import token_log_probs as our_log_probs
