@@ -22,7 +22,7 @@ from gpu_selection import is_of_a_device
 from benchmarks.gpu import Part, figures_of, in_process, main, parts_of
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = (ROOT, ROOT / "tests", ROOT / "tests/ops", ROOT / "tests/executor")
+FOLDERS = (ROOT, ROOT / "tests", ROOT / "tests/support")
 TINY = ["--device", "cpu", "--tiny"]
 # What such a machine lacks, and tests/gpu/requirements.txt does not bring.
 ABSENT = {"mlflow", "datasets", "jsonschema", "sqlalchemy", "google", "ruff", "mypy"}

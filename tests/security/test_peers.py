@@ -163,7 +163,7 @@ def test_a_connection_whose_other_end_is_never_known_is_refused(on_one_host, mon
 def start():
     """A program in a process of its own, which is killed in the end."""
     pipe = subprocess.PIPE
-    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "ops")]
+    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
     chosen = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     with ExitStack() as ending:
 
