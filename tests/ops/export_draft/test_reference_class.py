@@ -1,8 +1,8 @@
 """The reference implementation's own class on an export: loaded whole, the same hidden states, the same generation.
 
 Written for the published interface of the package `dflash` 0.1.0 (https://github.com/z-lab/dflash), which asks for
-transformers 5.15; where neither is installed this is skipped, and support/reference_draft.py is what an export is compared
-with. To run it: pip install --no-deps dflash==0.1.0 transformers==5.15.0, in an environment of its own.
+transformers 5.15; where neither is installed this is skipped, and support/reference_draft.py is what an export is
+compared with. To run it: pip install --no-deps dflash==0.1.0 transformers==5.15.0, in an environment of its own.
 """
 
 from __future__ import annotations
