@@ -6,8 +6,8 @@ is killed by kill -9 once the checkpoint of the first step is written.
 
     python tests/support/finetune_worker.py ranks FOLDER
 
-is one of the two ranks that tests/ops/finetune_vlm/test_finetune_ranks.py starts, and trains the cases of RANK_CASES, each in a
-folder of its name; what a case logs goes into logged.json there.
+is one of the two ranks that tests/ops/finetune_vlm/test_finetune_ranks.py starts, and trains the cases of RANK_CASES,
+each in a folder of its name; what a case logs goes into logged.json there.
 """
 
 from __future__ import annotations

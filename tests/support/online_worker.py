@@ -1,4 +1,6 @@
-"""One rank of the trainings that capture on ranks of their own, one of four that tests/ops/train_dflash/test_online_ranks.py starts.
+"""One rank of the trainings that capture on ranks of their own, one of four.
+
+tests/ops/train_dflash/test_online_ranks.py starts them.
 
 A scenario takes the first ranks of the launch; what each of them saw goes into FOLDER/rank-N.json.
 """

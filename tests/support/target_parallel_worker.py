@@ -1,4 +1,6 @@
-"""One rank of the parity test of targets, one of four that tests/ops/lib/sequence_parallel/test_target_parallel.py starts.
+"""One rank of the parity test of targets, one of four.
+
+tests/ops/lib/sequence_parallel/test_target_parallel.py starts them.
 
 The four ranks take the layouts of four; then two pairs, side by side, those of two, each pair half of the families;
 then each rank is a process of its own. What a rank saw goes into rank-N.json, and into stuck-N.json what happened
