@@ -29,7 +29,7 @@ from benchmarks.capture import FIRST_TEXT_ID, KINDS, Shapes, make_samples, small
 from benchmarks.rounds import table
 from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.layers import spread_layers
-from ops.capture_targets.run import batches_by_length
+from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.target.model import Target

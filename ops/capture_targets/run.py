@@ -26,6 +26,7 @@ from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.writing import Shard, ShardWriter
+from ops.lib.data.batching import batches_by_length
 from ops.lib.data.files import link_or_copy, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import feature_info
@@ -201,25 +202,6 @@ def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[Shar
             start, tokens = index, 0
         tokens += length
     return plans
-
-
-def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | None = None) -> list[list[int]]:
-    """Indices in batches of similar length whose padded size stays within `batch_tokens` (one sample at least).
-
-    A batch of `filled` tokens takes only samples of its last one's length, so that nothing is padded for its sake:
-    padding needs a mask, which keeps attention from its fastest kernels on a GPU. None fills batches to the end.
-    """
-    batches: list[list[int]] = []
-    last = 0
-    for index in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        length, count = lengths[index], len(batches[-1]) if batches else 0
-        takes_others = filled is None or last * count < filled
-        if batches and length * (count + 1) <= batch_tokens and (takes_others or length == last):
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-        last = length
-    return batches
 
 
 def check_fits(info: Mapping[str, Any], family: Family, readers: Mapping[str, TokenReader]) -> None:

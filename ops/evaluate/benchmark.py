@@ -15,8 +15,8 @@ from pathlib import Path
 from attrs import frozen
 
 from ops.evaluate.benchmark_rows import BenchmarkRow, Misfit, benchmark_rows, refuse
+from ops.inject_images.messages import messages as joined_messages
 from ops.inject_images.op import InjectImages
-from ops.inject_images.run import messages as joined_messages
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.tokenize_chat.encode import ChatEncoder

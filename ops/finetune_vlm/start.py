@@ -15,9 +15,9 @@ from ops.finetune_vlm.tiny import tiny_qwen3_vl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sequence_parallel.target_degree import check_target_degree
 from ops.lib.target.ends import stored_dtype
+from ops.lib.target.fetch import find_checkpoint
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
 from ops.lib.vision.processor import load_processor
-from ops.load_target.run import find_checkpoint
 
 BUILTIN = "builtin:tiny-qwen3-vl"
 

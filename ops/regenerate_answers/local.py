@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 
 from dsl.errors import StopRequested
-from ops.capture_targets.run import batches_by_length
+from ops.lib.data.batching import batches_by_length
 from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation

@@ -15,9 +15,9 @@ from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.fetch import find_processor
 from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
-from ops.load_target.run import find_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat

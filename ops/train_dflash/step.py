@@ -16,6 +16,7 @@ from functools import partial
 from attrs import frozen
 from torch import Tensor
 
+from ops.lib.data.batching import padded_length
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.flops import step_flops
 from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
@@ -23,7 +24,6 @@ from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import reshard
 from ops.lib.training.ranks import deal
-from ops.shard_sequence.run import padded_length
 from ops.train_dflash.batches import (
     Drawn,
     Labels,

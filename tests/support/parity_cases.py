@@ -16,10 +16,10 @@ from fake_stage import folder_digest
 
 from dsl.op import Artifact
 from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
+from ops.lib.data.batching import padded_length
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import FeatureReader
-from ops.shard_sequence.run import padded_length
 
 PAD_MULTIPLE, STEPS = 8, 20
 TYPES = {"features": TargetFeatures, "target": TargetModel, "batches": BatchPlan}

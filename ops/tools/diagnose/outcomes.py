@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import hypot, sqrt
 from typing import Any
 
-from ops.evaluate.run import is_repetition
+from ops.evaluate.repetition import is_repetition
 from ops.evaluate.statistics import steps_of
 from ops.evaluate.student import student_point
 from ops.lib.data.token_shards import TokenSample

@@ -18,8 +18,9 @@ from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.run import batches_by_length, capture_shard, capture_targets, plan_shards
+from ops.capture_targets.run import capture_shard, capture_targets, plan_shards
 from ops.capture_targets.writing import Shard
+from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target

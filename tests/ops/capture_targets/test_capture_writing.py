@@ -20,8 +20,9 @@ from ops.capture_targets import run as capture_run
 from ops.capture_targets.backend import States
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.run import batches_by_length, capture_shard, capture_targets, plan_shards
+from ops.capture_targets.run import capture_shard, capture_targets, plan_shards
 from ops.capture_targets.writing import Shard, ShardWriter
+from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.model import Target
 
