@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import sys
@@ -45,7 +44,9 @@ def main(options: argparse.Namespace) -> int:
     decisions = make_planner(store, graph, absent=absent).plan()
     states = {node_id: WORDS[decision.cache] for node_id, decision in decisions.items()}
     if options.picture is not None:
-        importlib.import_module("executor.report.graph_picture").save_picture(graph, states, options.picture)
+        from executor.report.graph_picture import save_picture  # loads matplotlib
+
+        save_picture(graph, states, options.picture)
     if options.json:
         print_json(_rows(graph, states))
     elif options.dot:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 
 import attrs
 
@@ -51,9 +50,9 @@ def main(options: argparse.Namespace) -> int:
         print_lines(f"warning: {doubtful}", error=True)
     path = store_path(options.store, options.file)
     if options.smoke is not None:
-        smoke = importlib.import_module("executor.smoke.trial_run")
-        code: int = smoke.smoke_run(path, graph, options.smoke)
-        return code
+        from executor.smoke.trial_run import smoke_run
+
+        return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
     return start(new_run(store, graph, options.only), keep_going=options.keep_going)
 

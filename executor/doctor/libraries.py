@@ -96,7 +96,8 @@ def declared() -> tuple[str, list[Requirement]]:
         return project["requires-python"], own + [
             _requirement(text, extra) for extra, texts in extras.items() for text in texts
         ]
-    metadata = importlib.import_module("importlib.metadata")
+    from importlib import metadata
+
     python = str(metadata.metadata("dflow")["Requires-Python"])
     return python, [_requirement(text, "") for text in metadata.requires("dflow") or []]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 NOT_INSTALLED = "not installed"
 
 
@@ -11,7 +9,8 @@ class LibraryVersions(dict[str, str]):
     """Distribution -> version at one moment, looked up when it is asked for."""
 
     def __missing__(self, name: str) -> str:
-        metadata = importlib.import_module("importlib.metadata")
+        from importlib import metadata
+
         try:
             self[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -5,7 +5,6 @@ The computation is a process of its own (ops/capture_targets/compare.py), becaus
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -116,8 +115,9 @@ def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> li
     """
     if samples < 1:
         raise PipelineError([Mistake(f"--samples {samples}: give one or more")])
-    # By name, since the command checks whose `ops` this is before it loads anything of it.
-    importlib.import_module("ops.lib.sglang.version").require_sglang("dflow compare-backends")
+    from ops.lib.sglang.version import require_sglang  # here: the command checks first whose `ops` this is
+
+    require_sglang("dflow compare-backends")
     nodes = _capture_nodes(graph, node_id)
     decisions = make_planner(store, graph).plan()
     made = {name: decision.digest for name, decision in decisions.items() if decision.cache == "hit"}

@@ -26,8 +26,9 @@ def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
     if not asking:  # the usual case: nobody need know what this machine has
         return lacking
-    too_much: list[Mistake] = importlib.import_module("executor.system.resource_pool").too_much(asking, graph.machine)
-    return lacking + too_much
+    from executor.system.resource_pool import too_much
+
+    return lacking + too_much(asking, graph.machine)
 
 
 def require_met(graph: Graph, decisions: Mapping[str, Decision]) -> None:

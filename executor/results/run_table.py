@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 
@@ -70,7 +69,9 @@ def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | N
     for copies in sorted(tables.values(), key=lambda copies: _is_judged(copies, judged)):
         print_lines(figures_text(copies))
     if graph is not None and copies_told:
-        print_lines(importlib.import_module("executor.results.sweep_table").sweep_table(graph, state.nodes))
+        from executor.results.sweep_table import sweep_table
+
+        print_lines(sweep_table(graph, state.nodes))
     _print_warnings(state)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections import defaultdict
@@ -113,8 +112,9 @@ class Display:
 def make_display(state: RunState) -> Display:
     if not sys.stdout.isatty():
         return Display(state)
-    display: Display = importlib.import_module("executor.scheduler.rich_display").LiveDisplay(state)
-    return display
+    from executor.scheduler.rich_display import LiveDisplay  # loads rich
+
+    return LiveDisplay(state)
 
 
 def failure_text(node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> str:

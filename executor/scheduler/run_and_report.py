@@ -5,7 +5,6 @@ Nothing that a run in which nothing is to be done can do without is loaded here.
 
 from __future__ import annotations
 
-import importlib
 import time
 
 from executor.planning.session import Session
@@ -22,9 +21,9 @@ def start(session: Session, *, adopt: bool = False, keep_going: bool = False) ->
     if session.is_complete and _is_closed(session):
         _tell(session)
         return OK
-    outcome = importlib.import_module("executor.scheduler.run_outcome")
-    code: int = outcome.run_and_tell(session, adopt=adopt, keep_going=keep_going)
-    return code
+    from executor.scheduler.run_outcome import run_and_tell
+
+    return run_and_tell(session, adopt=adopt, keep_going=keep_going)
 
 
 def _is_closed(session: Session) -> bool:

@@ -7,7 +7,6 @@ and report.
 
 from __future__ import annotations
 
-import importlib
 import queue
 import time
 from bisect import insort
@@ -204,9 +203,9 @@ class Runner:
 
     def _running_stages(self) -> Stages:
         if self._stages is None:
-            module = importlib.import_module("executor.scheduler.stage_pool")
-            stages: Stages = module.Stages(self._store, self._graph, self._record, self._display, self._told.put)
-            self._stages = stages
+            from executor.scheduler.stage_pool import Stages
+
+            self._stages = Stages(self._store, self._graph, self._record, self._display, self._told.put)
         return self._stages
 
     def _begin(self, waiting: Waiting) -> bool:
@@ -259,7 +258,8 @@ class Runner:
         return True
 
     def _start(self, node_id: str, waiting: Waiting, key: str, lease: Lease) -> None:
-        module = importlib.import_module("executor.scheduler.attempt")
+        from executor.scheduler.attempt import Work
+
         state, node = self._state(node_id), self._graph.nodes[node_id]
         assert waiting.decision is not None
         state.key = key
@@ -267,7 +267,7 @@ class Runner:
             state.reason = waiting.decision.reason
         if self._follower is None and is_tracked(self._record):
             self._follower = Follower(self._store.path, self._record.folder, self._display)
-        work = module.Work(
+        work = Work(
             store=self._store,
             record=self._record,
             graph=self._graph,

@@ -62,7 +62,9 @@ def new_sender(store: Path, folder: Path, *, is_live: bool) -> Any:
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    return importlib.import_module("executor.tracking.run_publisher").Sender(store, folder, is_live=is_live)
+    from executor.tracking.run_publisher import Sender  # loads mlflow
+
+    return Sender(store, folder, is_live=is_live)
 
 
 def status_of(state: str) -> str:

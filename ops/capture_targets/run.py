@@ -8,7 +8,6 @@ artifact once all of them are there; the shards are the same bytes whoever made 
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import torch
 from attrs import frozen
 
 from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.named_function import named_function
 from dsl.sizes import shown_bytes
 from dsl.stage import Stage
 from ops.capture_targets.backend import Backend, Halving, default_batch_tokens
@@ -36,8 +36,8 @@ from ops.lib.vision.families import Family, family_of
 LOOK_EVERY_S = 0.2
 PARTS_THAT_FILL = 16  # a GPU is busy with so small a part of the default batch_tokens: 512 tokens
 # Imported by constants, which nobody follows, so that both are in the key of SGLang's captures alone (`chosen_code`).
-PINNED = "ops.lib.sglang.version"
-SERVED = "ops.capture_targets.sglang"
+BACKEND = "ops.capture_targets.sglang:SglangBackend"
+REQUIRE, VERSION = "ops.lib.sglang.version:require_sglang", "ops.lib.sglang.version:SGLANG_VERSION"
 
 
 @frozen
@@ -111,9 +111,8 @@ def group_of(config: CaptureTargets, stage: Stage) -> tuple[int, int]:
 def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> Backend:
     """The backend of the config with its target loaded; SGLang's module is imported by name where it is asked for."""
     if config.backend == "sglang":
-        importlib.import_module(PINNED).require_sglang('backend = "sglang" of capture_targets')
-        sglang = importlib.import_module(SERVED)
-        backend: Backend = sglang.SglangBackend.start(config, stage, readers)
+        named_function(REQUIRE)('backend = "sglang" of capture_targets')
+        backend: Backend = named_function(BACKEND).start(config, stage, readers)
         return backend
     return HuggingFaceBackend.load(config, stage.inputs["target"], stage.device)
 
@@ -251,4 +250,4 @@ def write_features_json(
 def sglang_info(config: CaptureTargets) -> dict[str, Any]:
     """What features.json says of SGLang: its version, and the arguments that it was given, if any."""
     given = {"server_args": dict(config.server_args)} if config.server_args else {}
-    return {"backend": "sglang", "backend_version": importlib.import_module(PINNED).SGLANG_VERSION, **given}
+    return {"backend": "sglang", "backend_version": named_function(VERSION), **given}

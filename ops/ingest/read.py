@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,13 +75,14 @@ def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
 
 
 def _names(reading: Reading, form: str) -> Iterator[tuple[Path, str]]:
-    """(folder that it starts from, name) in all rows; the reader of tables is loaded by name, lest every plan load
-    pyarrow.
+    """(folder that it starts from, name) in all rows; the reader of tables is imported only where there are some,
+    lest every plan load pyarrow.
     """
     readers = None
     if form != "json":
-        tables = importlib.import_module("ops.ingest.tables")
-        readers = TableReaders(parquet=tables.parquet_names, arrow=tables.arrow_records)
+        from ops.ingest.tables import arrow_records, parquet_names
+
+        readers = TableReaders(parquet=parquet_names, arrow=arrow_records)
     for part in parts_of(reading.source, form, readers):
         for record in part.records():
             if record.mistake or row_mistake(record.row):

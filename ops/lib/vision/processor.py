@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from attrs import frozen
 from PIL import Image
@@ -19,13 +19,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import ConfigError, DataError
-from ops.lib.on_demand import OnDemand
 from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
-
-if TYPE_CHECKING:
-    from ops.lib.vision import torchvision_processors
-else:
-    torchvision_processors = OnDemand("ops.lib.vision.torchvision_processors")
 
 IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -230,7 +224,9 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
 def _torchvision_twin(pillow_class: type) -> type:
     """The class that does with torchvision what this one does with pillow. Raises ConfigError without torchvision."""
     try:
-        return torchvision_processors.TWINS[pillow_class]
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+
+        return {Qwen2VLImageProcessorPil: Qwen2VLImageProcessor}[pillow_class]
     except (ImportError, RuntimeError) as error:  # not there; or built for another torch, whose operators it misses
         raise ConfigError(
             f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build of it '

@@ -6,7 +6,6 @@ chat template puts around a turn is taken as TURN_TOKENS, and an image as its pr
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -106,7 +105,9 @@ def estimated(text: str) -> int:
 
 def tokenizer_count(file: Path) -> Callable[[str], int]:
     """A function that counts by a tokenizer.json; the library is loaded only where there is one."""
-    tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(file))
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
@@ -133,8 +132,9 @@ def _samples(reading: Reading) -> Iterator[Read]:
     """The library of tables is loaded only where there are some."""
     if reading.format not in ("parquet", "arrow"):
         return read_samples(reading, None)
-    tables = importlib.import_module("ops.ingest.tables")
-    return read_samples(reading, TableReaders(parquet=tables.parquet_records, arrow=tables.arrow_records))
+    from ops.ingest.tables import arrow_records, parquet_records
+
+    return read_samples(reading, TableReaders(parquet=parquet_records, arrow=arrow_records))
 
 
 def _count(found: Survey, sample: RawSample) -> None:

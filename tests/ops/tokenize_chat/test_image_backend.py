@@ -46,8 +46,8 @@ def no_torchvision(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("torchvision")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    for name in ("ops.lib.vision.torchvision_processors", "transformers.models.qwen2_vl.image_processing_qwen2_vl"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    twin = "transformers.models.qwen2_vl.image_processing_qwen2_vl"
+    monkeypatch.delitem(sys.modules, twin, raising=False)
 
 
 def pipeline(**config):
