@@ -356,7 +356,8 @@ def _other_than_a_store(path: Path) -> str:
     if (path / "objects").exists():
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
     others = path.iterdir() if path.is_dir() else ()
-    if any(not file.name.startswith((".", "format")) and not _is_allowed_link(file) for file in others):
+    known = (".", "format", "README")  # the last one: a repository keeps it in place of the folder
+    if any(not file.name.startswith(known) and not _is_allowed_link(file) for file in others):
         return f"{path} holds other files and is no store of dflow; choose another --store"
     return ""
 

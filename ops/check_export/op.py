@@ -22,7 +22,7 @@ def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, o
     version=1,
     run="ops.check_export.run:check_export",
     report="ops.check_export.report:check_export_sections",
-    unmet="ops.lib.unmet:check_export_unmet",
+    unmet="ops.check_export.unmet:unmet",
     resources="ops.check_export.resources:check_export_resources",
     threads="ops.lib.threads:threads_of_decoding",
     smoke="ops.check_export.smoke:check_export_smoke",

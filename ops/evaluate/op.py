@@ -31,7 +31,7 @@ def _temperature(_instance: object, _attribute: object, temperature: float) -> N
     run="ops.evaluate.run:evaluate",
     resources="ops.evaluate.resources:evaluate_resources",
     threads="ops.lib.threads:threads_of_decoding",
-    unmet="ops.lib.unmet:evaluate_unmet",
+    unmet="ops.evaluate.unmet:unmet",
     smoke="ops.evaluate.smoke:evaluate_smoke",
     work="ops.evaluate.smoke:evaluate_work",
     report="ops.evaluate.report:evaluate_sections",

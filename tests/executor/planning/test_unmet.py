@@ -10,11 +10,14 @@ from toy_ops import Toy
 
 from dsl.op import Ref
 from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.unmet import unmet as capture_targets_unmet
 from ops.check_export.op import CheckExport
+from ops.check_export.unmet import unmet as check_export_unmet
 from ops.lib.sglang import version
-from ops.lib.unmet import capture_targets_unmet, check_export_unmet, regenerate_answers_unmet, tokenize_chat_unmet
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.unmet import unmet as regenerate_answers_unmet
 from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.unmet import unmet as tokenize_chat_unmet
 
 NEEDING = '''
 import os
