@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsl.sections import Chart, Series
 from executor.maintenance.disk_use import shown_size
 from executor.report.chart import drawn, together
 from executor.report.graph_svg import graph_svg, is_narrow, shown_state
@@ -12,6 +11,7 @@ from executor.report.markup import Markup, details, element, joined, shown_durat
 from executor.report.overview import run_name
 from executor.report.run_data import NodeFacts, RunFacts
 from executor.results.run_table import first_line
+from ops.lib.report_sections import Chart, Series
 
 MARKS = {"done": "good", "cached": "info", "failed": "bad", "running": "warn", "interrupted": "warn"}
 MOST_BARS = 40

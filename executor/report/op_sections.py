@@ -20,10 +20,10 @@ from typing import Any
 
 from attrs import frozen
 
-from dsl.sections import Section
 from executor.launchers.failure import killed
 from executor.report.carried import section_from_json
 from executor.system.jsonlines import read_lines
+from ops.lib.report_sections import Section
 
 TIME_S = 20.0  # of one op's function
 TOTAL_S = 30.0  # of all; the report of a run that MLflow gets is waited for a little longer

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from attrs import frozen
 
-from dsl.sections import STYLE
 from executor.explain.reasons_text import moment
 from executor.records.run_record import Record
 from executor.report.columns import columns_of
@@ -31,6 +30,7 @@ from executor.report.troubles import troubles
 from executor.store.artifact_store import Store
 from executor.system.os_errors import output_errors
 from executor.system.symlinks import new_file
+from ops.lib.page_style import STYLE
 
 # A browser loads nothing but what the file holds, in the frames of artifacts' own pages neither.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from dsl.sections import Chart, Series
 from executor.explain.run_diff import MetricPair
 from executor.report.chart import drawn, together
 from executor.report.columns import shared
@@ -16,6 +15,7 @@ from executor.report.markup import Markup, breakable, element, joined, limited, 
 from executor.report.overview import run_name
 from executor.report.run_data import NodeFacts, RunFacts
 from executor.results.metric_order import JUDGED, figures_in_order
+from ops.lib.report_sections import Chart, Series
 
 NUMBERED = re.compile(r"(.+)_(\d{2,})")
 LEAST_NUMBERED = 2

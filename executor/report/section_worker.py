@@ -18,10 +18,10 @@ from typing import Any
 
 from dsl.errors import DflowError
 from dsl.op_table import load_op
-from dsl.sections import Section, load_report
 from executor.report.carried import section_to_json
 from executor.store.run_measurements import with_own_files
 from executor.system.jsonlines import append_line
+from ops.lib.report_sections import Section, load_report
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def _answer(one: Mapping[str, Any]) -> dict[str, Any]:
         return {"failed": str(error)}
     for section in sections:
         if not isinstance(section, Section):
-            raise TypeError(f"expected a list of dsl.sections.Section, got {type(section).__name__} in it")
+            raise TypeError(f"expected a list of ops.lib.report_sections.Section, got {type(section).__name__} in it")
     return {"sections": [section_to_json(section, folder) for section in sections]}
 
 

@@ -17,9 +17,9 @@ import attrs
 
 from dsl.errors import StageError
 from dsl.graph import Graph, GraphNode
-from dsl.logged_model import LoggedModel, Tensor, logged_model
 from dsl.op_table import load_op
 from executor.keys.node_key import PROJECT
+from ops.lib.logged_model import LoggedModel, Tensor, logged_model
 
 WITHIN_S = 30.0
 

@@ -32,13 +32,13 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from dsl.errors import StoreError
-from dsl.logged_model import LoggedModel
 from dsl.secrets import resolved_text
 from executor.records.metric_points import Point
 from executor.results.node_facts import Dataset
 from executor.system.jsonlines import write_json
 from executor.system.symlinks import open_own
 from executor.tracking.model_files import ModelFiles, mlmodel, model_name
+from ops.lib.logged_model import LoggedModel
 
 METRICS_IN_A_BATCH = 1000
 PARAMS_IN_A_BATCH = 100

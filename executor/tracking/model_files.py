@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from dsl.logged_model import LoggedModel, Tensor
+from ops.lib.logged_model import LoggedModel, Tensor
 
 NAME_LENGTH = 250
 

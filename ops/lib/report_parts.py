@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dsl.sections import Account, Cell, Section, Series, Table
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.sample_account import NOT_TAKEN
+from ops.lib.report_sections import Account, Cell, Section, Series, Table
 
 DROPPED_SHOWN = 20
 ROWS_READ = 50_000  # of samples.jsonl: a report must not take minutes

@@ -19,7 +19,7 @@ import os, subprocess, sys, time
 from pathlib import Path
 from attrs import frozen
 from dsl.op import Artifact, field, op
-from dsl.sections import Account, Chart, Html, Picture, Section, Series, Table
+from ops.lib.report_sections import Account, Chart, Html, Picture, Section, Series, Table
 
 
 @frozen

@@ -200,7 +200,7 @@ def test_ops_whose_functions_fail_are_named_with_the_reason_and_all_others_are_s
         "exits": "it ended with exit code 3",
         "kills": "killed (signal 9)",
         "number": 'TypeError: section "odd": a body is one of Table, Chart, Html, Picture, Account, not int',
-        "list": "TypeError: expected a list of dsl.sections.Section, got str in it",
+        "list": "TypeError: expected a list of ops.lib.report_sections.Section, got str in it",
     }
     failing = "".join(f'\n[node.{fails}]\nop = "keep"\nfails = "{fails}"\n' for fails in reasons)
     toy = counting(tmp_path, PIPELINE + failing)

@@ -12,7 +12,6 @@ from counting_runs import counting, run
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dsl.sections import Chart, Series
 from executor.records.metric_points import Point
 from executor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Look, drawn, together
 from executor.report.curves import curves
@@ -20,6 +19,7 @@ from executor.report.find import find_records
 from executor.report.run_data import read_runs
 from executor.report.scale import LOG_FROM, Scale, is_wide, thinned
 from executor.store.artifact_store import Store
+from ops.lib.report_sections import Chart, Series
 
 FINITE = st.floats(min_value=-1e12, max_value=1e12, allow_nan=False)
 EVERY_FINITE = st.floats(allow_nan=False, allow_infinity=False)

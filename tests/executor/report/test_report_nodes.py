@@ -10,7 +10,6 @@ import pytest
 from attrs import evolve
 from counting_runs import PIPELINE, counting, report, run
 
-from dsl.sections import Body, Html, Picture, Table
 from executor.records.metric_points import Point
 from executor.report.curves import curves
 from executor.report.find import find_records
@@ -19,6 +18,7 @@ from executor.report.results import figures_table
 from executor.report.run_data import read_runs
 from executor.report.sections import needs_width
 from executor.store.artifact_store import Store
+from ops.lib.report_sections import Body, Html, Picture, Table
 
 EVENTS = [(100.0, "started"), (110.0, "stopped"), (5000.0, "started"), (5005.0, "done")]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from attrs import frozen
 from dsl.op import Artifact, field, op
-from dsl.sections import Picture, Section, Table
+from ops.lib.report_sections import Picture, Section, Table
 
 
 @frozen

@@ -43,7 +43,7 @@ SWEEPS = ("--sweep", "b.times=[1,2]", "--sweep", "judge.weight=[1.0,3.0]")
 MODEL = """
 
 def as_model(folder):
-    from dsl.logged_model import LoggedModel, Tensor
+    from ops.lib.logged_model import LoggedModel, Tensor
     if Path(__file__).with_name("busy").exists():
         raise OSError("the machine is busy")
     size = len((folder / "text.txt").read_text())

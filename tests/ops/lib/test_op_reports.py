@@ -11,7 +11,6 @@ import pytest
 from fake_stage import FakeStage
 
 from dsl.op import Ref
-from dsl.sections import Account, Html, Section
 from ops.artifacts import BatchPlan
 from ops.capture_targets.report import capture_targets_sections
 from ops.check_export.report import check_export_sections
@@ -20,6 +19,7 @@ from ops.ingest.report import ingest_sections
 from ops.lib.data.files import json_line, read_json, write_json
 from ops.lib.data.sample_account import NOT_TAKEN, Tally
 from ops.lib.report_parts import DROPPED_SHOWN, histogram, shown_value
+from ops.lib.report_sections import Account, Html, Section
 from ops.load_target.report import target_sections
 from ops.regenerate_answers.report import LETTERS, regenerate_answers_sections
 from ops.shard_sequence.op import ShardSequence

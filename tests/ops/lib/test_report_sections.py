@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from attrs import evolve, frozen
 
-import dsl.sections
+import ops.lib.report_sections
 from dsl.errors import ConfigError
 from dsl.op import Artifact, field, op, op_of
 from dsl.op_table import all_ops
-from dsl.sections import Chart, Series, Table, load_report
 from executor.report.carried import section_from_json, section_to_json
+from ops.lib.report_sections import Chart, Series, Table, load_report
 
 
 @frozen
@@ -70,9 +70,9 @@ def test_an_op_without_such_a_function_shows_nothing() -> None:
 
 
 def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "report.md").read_text()
     code = text[text.index("    def shorten_sections") : text.index("The function gets the folder")]
-    names = {**vars(dsl.sections), "json": json, "Path": Path}
+    names = {**vars(ops.lib.report_sections), "json": json, "Path": Path}
     exec(textwrap.dedent(code), names)
     summary = {"in": 3, "kept": 2, "dropped": {"too long": 1}, "splits": {"train": 2}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
