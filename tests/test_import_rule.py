@@ -1,15 +1,14 @@
 """The import rule: docs/architecture.md has the table, and the syntax trees of the whole repository are held to it."""
 
-import ast
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from import_graph import ROOT, imported, module_name, reached
 
-ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "mlflow"}
 TABLE = ROOT / "docs" / "architecture.md"
 TOPS = ("dsl", "ops", "executor", "pipelines")
@@ -30,44 +29,6 @@ def room_of(name: str, rooms: Collection[str]) -> str | None:
     parts = name.split(".")
     paths = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((room for path in paths for room in (path, f"{path}.py") if room in rooms), None)
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported(path: Path) -> Iterator[str]:
-    """Full names that a file imports, `from a import b` as a.b, which may be a module or a name in one."""
-    tree = ast.parse(path.read_bytes())
-    package = module_name(path).split(".")
-    package = package if path.name == "__init__.py" else package[:-1]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            source = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{source}.{alias.name}" for alias in node.names)
-
-
-def reached(path: Path) -> set[str]:
-    """Everything that importing a file imports, through the files of the repository."""
-    found: set[str] = set()
-    pending = [path]
-    seen = set()
-    while pending:
-        here = pending.pop()
-        if here in seen:
-            continue
-        seen.add(here)
-        for name in imported(here):
-            parts = name.split(".")
-            for count in range(1, len(parts) + 1):
-                found.add(".".join(parts[:count]))
-                base = ROOT.joinpath(*parts[:count])
-                pending += [file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()]
-    return found
 
 
 def test_every_room_stands_in_the_table_and_there_is_no_other() -> None:
