@@ -1,7 +1,7 @@
 """The tests that tell most in a minute, `make quick`, and those of some files, `make quick FILE="PATH ..."`.
 
-Without a file: every test of the kind `unit`, see kinds.py. With files: of all test files that import one of them, on whatever
-way, those of the kind `unit`, the nearest first; where there is none, the nearest of any kind.
+Without a file: every test of the kind `unit`, see kinds.py. With files: of all test files that import one of them, on
+whatever way, those of the kind `unit`, the nearest first; where there is none, the nearest of any kind.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ def main(given: Sequence[str]) -> int:
     if files and not chosen:
         print("no test imports it; `make test` runs all", file=sys.stderr)
         return 2
-    options = [
-        "-m",
-        "not slow and not gpu" + ("" if files else " and unit"),
-        "--numprocesses",
-        "2",
-        "--dist",
-        "loadfile",
-    ]
+    options = ["-m", "not slow" if files else "not slow and unit", "--numprocesses", "2", "--dist", "loadfile"]
     return subprocess.run([sys.executable, "-m", "pytest", *options, *chosen], cwd=ROOT, check=False).returncode
 
 
