@@ -10,8 +10,8 @@ import sys
 import pytest
 from toy_ops import PROJECT, Toy, is_alive, wait_for
 
+from executor.store import lease as lease_module
 from executor.store.artifact_store import Store
-from executor.store.artifact_store import lease as lease_module
 from executor.system.jsonlines import read_lines
 
 OPS = '''

@@ -12,9 +12,9 @@ import pytest
 from toy_ops import PROJECT
 
 from dsl.errors import DiskFull, LeaseLost, StageError, StopRequested, StoreError
+from executor.store import artifact_store as store_module
+from executor.store import commit_journal as ended_module
 from executor.store.artifact_store import COMMIT, FORMAT, Store
-from executor.store.artifact_store import artifact_store as store_module
-from executor.store.artifact_store import commit_journal as ended_module
 from executor.store.lease import share_ranks
 from executor.system.crash_points import FAIL_POINTS
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import LeaseLost, StageError, StoreError
+from executor.store import artifact_store as store_module
 from executor.store.artifact_store import FORMAT, Store, store_path
-from executor.store.artifact_store import artifact_store as store_module
 from executor.store.digests import FileEntry, artifact_digest, seal_artifact_files
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"

@@ -12,7 +12,7 @@ import pytest
 from toy_ops import PROJECT, wait_for
 
 from dsl.errors import LeaseLost
-from executor.store.artifact_store import lease as lease_module
+from executor.store import lease as lease_module
 from executor.store.lease import Lease, remove_leftovers, share_ranks
 
 

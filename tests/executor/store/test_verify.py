@@ -12,7 +12,8 @@ from toy_ops import Toy
 
 from dsl.errors import StoreError
 from executor.cli import main
-from executor.store.artifact_store import Store, integrity
+from executor.store import integrity
+from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
 from executor.store.integrity import MEMO, Damage, check, committed, set_aside
 
