@@ -131,9 +131,8 @@ def compare(request: Request) -> dict[str, Any]:
             continue
         theirs = with_sglang(request, samples, layer_ids, dtype, device)
         exact = ours.get("float32")
-        states = compare_states(
-            samples, given.states, theirs.states, layer_ids, image_token_id, dtype, exact and exact.states
-        )
+        exactly = None if exact is None else exact.states
+        states = compare_states(samples, given.states, theirs.states, layer_ids, image_token_id, dtype, exactly)
         log_probs = compare_log_probs(samples, given, theirs, dtype, exact)
         compared.append({"dtype": dtype, "states": [each.row() for each in states], "log_probs": log_probs})
     preprocessing = compare_preprocessing(request, samples, device) if info["vision"] else []

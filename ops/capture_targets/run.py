@@ -55,7 +55,7 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     """Write the TargetFeatures artifact; see ops/artifacts.py for its layout."""
     info = target_info(stage.inputs["target"])
     layer_ids = layers_of(config, info["num_layers"])
-    readers = {split: TokenReader(stage.inputs["tokens"], split) for split in config.splits}
+    readers: dict[str, TokenReader] = {split: TokenReader(stage.inputs["tokens"], split) for split in config.splits}
     check_fits(info, family_of(read_config(stage.inputs["target"].path / "model")), readers)
     plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
     if not plans:

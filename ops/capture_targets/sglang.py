@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from attrs import define, frozen
 
 from dsl.errors import ConfigError, DataError
-from dsl.stage import Stage
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States, default_batch_tokens
 from ops.capture_targets.op import CaptureTargets
@@ -35,6 +34,19 @@ STARTING_ERRORS = (ValueError, TypeError, AssertionError, AttributeError, Runtim
 PATCH_DIM_OF_QWEN25 = 1176  # the one width of pixel rows that SGLang's Qwen2.5-VL takes for pixels
 
 
+class LoadingStage(Protocol):
+    """What loading a target asks of a Stage."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+
+
 @define(eq=False)
 class SglangBackend:
     """A target of SGLang's in this process, or this rank's share of one."""
@@ -43,7 +55,7 @@ class SglangBackend:
     recipe: Recipe
 
     @classmethod
-    def start(cls, config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> SglangBackend:
+    def start(cls, config: CaptureTargets, stage: LoadingStage, readers: Mapping[str, TokenReader]) -> SglangBackend:
         """Load the target, after everything that can be refused has been.
 
         Raises DataError for a target that SGLang cannot capture, and for samples longer than the target's context or
@@ -169,7 +181,7 @@ def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) ->
         )
 
 
-def group_store(stage: Stage, tp_degree: int) -> dist.Store:
+def group_store(stage: LoadingStage, tp_degree: int) -> dist.Store:
     """The part of the store of all ranks in which those of one group meet."""
     return dist.PrefixStore(
         f"capture_targets/group {stage.rank // tp_degree}", meeting_store(stage.rank, stage.world_size)

@@ -48,9 +48,9 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
     done = sum(accepted + 1 for accepted in prompt.accepted[: departure.step])
     anchor = prompt.sample.prompt_tokens + done
     context = draft.context_kv(features_SF[:anchor], torch.arange(anchor, device=features_SF.device))
-    embeds = target.embed_weight[[prompt.tokens[done], draft.config.mask_token_id]]
+    anchor_M, mask_M = target.embed_weight[[prompt.tokens[done], draft.config.mask_token_id]]
     slot = min(prompt.accepted[departure.step], departure.served.accepted[departure.step])
-    return _margin(draft.propose(*embeds, context)[slot] @ target.head_weight.T) < margin
+    return _margin(draft.propose(anchor_M, mask_M, context)[slot] @ target.head_weight.T) < margin
 
 
 def find_cause(target: Target, draft: DraftModel, departure: Departure, comparison: Comparison) -> Cause:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from dsl.op import op_of
 from ops.evaluate.benchmark_rows import BenchmarkRow, Misfit, benchmark_rows, refuse
 from ops.inject_images.messages import messages as joined_messages
 from ops.inject_images.op import InjectImages
@@ -23,8 +24,8 @@ from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.samples import load_image, prompt_sample
 from ops.tokenize_chat.template import Messages, Unusable
 
-MAX_PIXELS = InjectImages.__op__.fields["max_image_pixels"].default
-MIN_SIDE = InjectImages.__op__.fields["min_image_side"].default
+MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
+MIN_SIDE = op_of(InjectImages).fields["min_image_side"].default
 
 
 @frozen(eq=False)

@@ -19,10 +19,9 @@ from ops.evaluate.journal import BatchResult, Journal, PromptResult
 from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.decoding.clock import synchronise
+from ops.lib.drafts.decoding.clock import DecodeClock, Part, synchronise
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import (
-    DecodeClock,
     DecodeSettings,
     decode_plain_batch,
     decode_speculative_batch,
@@ -32,7 +31,7 @@ from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 
 WARM_UP_TOKENS = 2
-PARTS = ("prefill", "draft", "verify")
+PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 
 @frozen
@@ -132,5 +131,5 @@ def _timed(
     answers = decode(clock)
     synchronise(device)
     seconds = time.perf_counter() - start
-    parts = {part: clock.seconds[part] for part in PARTS}
+    parts: dict[str, float] = {part: clock.seconds[part] for part in PARTS}
     return answers, seconds, {**parts, "overhead": seconds - sum(parts.values())}

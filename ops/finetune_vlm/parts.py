@@ -34,11 +34,8 @@ def freeze(config: FinetuneVlm, target: Target) -> None:
     """
     parts = parts_of(target)
     fields = [(f'freeze = "{part}"', part) for part in config.freeze]
-    fields += [
-        (name, part)
-        for name, part in (("lr_vision", "vision"), ("lr_projector", "projector"))
-        if getattr(config, name) is not None
-    ]
+    rates: tuple[tuple[str, Part], ...] = (("lr_vision", "vision"), ("lr_projector", "projector"))
+    fields += [(name, part) for name, part in rates if getattr(config, name) is not None]
     for name, part in fields:
         if part not in parts.values():
             raise ConfigError(f"{name}: a {target.family.config['model_type']} target has no such part")

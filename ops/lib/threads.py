@@ -45,7 +45,7 @@ def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
     if is_builtin(config.init):
         tokens = folders["tokens"]
         info = _read(tokens / "tokens.json") if isinstance(tokens, Path) else None
-        start = None if info is None else tiny_config(info, {})
+        start: Mapping[str, Any] | None = None if info is None else tiny_config(info, {})
     else:
         directory = Path(config.init)
         start = _read(directory / "config.json") if directory.is_dir() else None

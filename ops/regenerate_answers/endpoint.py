@@ -94,8 +94,9 @@ class EndpointAnswerer:
             queue = self._conversations(work)
             workers = [asyncio.create_task(self._worker(queue)) for _ in range(self.config.concurrency)]
             finished, stop = asyncio.gather(*workers), asyncio.create_task(self._stop())
+            ends: set[asyncio.Future[list[None]] | asyncio.Task[None]] = {finished, stop}
             try:
-                await asyncio.wait({finished, stop}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if not finished.done():
                     stop.result()
                     raise StopRequested("regeneration stopped; all answers so far are kept")

@@ -106,7 +106,7 @@ def data_url(encoded: bytes) -> str:
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
         upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
         as_it_is = upright and not image.mode.startswith("I") and image.format in FORMATS
-        mime = Image.MIME[image.format] if as_it_is else "image/png"
+        mime = Image.MIME[image.format] if as_it_is and image.format else "image/png"
     if not as_it_is:
         buffer = io.BytesIO()
         decode(encoded).save(buffer, "PNG")

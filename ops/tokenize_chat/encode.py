@@ -93,6 +93,7 @@ class ChatEncoder:
             if last is None:
                 raise Unusable(NOT_CLOSED, f"EOS tokens: {list(self.processor.eos_token_ids)}")
             mask[first : last if is_cut else last + 1] = True
+        assert last is not None  # there is an answer
         # The last answer begins there, unless a mark leaves the beginning out.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.start_of(last)]

@@ -67,6 +67,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     if mistakes:
         listed = mistakes[0] if len(mistakes) == 1 else "\n" + "\n".join(f"  {mistake}" for mistake in mistakes)
         source = stage.inputs.get("features") or tokens
+        assert source is not None  # the op asks for one of them
         raise DataError(f"{source.path}: {listed}")
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
     draft = draft_config(config, target, captured)

@@ -210,7 +210,7 @@ class _Training:
         if step % config.log_every == 0 or step == total:
             self._log(self.state.history[(step - 1) // config.log_every * config.log_every :])
         paused = time.perf_counter()
-        due = bool(config.eval_every) and step % config.eval_every == 0 and step < total
+        due = bool(config.eval_every and step % config.eval_every == 0 and step < total)
         metric = self.measuring.measure() if due else None
         if step < total and (due or step % config.checkpoint_every == 0):
             self.checkpoints.save(self.state, metric)

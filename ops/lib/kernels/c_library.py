@@ -132,7 +132,7 @@ def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
         return name, None
     function = library.sweep
     pointer, number, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    sizes = [number, number, number, ctypes.c_float]
+    sizes = (number, number, number, ctypes.c_float)
     function.argtypes = [pointer, *sizes, pointer, pointer, pointer, pointer, pointer, integer, pointer, pointer]
     function.restype = integer
     return name, function

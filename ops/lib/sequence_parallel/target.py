@@ -31,6 +31,7 @@ from ops.lib.sequence_parallel.target_degree import check_target_degree
 from ops.lib.target.model import Target
 from ops.lib.training.dtensors import reshard
 from ops.lib.vision.batch import ModelInputs
+from ops.lib.vision.families import VisionFamily
 from ops.lib.vision.tensor_list import TensorList
 
 
@@ -148,12 +149,13 @@ class ParallelTarget:
         self, _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Run the smallest image, and add all of its features with weight zero, so that every weight has a gradient."""
-        model = self.target.model
-        merge, patch_dim = self.target.family.merge_size, self.target.family.patch_dim
+        model, family = self.target.model, self.target.family
+        assert isinstance(family, VisionFamily)  # the hook is set for those alone
+        merge, patch_dim = family.merge_size, family.patch_dim
         pixels_RP = torch.zeros(merge**2, patch_dim, device=self.device)
         grid = torch.tensor([[1, merge, merge]], device=self.device)
         seen = model.get_image_features(pixels_RP, grid, return_dict=True)
-        nothing = 0 * torch.stack([rows.sum() for rows in self.target.family.image_features(seen)]).sum()
+        nothing = 0 * torch.stack([rows.sum() for rows in family.image_features(seen)]).sum()
         return args, {**kwargs, "inputs_embeds": kwargs["inputs_embeds"] + nothing}
 
     def _precision(self) -> AbstractContextManager[Any]:

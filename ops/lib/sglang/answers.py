@@ -44,7 +44,7 @@ def greedy(
 ) -> list[list[int]]:
     """The likeliest answer to each request, its EOS included; all are decoded together, step by step."""
     with _prefilled(runtime, requests) as (batch, forward_batch):
-        steps = []
+        steps: list[Tensor] = []
         for step in range(max_new_tokens):
             if step:
                 batch.input_ids = steps[-1].to(torch.int64)

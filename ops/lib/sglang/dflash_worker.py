@@ -77,7 +77,7 @@ class DflashEngine:
     vision: VisionTokens | None
     pool_tokens: int
     max_requests: int
-    tree_cache: NoPrefixes = field(init=False)
+    tree_cache: NoPrefixes | None = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         runner = self.target.model_runner

@@ -121,7 +121,8 @@ def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config
 def _hidden(draft: DraftModel, features_TF: Tensor, embeds: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The same of dflow's draft, computed in dtype, float32 [K - 1, M]."""
     context = draft.context_kv(features_TF.to(dtype), torch.arange(len(features_TF)))
-    return draft.propose(*embeds.to(dtype), context).float()
+    anchor_M, mask_M = embeds.to(dtype)
+    return draft.propose(anchor_M, mask_M, context).float()
 
 
 def _embeddings(engine: DflashEngine, ids: list[int]) -> Tensor:

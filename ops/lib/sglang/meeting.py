@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -62,7 +62,7 @@ def on_this_host() -> Iterator[None]:
 
 
 @contextmanager
-def environment(changes: dict[str, str | None]) -> Iterator[None]:
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Variables of this process as they are inside; None for one that is not set."""
     before = {name: os.environ.get(name) for name in changes}
     try:
@@ -72,7 +72,7 @@ def environment(changes: dict[str, str | None]) -> Iterator[None]:
         _set(before)
 
 
-def _set(values: dict[str, str | None]) -> None:
+def _set(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ class MuonAdamW:
             part.zero_grad(set_to_none)
 
 
-Optimizer = torch.optim.AdamW | MuonAdamW
+Optimizer: TypeAlias = torch.optim.AdamW | MuonAdamW
 
 
 def make_optimizer(

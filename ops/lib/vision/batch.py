@@ -6,8 +6,7 @@ B batch, S sequence length, R pixel rows, P patch_dim, I images
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from attrs import define, evolve, fields
@@ -30,16 +29,14 @@ from ops.lib.vision.tensor_list import (
     unpack,
 )
 
-Field = Tensor | TensorList
-
-# Equality is TensorBatch's own: that of attrs would compare tuples of tensors, which raises.
-tensor_batch = partial(define, eq=False)
+Field: TypeAlias = Tensor | TensorList
 
 
-@tensor_batch
+@define(eq=False)
 class TensorBatch:
-    """The base of typed batches: classes under `tensor_batch` whose fields are Tensors [B, ...] or TensorLists of B.
+    """The base of typed batches, attrs classes whose fields are Tensors [B, ...] or TensorLists of B.
 
+    They are defined with eq=False too: the equality of attrs would compare tuples of tensors, which raises.
     Selections may share memory with the batch they come from; `__setitem__` never writes there.
     Raises DataError, naming the fields, where a field is neither, where lengths or devices differ, and for B = 0.
     """
@@ -108,7 +105,9 @@ class TensorBatch:
 
     def __reduce__(self) -> tuple[Any, tuple[type[Self], dict[str, Packed | TensorList]]]:
         """Plain values, so that reading a pickle runs no code of torch's own unpickler; it comes back on the CPU."""
-        packed = {name: pack(value) if isinstance(value, Tensor) else value for name, value in self.parts().items()}
+        packed: dict[str, Packed | TensorList] = {
+            name: pack(value) if isinstance(value, Tensor) else value for name, value in self.parts().items()
+        }
         return _unpack_batch, (type(self), packed)
 
     @classmethod
@@ -162,7 +161,7 @@ class TensorBatch:
             raise DataError(f"a {type(other).__name__} does not go together with a {self._name}")
 
 
-@tensor_batch
+@define(eq=False)
 class ModelInputs(TensorBatch):
     """One batch for a target, padded on the right with zeros; `cat` and `__setitem__` pad the narrower batches.
 

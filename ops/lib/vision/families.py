@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.image_processing_utils import BaseImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from dsl.errors import DataError
@@ -36,7 +37,7 @@ class Family:
 
     model_types: ClassVar[tuple[str, ...]] = ()
     mask_token_id: ClassVar[int]
-    image_processors: ClassVar[Mapping[str, type]] = {}
+    image_processors: ClassVar[Mapping[str, type[BaseImageProcessor]]] = {}
     other_parts: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -49,7 +50,7 @@ class Family:
         return has_vision(self.config)
 
     @property
-    def auto_class(self) -> type:
+    def auto_class(self) -> type[AutoModelForImageTextToText | AutoModelForCausalLM]:
         return AutoModelForImageTextToText if self.has_vision else AutoModelForCausalLM
 
     @property
@@ -115,13 +116,13 @@ class VisionFamily(Family):
     which positions are three-dimensional; without it Qwen2.5-VL would silently count in one dimension.
     """
 
-    image_processors: ClassVar[Mapping[str, type]] = {
+    image_processors: ClassVar[Mapping[str, type[BaseImageProcessor]]] = {
         "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
         "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
         "Qwen2VLImageProcessorPil": Qwen2VLImageProcessorPil,
     }
 
-    other_parts = ("visual.",)
+    other_parts: ClassVar[tuple[str, ...]] = ("visual.",)
 
     @property
     def vision_config(self) -> Mapping[str, Any]:
@@ -227,7 +228,7 @@ class Qwen3Vl(VisionFamily):
                 f"config.json: vision_config.deepstack_visual_indexes names the layers {beyond}, but the vision tower "
                 f"has only {depth}"
             )
-        expert = self.text_config.get("moe_intermediate_size")
+        expert = self.text_config.get("moe_intermediate_size", 0)
         if self.has_experts and self.text_config["hidden_size"] in (expert, 2 * expert):
             raise DataError(
                 f"config.json: text_config.moe_intermediate_size {expert} makes square matrices with a hidden_size of "
@@ -348,6 +349,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
     return family
 
 
-def image_processor_class(kind: str) -> type | None:
+def image_processor_class(kind: str) -> type[BaseImageProcessor] | None:
     """The class for an `image_processor_type` of preprocessor_config.json, None for an unknown one."""
     return next((family.image_processors[kind] for family in FAMILIES if kind in family.image_processors), None)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from attrs import frozen
 from PIL import Image
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.image_processing_utils import BaseImageProcessor
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -221,7 +222,7 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
     return image_processor.from_dict({**others, "size": size})
 
 
-def _torchvision_twin(pillow_class: type) -> type:
+def _torchvision_twin(pillow_class: type[BaseImageProcessor]) -> type[BaseImageProcessor]:
     """The class that does with torchvision what this one does with pillow. Raises ConfigError without torchvision."""
     try:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
 from dsl.errors import DataError
 
-Index = slice | Sequence[int] | Tensor
+Index: TypeAlias = slice | Sequence[int] | Tensor
 
 # dtype, shape and raw bytes of a tensor
 Packed = tuple[str, tuple[int, ...], bytes]
@@ -114,7 +114,7 @@ class TensorList:
         return TensorList(tensor.to(device=device or tensor.device, dtype=dtype or tensor.dtype) for tensor in self)
 
 
-def is_row_number(index: Any) -> bool:
+def is_row_number(index: Any) -> TypeGuard[SupportsIndex]:
     """Whether an index means one row: an int or an integer tensor of no dimension, but no bool."""
     if isinstance(index, Tensor):
         return index.ndim == 0 and index.dtype != torch.bool and not index.is_floating_point()

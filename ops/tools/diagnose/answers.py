@@ -78,6 +78,7 @@ def count_own(target: Target, samples: Sequence[TokenSample], temperature: float
     tokens, chosen, expected = 0, 0, 0.0
     for sample in samples:
         _, final_BSM = forward_batch(target, [sample], (0,), final_hidden=True)
+        assert final_BSM is not None
         places = sample.loss_mask[1:].nonzero().squeeze(1)
         for rows in places.split(ROWS):
             logits_RV = (final_BSM[0, rows].to(target.device) @ target.head_weight.T).float()

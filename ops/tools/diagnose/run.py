@@ -167,7 +167,7 @@ def _against_training(
 ) -> list[Finding]:
     """What takes the samples that the draft was trained on."""
     samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
-    if not samples:
+    if chain.learnt is None or not samples:
         why = "the store has not kept the samples of the training"
         return [unmeasured(name, why) for name in ("own answers", "held-out gap", "training against decoding")]
     training = _recorded(chain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -113,7 +114,7 @@ def survey(source: Path, counter: Counter, image_root: str | None = None, allow_
             _count(found, sample)
             for fractions, config in configs.items():
                 found.splits[fractions][split_of(config, sample)] += 1
-            _keep(measured, drawn, found.samples, lambda sample=sample: _length(counter, sample, form))
+            _keep(measured, drawn, found.samples, partial(_length, counter, sample, form))
             if sample.images and (found.decoded < DECODED or tried.random() < DECODED / found.with_images):
                 _decode(found, sample)
     found.lengths = measured

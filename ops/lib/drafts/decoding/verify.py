@@ -67,7 +67,10 @@ class SingleVerifier:
 
     def settle(self, block_BK: Tensor, kept_B: Tensor) -> None:
         kept = int(kept_B[0])
-        if kept < block_BK.shape[1] and roll_back(self.cache, self._before, kept):
+        if kept >= block_BK.shape[1]:
+            return
+        assert self._before is not None  # verify has run
+        if roll_back(self.cache, self._before, kept):
             self._run(block_BK[:, :kept])
 
     def select(self, places: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import field, frozen
@@ -29,6 +29,15 @@ _SIZES = (
 )
 
 
+# Converters with types: of plain `tuple` a type checker cannot tell what the argument may hold.
+def _numbers(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
+
+
+def _names(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
 @frozen(kw_only=True)
 class DraftConfig:
     """Everything that decides the draft's weights and its forward pass.
@@ -51,14 +60,14 @@ class DraftConfig:
     vocab_size: int
     block_size: int
     mask_token_id: int
-    target_layer_ids: tuple[int, ...] = field(converter=tuple)
+    target_layer_ids: tuple[int, ...] = field(converter=_numbers)
     num_target_layers: int
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
     partial_rotary_factor: float = 1.0
-    layer_types: tuple[str, ...] = field(default=(), converter=tuple)
+    layer_types: tuple[str, ...] = field(default=(), converter=_names)
     sliding_window: int | None = None
     attention_bias: bool = False
     tie_word_embeddings: bool = False

@@ -39,6 +39,7 @@ def step_flops(
     for kind in config.layer_types:
         seen = prefix_tokens_sum
         if kind == SLIDING_ATTENTION:
+            assert config.sliding_window is not None  # DraftConfig is checked
             seen = min(seen, blocks * config.sliding_window)
         attention += 3 * 2 * 2 * K * H * D * (seen + slots)
     return float(fc + config.num_hidden_layers * (context + projections + mlp) + attention + head)

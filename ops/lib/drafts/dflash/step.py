@@ -24,11 +24,12 @@ import torch
 from attrs import Factory, field, frozen
 from torch import Tensor
 
-from ops.lib.drafts.attention.blocks import Attend, Seen
+from ops.lib.drafts.attention.blocks import Attend
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
 from ops.lib.drafts.losses.loss import Loss, combine
 from ops.lib.drafts.losses.weighted import Weighted
+from ops.lib.sequence_parallel.context_range import Seen
 from ops.lib.sequence_parallel.exchange import Exchange
 
 

@@ -70,7 +70,7 @@ def choose_sweep(device: torch.device) -> tuple[str, Sweep]:
 def torch_sweep(state: RowState, logits_RC: Tensor, start: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """The sweep in plain torch: any device, any dtype."""
     if state.labels_R is not None:
-        _look(state, logits_RC, start)
+        _look(state, state.labels_R, logits_RC, start)
     top_R = logits_RC.amax(dim=1)
     state.best_R = torch.maximum(state.best_R, top_R)
     reference_R = torch.where(top_R > state.reference_R + SLACK, top_R, state.reference_R)
@@ -81,9 +81,9 @@ def torch_sweep(state: RowState, logits_RC: Tensor, start: int, dtype: torch.dty
     return p_RC.to(dtype), None if bool((scale_R == 1).all()) else scale_R
 
 
-def _look(state: RowState, logits_RC: Tensor, start: int) -> None:
+def _look(state: RowState, labels_R: Tensor, logits_RC: Tensor, start: int) -> None:
     """Note the labels inside the tile, and take their logits out if they are to be hidden."""
-    column_R = state.labels_R - start
+    column_R = labels_R - start
     rows_L = ((column_R >= 0) & (column_R < logits_RC.shape[1])).nonzero()[:, 0]
     column_L, logits_LC = column_R[rows_L], logits_RC[rows_L]
     logit_L = logits_LC.gather(1, column_L[:, None])[:, 0]

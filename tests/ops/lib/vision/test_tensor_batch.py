@@ -12,11 +12,11 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.vision.batch import ModelInputs, TensorBatch, collate, tensor_batch
+from ops.lib.vision.batch import ModelInputs, TensorBatch, collate
 from ops.lib.vision.tensor_list import TensorList
 
 
-@tensor_batch
+@attrs.define(eq=False)
 class Pair(TensorBatch):
     """numbers [B, ...]; pieces: B tensors."""
 
@@ -24,19 +24,19 @@ class Pair(TensorBatch):
     pieces: TensorList
 
 
-@tensor_batch
+@attrs.define(eq=False)
 class OtherPair(TensorBatch):
     numbers: Tensor
     pieces: TensorList
 
 
-@tensor_batch
+@attrs.define(eq=False)
 class Named(TensorBatch):
     numbers: Tensor
     parts_of_it: TensorList
 
 
-@tensor_batch
+@attrs.define(eq=False)
 class Either(TensorBatch):
     """A field that may be of both kinds."""
 
