@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test faults test-sglang test-gpu check check-slow generated install
+.PHONY: run test quick faults test-sglang test-gpu check check-slow generated install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
 
 test: .venv/installed
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
+
+# The tests that tell most in a minute; FILE="PATH ..." takes those that import these files.
+quick: .venv/installed
+	$(BIN)/python tests/support/quick.py $(FILE)
 
 # Kills at every named place ten times and at 100 random moments, with the kills by phase; DFLOW_FAULT_SEED repeats them.
 faults: .venv/installed

@@ -34,9 +34,9 @@ from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_shard, plan_shards
 from ops.capture_targets.writing import Shard
-from ops.files import write_json, write_jsonl
-from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader, TokenSample, write_token_shard
+from ops.lib.data.files import write_json, write_jsonl
+from ops.lib.data.token_shards import TokenReader, TokenSample, write_token_shard
+from ops.lib.target.model import Target
 
 GOAL = 3.0
 KINDS = {"text": (False,), "image": (True,), "mixed": (False, True)}

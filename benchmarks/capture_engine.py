@@ -29,11 +29,11 @@ from benchmarks.capture import FIRST_TEXT_ID, KINDS, Shapes, make_samples, small
 from benchmarks.rounds import table
 from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.layers import spread_layers
-from ops.capture_targets.run import batches_by_length
-from ops.load_target.model import Target
-from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenSample
-from ops.vision.families import Family, VisionFamily, family_of
+from ops.lib.data.batching import batches_by_length
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.sglang.runtime import SglangRuntime
+from ops.lib.target.model import Target
+from ops.lib.vision.families import Family, VisionFamily, family_of
 
 GOAL = 0.9  # of the plain prefill's speed
 

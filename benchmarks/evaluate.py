@@ -28,13 +28,13 @@ from attrs import evolve, frozen
 from benchmarks.capture import Shapes, make_samples, small_target
 from benchmarks.rounds import table
 from ops.artifacts import TargetModel, TokenShards
-from ops.dflash.config import DraftConfig
-from ops.dflash.decode import Decoded, decode_plain, decode_speculative
-from ops.dflash.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.dflash.load import load_draft, random_draft
-from ops.dflash.model import DraftModel
-from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.load import load_draft, random_draft
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
 
 GOAL = 0.5
 Side = Callable[[], list[Decoded]]

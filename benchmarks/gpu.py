@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.gpu_report import page, reason
 from benchmarks.gpu_sizes import contexts, step_sizes
-from executor.launch import stage_environment
+from executor.launchers.stage_process import stage_environment
 
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 470.0

@@ -27,10 +27,10 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from ops.dflash.config import DraftConfig
-from ops.dflash.flops import step_flops
-from ops.dflash.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
-from ops.sequence_parallel.exchange import elements_sent
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.flops import step_flops
+from ops.lib.drafts.dflash.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
+from ops.lib.sequence_parallel.exchange import elements_sent
 
 PARTS = ("weights", "features", "projections", "attended", "blocks", "head")
 ANCHORS, CONTEXTS, DEGREES = 512, (32_768, 131_072), (1, 2, 4, 8)

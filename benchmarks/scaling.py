@@ -36,10 +36,10 @@ import torch.multiprocessing as mp
 from attrs import asdict, define, evolve, frozen
 from torch import Tensor
 
-from ops.dflash.attention import Seen, split_attention
-from ops.sequence_parallel.degree import check_degree
-from ops.sequence_parallel.exchange import Exchange, choose_exchange, deal_blocks, elements_sent, make_exchange
-from ops.sequence_parallel.mesh import make_mesh
+from ops.lib.drafts.attention.blocks import Seen, split_attention
+from ops.lib.sequence_parallel.degree import check_degree
+from ops.lib.sequence_parallel.exchange import Exchange, choose_exchange, deal_blocks, elements_sent, make_exchange
+from ops.lib.sequence_parallel.mesh import make_mesh
 
 MIB = 2**20
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -160,7 +160,7 @@ def measure(name: str, degree: int, sizes: Sizes) -> list[Measured]:
     """What each of `degree` fresh processes measured."""
     with tempfile.TemporaryDirectory() as folder:
         # The server imports torch once for all; it never computes, so forking it is safe.
-        multiprocessing.set_forkserver_preload(["ops.sequence_parallel.exchange"])
+        multiprocessing.set_forkserver_preload(["ops.lib.sequence_parallel.exchange"])
         mp.start_processes(one_rank, (name, degree, sizes, folder), nprocs=degree, start_method="forkserver")
         return [Measured(**torch.load(Path(folder) / f"{rank}.pt", weights_only=True)) for rank in range(degree)]
 

@@ -28,15 +28,15 @@ from attrs import frozen
 
 from benchmarks.rounds import table
 from dsl.errors import DflowError, StoreError
-from executor.chat_request import Answer, ask, flush_cache
-from executor.port import require_free_port
-from executor.record import find_record
-from executor.serve import SGLangServer
-from executor.served import ChatPrompt, ServedRun, find_served
-from executor.server import wait_until_ready
-from executor.store import Store, store_path
-from ops.sglang_engine.serve_command import Address, DraftOption, launch_command, shell_line
-from ops.sglang_engine.version import installed_version, require_sglang
+from executor.model_tools.chat_request import Answer, ask, flush_cache
+from executor.model_tools.serve import SGLangServer
+from executor.model_tools.served import ChatPrompt, ServedRun, find_served
+from executor.model_tools.server import wait_until_ready
+from executor.records.run_record import find_record
+from executor.store.artifact_store import Store, store_path
+from executor.system.port import require_free_port
+from ops.lib.sglang.serve_command import Address, DraftOption, launch_command, shell_line
+from ops.lib.sglang.version import installed_version, require_sglang
 
 WARM_UP = 4  # prompts per concurrency, up to it, that nobody counts: graphs, caches, autotuning
 ON_A_CPU = [

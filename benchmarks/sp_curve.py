@@ -27,10 +27,10 @@ from matplotlib.figure import Figure
 
 from dsl.errors import DflowError, StopRequested
 from dsl.stage import RENDEZVOUS
-from executor.keys import node_inputs
-from executor.record import find_record
-from executor.store import Store, store_path
-from ops.files import read_json, write_json
+from executor.keys.node_key import node_inputs
+from executor.records.run_record import find_record
+from executor.store.artifact_store import Store, store_path
+from ops.lib.data.files import read_json, write_json
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 

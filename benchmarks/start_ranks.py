@@ -38,7 +38,7 @@ import json, os, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from ops.training.ranks import joined
+from ops.lib.training.ranks import joined
 
 def meet(config, stage):
     with joined(stage):
@@ -62,7 +62,7 @@ launch = { kind = "torchrun", nproc = RANKS, threads = 1, device = "cpu" }
 """
 # Without MLflow, whose import would run beside the stage.
 PROGRAM = """
-import sys, executor.cli, executor.run
+import sys, executor.cli, executor.scheduler.run_loop
 
 class NoFollower:
     def __init__(self, store, folder, display):
@@ -71,7 +71,7 @@ class NoFollower:
     def finish(self, give_up, *, stopped=False):
         pass
 
-executor.run.Follower = NoFollower
+executor.scheduler.run_loop.Follower = NoFollower
 sys.exit(executor.cli.main())
 """
 

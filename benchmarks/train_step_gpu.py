@@ -5,9 +5,9 @@
 
 Seconds are medians of CUDA-event times over several steps after a warm-up that compiles and tunes; memory is the peak
 of allocated memory during a step above what weights and inputs take. MFU is the step's floating-point operations
-(ops/dflash/flops.py, the same count for every side) over its time and over the peak, which is measured by a large bf16
-product of matrices unless given. Whatever uses the device is a process of its own, one at a time; this one does not.
-Ends with 1 where the sides' losses differ: they compute the same step.
+(ops/lib/drafts/dflash/flops.py, the same count for every side) over its time and over the peak, which is measured by a
+large bf16 product of matrices unless given. Whatever uses the device is a process of its own, one at a time; this one
+does not. Ends with 1 where the sides' losses differ: they compute the same step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.rounds import Setting, Side, differing_losses, run_setting, run_
 from benchmarks.sides.floor import anchors_only
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes, slot_targets
-from ops.dflash.flops import step_flops
+from ops.lib.drafts.dflash.flops import step_flops
 
 OURS, CHUNKED, DENSE, SPECULATORS = "ours", "ours, chunked", "SpecForge's scheme", "speculators"
 MFU_GOAL, FASTER_GOAL = 0.45, 1.5

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from dsl.effects import may_change
 from dsl.encoding import encode, fingerprint
 from dsl.errors import ConfigError
 from dsl.field_types import type_mistake
 from dsl.graph import GraphNode
+from dsl.import_side_effects import may_change
 from dsl.search_path import INSTALLED, is_standard, places_of
 from dsl.secrets import without_secrets
 from dsl.source import MODULE_LEVEL, Binding, SourceModule, read_module
@@ -82,9 +82,9 @@ def read_code(functions: Sequence[str], roots: Sequence[Path], classes: Sequence
     Nothing is imported: names and attributes of modules are followed statically, through imports and re-exports,
     `import_module("written.out")` included. "module:<module>" stands for the statements with side effects of a module
     that is imported on the way; what such a module puts into the project's own tables (by decorators, as told in
-    dsl/effects.py, by `__init_subclass__` or a metaclass) counts, and where code asks for `__subclasses__`, those of
-    all classes that count. A symbol's hash covers its syntax tree and what the imported names in it mean. A class that
-    is not under the roots is left out.
+    dsl/import_side_effects.py, by `__init_subclass__` or a metaclass) counts, and where code asks for `__subclasses__`,
+    those of all classes that count. A symbol's hash covers its syntax tree and what the imported names in it mean. A
+    class that is not under the roots is left out.
 
     Not seen is what is found at run time only: names in strings (getattr, globals, eval, exec, import_module of a
     constant or a computed name), modules found through a sys.path that the code changes, what a plain function does

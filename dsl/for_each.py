@@ -26,13 +26,13 @@ from attrs import define
 
 from dsl.document import Document, Places, merged
 from dsl.errors import Mistake, Position, known_nodes, shortened
+from dsl.interpolation import FIELD, OPENING, TOKEN, Cell, referred_fields
 from dsl.op import Ref
 from dsl.order import children_of
 from dsl.pipeline import Copy
 from dsl.positions import KeyPath
-from dsl.values import FIELD, OPENING, TOKEN, Cell, referred_fields
+from dsl.unchecked_node import WrittenNode
 from dsl.variants import Group, Sweep, Variant, groups_of, mistake_at
-from dsl.written import WrittenNode
 
 MAX_COPIES = 10_000
 

@@ -9,13 +9,13 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from dsl.edge_checks import absolute_path, external_value, inputs_of, wiring_mistakes
 from dsl.errors import PipelineError
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec
 from dsl.order import above, below, in_order
 from dsl.pipeline import Copy, Node, Pipeline
-from dsl.wiring import absolute_path, external_value, inputs_of, wiring_mistakes
-from dsl.written import written_nodes
+from dsl.unchecked_node import written_nodes
 
 
 @frozen

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import attrs
 
+from dsl.edge_checks import inputs_of
 from dsl.errors import ConfigError, Mistake, PipelineError
 from dsl.graph import Graph, GraphNode
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref
 from dsl.op_table import load_op
 from dsl.pipeline import Copy
-from dsl.wiring import inputs_of
 
 FORMAT = 1
 Made = TypeVar("Made")

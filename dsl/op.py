@@ -85,7 +85,7 @@ def field(
     node above may have a static method `mistakes_with_nodes_above(values, above) -> Mapping[str, str]` likewise:
     `above("draft", "draft")` are the values, defaults included, of the node that is reached by these edges; none where
     there is none. schema: what the JSON schema is to ask of the value beside its type, the bounds that attrs' own
-    validators tell, and what dsl/needs.py lets a value ask of other fields.
+    validators tell, and what dsl/field_rules.py lets a value ask of other fields.
     """
     metadata = {
         "help": help,
@@ -159,8 +159,8 @@ class OpSpec:
     file that the node alone reads has wrong: field -> sentence with the way out, or a sentence a line. Asked before a
     run's first stage.
     smoke, work: for `dflow run --smoke` (dsl/smoke.py).
-    report: shows an artifact in `dflow report`, without torch (dsl/sections.py).
-    model: where the artifact is a model that MLflow shows as one (dsl/logged_model.py).
+    report: shows an artifact in `dflow report`, without torch (ops/lib/report_sections.py).
+    model: where the artifact is a model that MLflow shows as one (ops/lib/logged_model.py).
     judged_by: the metric of this op that tells how good a pipeline's result is, which sorts the table of a sweep; "-"
     before it where less is better.
     main_figures: a regular expression of the names of those of its metrics that are told where few have room, in

@@ -20,12 +20,12 @@ from dsl.errors import Mistake, PipelineError, Position, did_you_mean, known_nod
 from dsl.field_types import type_mistake
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
+from dsl.interpolation import interpolate
 from dsl.pipeline import TABLE_NAMES, Pipeline
 from dsl.tables import pipeline_of, tables_of
 from dsl.typed_text import member_type, takes_table, typed_value
-from dsl.values import interpolate
+from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
 from dsl.variants import Sweep
-from dsl.written import LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
 
 NONE = "none"
 

@@ -9,10 +9,13 @@ from typing import Any
 import attrs
 
 from dsl.document import Document, Places, read_document
+from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, shortened
 from dsl.for_each import expanded
 from dsl.from_source import import_from_source
 from dsl.graph import Graph, compiled
+from dsl.interpolation import TRACKING_URI, interpolate
+from dsl.merge_copy_errors import told_once
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
@@ -21,11 +24,8 @@ from dsl.pipeline import TABLE_NAMES, TAKEN_ID, Pipeline
 from dsl.search_path import put_on_path
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
-from dsl.told_once import told_once
-from dsl.values import TRACKING_URI, interpolate
+from dsl.unchecked_node import WrittenNode, add_checked_node, written_nodes
 from dsl.variants import Sweep, sort_of
-from dsl.wiring import Absent, absolute_path, wiring_mistakes
-from dsl.written import WrittenNode, add_checked_node, written_nodes
 
 TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 

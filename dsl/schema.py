@@ -1,6 +1,6 @@
 """The JSON schema of pipeline files, by which editors complete keys, show help and mark mistakes while one types.
 
-Types, ranges and what one value needs (dsl/needs.py) are those that dflow checks. Of what else it checks between
+Types, ranges and what one value needs (dsl/field_rules.py) are those that dflow checks. Of what else it checks between
 values, and between nodes, the schema says nothing.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 from attrs import validators
 
+from dsl.field_rules import Given, Needs, Only
 from dsl.launch import Launch
-from dsl.needs import Given, Needs, Only
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import NODE_ID, RESERVED_TAGS, TABLE_NAMES
 from dsl.tables import CLASSES

@@ -12,7 +12,8 @@ from typing import TypeGuard
 
 from attrs import define, frozen
 
-from dsl.effects import (
+from dsl.errors import ConfigError
+from dsl.import_side_effects import (
     ASSIGNMENTS,
     Effect,
     aliases_among,
@@ -22,7 +23,6 @@ from dsl.effects import (
     globals_of,
     may_change,
 )
-from dsl.errors import ConfigError
 from dsl.syntax import Chain, bound_names, chain_of, encode_tree, is_docstring, used_names
 
 _ANNOTATION = re.compile(rb" (annotation|returns)[ )]")  # as encode_tree names these fields

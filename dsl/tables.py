@@ -15,7 +15,7 @@ from dsl.launch import Machine
 from dsl.op import config_fields
 from dsl.pipeline import Pipeline, check_tags
 from dsl.tracking_uri import check_tracking_uri
-from dsl.written import WrittenNode, table_mistakes
+from dsl.unchecked_node import WrittenNode, table_mistakes
 
 
 @frozen(kw_only=True)

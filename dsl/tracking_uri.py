@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 
 from dsl.errors import ConfigError, did_you_mean
@@ -20,7 +19,9 @@ def check_tracking_uri(uri: str) -> None:
     scheme, driver = found[1].lower(), found[2]
     if scheme in SCHEMES and (driver is None or scheme in DATABASES):
         return
-    if importlib.import_module("importlib.metadata").entry_points(group="mlflow.tracking_store", name=scheme):
+    from importlib.metadata import entry_points  # slow to import
+
+    if entry_points(group="mlflow.tracking_store", name=scheme):
         return
     hint = did_you_mean(scheme, SCHEMES) or f"it knows {', '.join(SCHEMES)}"
     raise ConfigError(f'MLflow knows no tracking server of the kind "{found[0]}" ({hint})')

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from dsl.errors import DflowError, Mistake, PipelineError, did_you_mean, on_one_line, shortened
-from executor.disk import TOLD, clear_error
-from executor.exits import FAILED, INTERRUPTED, USAGE
-from executor.lines import prepare_streams, print_lines, unheard
+from executor.system.exits import FAILED, INTERRUPTED, USAGE
+from executor.system.os_errors import TOLD, clear_error
+from executor.system.output import prepare_streams, print_lines, unheard
 
 PROJECT = Path(__file__).resolve().parent.parent
 COMMANDS = {

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from gpu_selection import is_of_a_device
 from hypothesis import HealthCheck, settings
+from kinds import kind_of
 
-from executor.compile_cache import compile_cache
+from executor.launchers.compile_cache import compile_cache
 
 os.environ.update(compile_cache())  # not where any user of the machine can put what torch unpickles
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,5 +35,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        item.add_marker(kind_of(item.path))
         if {"device", "cuda"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.gpu)

@@ -11,7 +11,7 @@ import pytest
 
 from dsl.read_toml import read_graph
 from executor.cli import main
-from executor.keys import Sources, graph_parts
+from executor.keys.node_key import Sources, graph_parts
 
 TINY = Path(__file__).parent.parent / "pipelines" / "tiny.toml"
 GOOD = {"id": "a", "category": "talk", "messages": [{"role": "user", "content": "Hello"}], "images": ["one.png"]}

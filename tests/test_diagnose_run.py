@@ -21,9 +21,9 @@ sys.path.append({str(ROOT / "tests" / "ops")!r})
 from dsl.op import op
 from lively_target import make_lively
 from ops.artifacts import TargetModel, TokenShards
-from ops.dflash.decode import decode_plain
-from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.drafts.decoding.decode import decode_plain
+from ops.lib.target.model import Target
+from ops.lib.data.token_shards import TokenReader
 from overfit import with_answers
 
 PROMPTS = 6

@@ -24,14 +24,14 @@ from dsl.op import Ref, op_of
 from dsl.op_table import all_ops
 from dsl.tables import FIELDS
 from executor.cli import COMMANDS
-from executor.reference import reference
+from executor.commands.reference import reference
 from ops.artifacts import ImageSamples, Samples
 from ops.capture_targets.server_args import ALLOWED
-from ops.files import read_json
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
+from ops.lib.data.files import read_json
 
 DOCS = Path(__file__).parents[1] / "docs"
 QUOTED = r"'[^']*'|\"[^\"]*\""

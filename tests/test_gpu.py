@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import json
@@ -12,17 +11,16 @@ import subprocess
 import sys
 import time
 import warnings
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from gpu_selection import is_of_a_device
+from import_graph import reached
 
 from benchmarks.gpu import Part, figures_of, in_process, main, parts_of
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = (ROOT, ROOT / "tests", ROOT / "tests/ops", ROOT / "tests/executor")
 TINY = ["--device", "cpu", "--tiny"]
 # What such a machine lacks, and tests/gpu/requirements.txt does not bring.
 ABSENT = {"mlflow", "datasets", "jsonschema", "sqlalchemy", "google", "ruff", "mypy"}
@@ -176,38 +174,4 @@ def test_what_runs_on_a_gpu_imports_nothing_that_such_a_machine_lacks():
     benchmark = [ROOT / "benchmarks/gpu.py", ROOT / "benchmarks/evaluate.py", *ROOT.glob("benchmarks/gpu_parts/*.py")]
     benchmark += [ROOT / "benchmarks/sides/ours.py", ROOT / "benchmarks/sides/dense.py"]
     for file in (*tests, *benchmark, ROOT / "tests/conftest.py", ROOT / "tests/ops/conftest.py"):
-        assert set() == ABSENT & reached(file), file
-
-
-def reached(start: Path) -> set[str]:
-    """The top-level names that importing a file imports, through the files of this repository."""
-    tops, seen, pending = set(), set(), [start]
-    while pending:
-        file = pending.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        for name in imported(file):
-            tops.add(name.split(".")[0])
-            parts = name.split(".")
-            for count in range(1, len(parts) + 1):
-                places = [folder.joinpath(*parts[:count]) for folder in FOLDERS]
-                pending += [
-                    path
-                    for place in places
-                    for path in (place.with_suffix(".py"), place / "__init__.py")
-                    if path.is_file()
-                ]
-    return tops
-
-
-@cache
-def imported(file: Path) -> list[str]:
-    """Full names, `from a import b` as a.b; nothing here is imported relatively."""
-    names = []
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
+        assert set() == ABSENT & reached(file, in_functions=False), file

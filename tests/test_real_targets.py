@@ -19,10 +19,10 @@ from dsl.fingerprint import key_config
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
-from executor.resources import graph_resources, resources_row
-from ops.dflash.footprint import draft_parameters
-from ops.dflash.model import DraftModel
-from ops.load_target.sizes import TargetSizes
+from executor.planning.resources import graph_resources, resources_row
+from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.sizes import TargetSizes
 from ops.train_dflash.shape import foreseen_shape
 
 ROOT = Path(__file__).parents[1]

@@ -19,9 +19,9 @@ from torch import Tensor
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments, peak_mib, times_of
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes
-from ops.dflash.attention import Attend, choose_attention, dense_attention
-from ops.dflash.head import choose_head, head_cross_entropy
-from ops.dflash.seen import Seen
+from ops.lib.drafts.attention.blocks import Attend, choose_attention, dense_attention
+from ops.lib.drafts.losses.head import choose_head, head_cross_entropy
+from ops.lib.sequence_parallel.context_range import Seen
 
 SEED = 0
 FEW_BLOCKS, FEW_SLOTS = 32, 256

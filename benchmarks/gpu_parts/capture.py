@@ -27,7 +27,7 @@ from ops.capture_targets.layers import spread_layers
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import PARTS_THAT_FILL, capture_shard, plan_shards
 from ops.capture_targets.writing import Shard, ShardWriter
-from ops.load_target.model import Target
+from ops.lib.target.model import Target
 
 QWEN3_8B = {
     "vocab_size": 151936,
@@ -119,7 +119,7 @@ def random_target(sizes: dict[str, Any], device: torch.device) -> Target:
 
 def by_sglang(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
     """Tokens per second of each round: the capture, and the engine's plain prefill of the same batches."""
-    runtime = importlib.import_module("ops.sglang_engine.runtime")  # SGLang is not always installed
+    runtime = importlib.import_module("ops.lib.sglang.runtime")  # SGLang is not always installed
     engine = importlib.import_module("benchmarks.capture_engine")
     sizes, lengths = (TINY, (8, 24)) if tiny else (QWEN3_8B, (256, 2048))
     Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)

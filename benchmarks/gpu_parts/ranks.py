@@ -20,19 +20,19 @@ from torch import Tensor
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments, peak_mib, times_of
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
-from executor.ranks import rank_environment
-from ops.dflash.attention import choose_attention
-from ops.dflash.loss import Loss
-from ops.dflash.model import DraftModel
-from ops.dflash.step import Engine, MicroBatch
-from ops.dtensors import gathered
-from ops.optimizer import clip_gradients, make_optimizer, set_rate
-from ops.sequence_parallel.exchange import Alone
-from ops.sequence_parallel.mesh import flat_mesh, make_mesh
+from executor.launchers.ranks import rank_environment
+from ops.lib.drafts.attention.blocks import choose_attention
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.dflash.step import Engine, MicroBatch
+from ops.lib.drafts.losses.loss import Loss
+from ops.lib.sequence_parallel.exchange import Alone
+from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
+from ops.lib.training import ranks
+from ops.lib.training.dtensors import gathered
+from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
 from ops.train_dflash.batches import Drawn, Place, prepare
 from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.sharding import shard_model
-from ops.training import ranks
 
 DTYPE = torch.bfloat16
 ELEMENTS = {True: 1 << 12, False: 1 << 26}  # of what a collective moves, tiny and full

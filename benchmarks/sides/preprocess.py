@@ -36,13 +36,13 @@ from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
+from ops.lib.data.image_packs import PackWriter
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.tokenize_chat.samples import tokenize_row
-from ops.vision.packs import PackWriter
-from ops.vision.processor import load_processor
 
 MAX_PIXELS = 512 * 512
 VOCABULARY = 8000

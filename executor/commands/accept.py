@@ -7,19 +7,19 @@ import sys
 
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
-from executor.accept import accept, acceptable
-from executor.begin import make_planner
-from executor.code_changes import told
 from executor.commands.arguments import add_file, add_overrides, add_store
 from executor.commands.explain import no_such_node
-from executor.exits import FAILED, OK, USAGE
-from executor.explain_text import module_file
-from executor.follow import is_tracked, send_in_foreground
-from executor.keys import code_roots
-from executor.lines import print_lines
-from executor.record import Record
-from executor.results import shown_digest
-from executor.store import Store, store_path
+from executor.explain.accept import accept, acceptable
+from executor.explain.reasons_text import module_file
+from executor.keys.code_diff import told
+from executor.keys.node_key import code_roots
+from executor.planning.session import make_planner
+from executor.records.run_record import Record
+from executor.results.run_table import shown_digest
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import FAILED, OK, USAGE
+from executor.system.output import print_lines
+from executor.tracking.sync_state import is_tracked, send_in_foreground
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

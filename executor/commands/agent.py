@@ -8,13 +8,13 @@ from pathlib import Path
 
 from dsl.errors import StageError
 from executor.commands.arguments import add_store
-from executor.exits import FAILED, OK
-from executor.host_folder import HostFolder
-from executor.joining import Offers, joined
-from executor.lines import print_lines
-from executor.record import Record
-from executor.stop import StopSignal
-from executor.store import Store, store_path
+from executor.launchers.host_folder import HostFolder
+from executor.launchers.joining import Offers, joined
+from executor.records.run_record import Record
+from executor.scheduler.stop_signal import StopSignal
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
 
 LOOK_EVERY_S = 0.5
 

@@ -6,14 +6,14 @@ import argparse
 import json
 
 from executor.commands.arguments import add_json, add_run, add_store
-from executor.diagnose import Result, diagnose, keep
-from executor.diagnosis_text import diagnosis_text
-from executor.exits import FAILED, OK
-from executor.lines import print_lines
-from executor.progress import Doing
-from executor.record import find_record
-from executor.store import Store, store_path
-from ops.diagnose.chain import SPLITS
+from executor.model_tools.diagnose import Result, diagnose, keep
+from executor.model_tools.diagnosis_text import diagnosis_text
+from executor.records.run_record import find_record
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
+from executor.system.progress import Doing
+from ops.tools.diagnose.chain import SPLITS
 
 PROMPTS = 16
 LEAST_PROMPTS = 4  # of fewer nothing is certain

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_json, add_store
-from executor.exits import OK
-from executor.lines import print_json, print_lines
-from executor.record import Record, find_record, newest_records
-from executor.run_diff import compare_with_copies
-from executor.run_diff_text import runs_text
-from executor.store import Store, store_path
+from executor.explain.run_diff import compare_with_copies
+from executor.explain.run_diff_text import runs_text
+from executor.records.run_record import Record, find_record, newest_records
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

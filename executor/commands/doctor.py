@@ -17,10 +17,10 @@ from executor.doctor.host import host_findings
 from executor.doctor.libraries import loaded_findings, start_probes, version_findings
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
-from executor.exits import FAILED, OK, USAGE
-from executor.lines import print_json, print_lines
-from executor.progress import Doing
-from executor.store import store_path
+from executor.store.artifact_store import store_path
+from executor.system.exits import FAILED, OK, USAGE
+from executor.system.output import print_json, print_lines
+from executor.system.progress import Doing
 
 PIPELINE = "pipeline"  # the name of a finding of the file
 

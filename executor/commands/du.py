@@ -7,10 +7,10 @@ from typing import Any
 
 from executor.commands.arguments import add_json, add_store
 from executor.commands.gc import KEEP
-from executor.disk_use import disk_use, shown_size
-from executor.exits import OK
-from executor.lines import print_json, print_lines
-from executor.store import Store, store_path
+from executor.maintenance.disk_use import disk_use, shown_size
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,14 +7,14 @@ import argparse
 from dsl.errors import Mistake, PipelineError, known_nodes
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
-from executor.exits import OK
-from executor.explain import explain
-from executor.explain_text import explanation_text
-from executor.keys import code_roots
-from executor.lines import print_json, print_lines
-from executor.store import Store, store_path
+from executor.explain.reasons import explain
+from executor.explain.reasons_text import explanation_text
+from executor.keys.node_key import code_roots
+from executor.planning.session import make_planner
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,12 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from executor.collect import Item, Survey, collect, survey
 from executor.commands.arguments import add_json, add_store, count
-from executor.disk_use import shown_size
-from executor.exits import OK
-from executor.lines import print_json, print_lines
-from executor.store import Store, store_path
+from executor.maintenance.disk_use import shown_size
+from executor.maintenance.gc import Item, Survey, collect, survey
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines
 
 KEEP = 10
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from dsl.edge_checks import Absent
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from dsl.wiring import Absent
-from executor.begin import make_planner
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
-from executor.exits import OK
-from executor.graph_text import dot, drawn_graph, levels
-from executor.lines import print_json, print_lines, write_on
-from executor.plan_text import WORDS
-from executor.store import Store, store_path
+from executor.planning.plan_text import WORDS
+from executor.planning.session import make_planner
+from executor.report.graph_text import dot, drawn_graph, levels
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines, write_on
 
 PICTURES = (".png", ".svg", ".pdf")
 COLOURS = {"cached": "32", "runs": "33", "may be cut off": "36"}
@@ -45,7 +44,9 @@ def main(options: argparse.Namespace) -> int:
     decisions = make_planner(store, graph, absent=absent).plan()
     states = {node_id: WORDS[decision.cache] for node_id, decision in decisions.items()}
     if options.picture is not None:
-        importlib.import_module("executor.graph_picture").save_picture(graph, states, options.picture)
+        from executor.report.graph_picture import save_picture  # loads matplotlib
+
+        save_picture(graph, states, options.picture)
     if options.json:
         print_json(_rows(graph, states))
     elif options.dot:

@@ -12,16 +12,16 @@ from dsl.errors import DataError
 from dsl.op_table import all_ops
 from dsl.schema import pipeline_schema
 from executor.commands.arguments import add_store
-from executor.disk import clear_errors
-from executor.exits import OK
-from executor.lines import print_lines
-from executor.resources import free_bytes
-from executor.store import store_path
-from ops.own_data.advice import advise
-from ops.own_data.lengths import Counter
-from ops.own_data.survey import survey
-from ops.own_data.target import Target, read_target
-from ops.own_data.text import PLACEHOLDER, pipeline_text, summary
+from executor.planning.resources import free_bytes
+from executor.store.artifact_store import store_path
+from executor.system.exits import OK
+from executor.system.os_errors import clear_errors
+from executor.system.output import print_lines
+from ops.tools.init.advice import advise
+from ops.tools.init.lengths import Counter
+from ops.tools.init.survey import survey
+from ops.tools.init.target import Target, read_target
+from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
 SCHEMA = "dflow.schema.json"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dsl.errors import DflowError, did_you_mean
 from executor.commands.arguments import add_store, count
-from executor.exits import OK
-from executor.lines import print_lines, write_on
-from executor.record import Record, find_record, is_begun
-from executor.run_list import running_runs
-from executor.store import Store, store_path
+from executor.records.run_list import running_runs
+from executor.records.run_record import Record, find_record, is_begun
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_lines, write_on
 
 POLL_S = 0.2
 CHUNK = 65536

@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from dsl.edge_checks import Absent
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from dsl.wiring import Absent
-from executor.begin import make_planner
-from executor.capacity import gpu_memory
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
-from executor.exits import OK
-from executor.lines import print_json, print_lines
-from executor.plan_rows import plan_rows
-from executor.plan_text import print_plan, print_resources
-from executor.previous import PreviousNodes
-from executor.resources import free_bytes, graph_resources, resources_row, too_large_for_gpus
-from executor.selection import require_others, selected
-from executor.store import Store, store_path
-from executor.unmet import unmet
+from executor.planning.history import PreviousNodes
+from executor.planning.plan_rows import plan_rows
+from executor.planning.plan_text import print_plan, print_resources
+from executor.planning.preflight import unmet
+from executor.planning.resources import free_bytes, graph_resources, resources_row, too_large_for_gpus
+from executor.planning.selection import require_others, selected
+from executor.planning.session import make_planner
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.hardware import gpu_memory
+from executor.system.output import print_json, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

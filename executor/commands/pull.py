@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from dsl.read_toml import read_graph
-from executor.begin import make_planner
 from executor.commands.arguments import add_overrides, add_store
-from executor.exits import FAILED, OK
-from executor.lines import counted, print_lines
-from executor.progress import BytesDone
-from executor.record import find_record
-from executor.remote import Remote
-from executor.store import Store, store_path
-from executor.transfer import Wanted, missing_bytes, offered, pull, recorded, require_node
+from executor.maintenance.push_pull import Wanted, missing_bytes, offered, pull, recorded, require_node
+from executor.maintenance.remote import Remote
+from executor.planning.session import make_planner
+from executor.records.run_record import find_record
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import FAILED, OK
+from executor.system.output import counted, print_lines
+from executor.system.progress import BytesDone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 
 from executor.commands.arguments import add_run, add_store
-from executor.exits import OK
-from executor.folder_size import folder_size
-from executor.lines import counted, print_lines
-from executor.progress import BytesDone
-from executor.record import find_record
-from executor.remote import Remote
-from executor.store import Store, store_path
-from executor.transfer import accepted, push, push_key, recorded, require_node
+from executor.maintenance.push_pull import accepted, push, push_key, recorded, require_node
+from executor.maintenance.remote import Remote
+from executor.records.run_record import find_record
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.folder_size import folder_size
+from executor.system.output import counted, print_lines
+from executor.system.progress import BytesDone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from executor.commands.arguments import add_store
-from executor.exits import OK
-from executor.lines import print_lines
-from executor.record import Record
+from executor.records.run_record import Record
 from executor.report import write_report
 from executor.report.find import find_records
-from executor.store import Store, store_path
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_lines
 
 REPORT = "report.html"
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from dsl.errors import Mistake, PipelineError
-from executor.begin import resumed_run, run_from
 from executor.commands.arguments import add_keep_going, add_overrides, add_run, add_store
-from executor.inputs_check import check_inputs
-from executor.lines import print_lines
-from executor.record import Record, find_record
-from executor.run_list import UNFINISHED, unfinished_runs
-from executor.start import start
-from executor.store import Store, store_path
+from executor.planning.resume_check import check_inputs
+from executor.planning.session import resumed_run, run_from
+from executor.records.run_list import UNFINISHED, unfinished_runs
+from executor.records.run_record import Record, find_record
+from executor.scheduler.run_and_report import start
+from executor.store.artifact_store import Store, store_path
+from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

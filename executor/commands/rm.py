@@ -6,11 +6,11 @@ import argparse
 import sys
 
 from executor.commands.arguments import add_store
-from executor.exits import FAILED, OK
-from executor.lines import print_lines
-from executor.record import find_folder
-from executor.remove_run import remove_run, require_untagged
-from executor.store import Store, store_path
+from executor.maintenance.remove_run import remove_run, require_untagged
+from executor.records.run_record import find_folder
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

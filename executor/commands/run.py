@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 
 import attrs
 
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.begin import new_run
 from executor.commands.arguments import (
     add_file,
     add_keep_going,
@@ -20,11 +18,12 @@ from executor.commands.arguments import (
     add_store,
     add_sweeps,
 )
-from executor.lines import print_lines
-from executor.selection import selected
-from executor.sort_by import doubt
-from executor.start import start
-from executor.store import Store, store_path
+from executor.planning.selection import selected
+from executor.planning.session import new_run
+from executor.results.sweep_order import doubt
+from executor.scheduler.run_and_report import start
+from executor.store.artifact_store import Store, store_path
+from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +50,9 @@ def main(options: argparse.Namespace) -> int:
         print_lines(f"warning: {doubtful}", error=True)
     path = store_path(options.store, options.file)
     if options.smoke is not None:
-        smoke = importlib.import_module("executor.smoke")
-        code: int = smoke.smoke_run(path, graph, options.smoke)
-        return code
+        from executor.smoke.trial_run import smoke_run
+
+        return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
     return start(new_run(store, graph, options.only), keep_going=options.keep_going)
 

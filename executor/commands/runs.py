@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from executor.commands.arguments import add_json, add_store, count
-from executor.exits import OK
-from executor.lines import print_json, print_lines
-from executor.run_list import run_rows, runs_text
-from executor.store import Store, store_path
+from executor.records.run_list import run_rows, runs_text
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import print_json, print_lines
 
 SHOWN = 20
 

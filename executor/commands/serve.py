@@ -9,8 +9,8 @@ import sys
 from typing import NoReturn
 
 from executor.commands.arguments import add_address, add_run, add_store
-from executor.keys import PROJECT
-from executor.store import store_path
+from executor.keys.node_key import PROJECT
+from executor.store.artifact_store import store_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> NoReturn:
-    """Becomes executor.serve, which needs ops; this command loads them only after it checked whose they are."""
+    """Becomes executor.model_tools.serve, which needs ops; this command loads them only after it checked whose they
+    are.
+    """
     names = ("run", "node", "host", "port", "check", "extra")
     store = str(store_path(options.store, None))
     asked = json.dumps({"store": store, **{name: getattr(options, name) for name in names}})
     path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # no `ops` of the working directory's
-    os.execve(sys.executable, [sys.executable, "-m", "executor.serve", asked], environment)
+    os.execve(sys.executable, [sys.executable, "-m", "executor.model_tools.serve", asked], environment)

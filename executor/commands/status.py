@@ -9,15 +9,15 @@ from typing import Any
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from executor.commands.arguments import add_json, add_run, add_store
-from executor.exits import OK
-from executor.explain_text import accepted_text
-from executor.lines import columns, print_json, print_lines
-from executor.live_figures import LiveFigures, live_figures
-from executor.record import NodeState, Record, find_record, mlflow_ids
-from executor.recorded_graph import written_nodes
-from executor.results import print_results
-from executor.run_list import running_runs
-from executor.store import Store, store_path
+from executor.explain.reasons_text import accepted_text
+from executor.records.graph_file import written_nodes
+from executor.records.run_list import running_runs
+from executor.records.run_record import NodeState, Record, find_record, mlflow_ids
+from executor.results.live_metrics import LiveFigures, live_figures
+from executor.results.run_table import print_results
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.output import columns, print_json, print_lines
 
 UNFINISHED = ("killed", "stopped")
 

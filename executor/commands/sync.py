@@ -8,11 +8,11 @@ from pathlib import Path
 
 from dsl.errors import PipelineError, StoreError
 from executor.commands.arguments import add_store
-from executor.exits import FAILED, OK
-from executor.follow import lacks, send_rest
-from executor.lines import print_lines
-from executor.record import Record, find_record, mlflow_ids, newest_records
-from executor.store import Store, store_path
+from executor.records.run_record import Record, find_record, mlflow_ids, newest_records
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
+from executor.tracking.sync_state import lacks, send_rest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

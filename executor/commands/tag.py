@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from executor.commands.arguments import add_store
-from executor.exits import OK
-from executor.lines import print_lines
-from executor.record import find_folder
-from executor.store import Store, store_path
-from executor.store_lock import nothing_taken
-from executor.tags import add_tag, remove_tag
+from executor.records.run_record import find_folder
+from executor.records.run_tags import add_tag, remove_tag
+from executor.store.artifact_store import Store, store_path
+from executor.store.gc_lock import nothing_taken
+from executor.system.exits import OK
+from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

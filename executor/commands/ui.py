@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store
-from executor.exits import OK
-from executor.jsonlines import read_object
-from executor.lines import print_lines
-from executor.port import require_free_port
-from executor.record import newest_records
-from executor.server import Server, wait_until_ready
-from executor.store import Store, store_path
+from executor.model_tools.server import Server, wait_until_ready
+from executor.records.run_record import newest_records
+from executor.store.artifact_store import Store, store_path
+from executor.system.exits import OK
+from executor.system.jsonlines import read_object
+from executor.system.output import print_lines
+from executor.system.port import require_free_port
 
 # MLflow's runner of jobs is for its own evaluations; it takes a dozen processes, and dflow gives it nothing to do.
 ENVIRONMENT = {

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_store
-from executor.exits import FAILED, OK
-from executor.folder_size import folder_size
-from executor.lines import counted, print_lines
-from executor.progress import BytesDone
-from executor.record import Record, find_record, newest_records
-from executor.store import Store, store_path
-from executor.verify import Damage, check, committed, set_aside
+from executor.records.run_record import Record, find_record, newest_records
+from executor.store.artifact_store import Store, store_path
+from executor.store.integrity import Damage, check, committed, set_aside
+from executor.system.exits import FAILED, OK
+from executor.system.folder_size import folder_size
+from executor.system.output import counted, print_lines
+from executor.system.progress import BytesDone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

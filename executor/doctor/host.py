@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsl.sizes import shown_bytes
-from executor.capacity import machine_memory
 from executor.doctor.finding import Finding
-from ops.dflash.kernels import compiled_sweep
+from executor.system.hardware import machine_memory
+from ops.lib.kernels.c_library import compiled_sweep
 
 OPEN_FILES = 1024
 SHARED_MEMORY = 1_000_000_000

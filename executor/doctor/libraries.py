@@ -17,9 +17,9 @@ from attrs import frozen
 
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
-from executor.keys import PROJECT
-from executor.libraries import NOT_INSTALLED, LibraryVersions
-from executor.machine import devices
+from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
+from executor.keys.node_key import PROJECT
+from executor.system.resource_pool import devices
 
 REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
 BOUND = re.compile(r"(>=|<=|==|!=|>|<)\s*([0-9.]+)")
@@ -96,7 +96,8 @@ def declared() -> tuple[str, list[Requirement]]:
         return project["requires-python"], own + [
             _requirement(text, extra) for extra, texts in extras.items() for text in texts
         ]
-    metadata = importlib.import_module("importlib.metadata")
+    from importlib import metadata
+
     python = str(metadata.metadata("dflow")["Requires-Python"])
     return python, [_requirement(text, "") for text in metadata.requires("dflow") or []]
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -20,7 +19,8 @@ def torch_facts() -> dict[str, Any]:
 
     fault, compile_fault: why the first GPU cannot compute, and why nothing can be compiled for it, or empty texts.
     """
-    torch = importlib.import_module("torch")
+    import torch
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -51,10 +51,11 @@ def compile_fault_on(device: str) -> str:
     with tempfile.TemporaryDirectory(prefix="dflow-doctor-") as caches:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": caches}
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-        torch = importlib.import_module("torch")
+        import torch
+
         try:
             if device == "cuda":
-                importlib.import_module("triton")
+                import triton  # noqa: F401 (whether it loads)
             given = torch.full((8,), 2.0, device=device)
             found = torch.compile(lambda values: values * values + 1)(given).tolist()
         except (ImportError, OSError, RuntimeError, AssertionError) as error:
@@ -65,12 +66,17 @@ def compile_fault_on(device: str) -> str:
 
 def transformers_facts() -> dict[str, Any]:
     """Loads what dflow takes of it: a torchvision that does not fit breaks that."""
-    importlib.import_module("ops.vision.processor")
-    return {"version": importlib.import_module("transformers").__version__}
+    import transformers
+
+    import ops.lib.vision.processor  # noqa: F401 (whether it loads)
+
+    return {"version": transformers.__version__}
 
 
 def torchvision_facts() -> dict[str, Any]:
-    return {"version": importlib.import_module("torchvision").__version__}
+    import torchvision
+
+    return {"version": torchvision.__version__}
 
 
 PROBES: Mapping[str, Callable[[], dict[str, Any]]] = {

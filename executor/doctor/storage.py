@@ -11,12 +11,12 @@ from pathlib import Path
 from dsl.errors import StoreError
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
-from executor.flocks import keeps_others_out
-from executor.jsonlines import read_object
-from executor.lease import lock_holders
-from executor.resources import free_bytes
-from executor.store import Store
-from executor.verify import check, committed
+from executor.planning.resources import free_bytes
+from executor.store.artifact_store import Store
+from executor.store.integrity import check, committed
+from executor.store.lease import lock_holders
+from executor.system.file_locks import keeps_others_out
+from executor.system.jsonlines import read_object
 
 LITTLE_DISK = 20_000_000_000  # bytes; the checkpoint of a target of 8 billion parameters
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from dsl.sections import Account, Body, Chart, Html, Picture, Section, Series, Table
+from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Series, Table
 
 KINDS: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account)}
 

@@ -11,9 +11,9 @@ from typing import cast
 
 from attrs import frozen
 
-from dsl.sections import Chart, Series
 from executor.report.markup import Markup, element, html, shown_figure, void
 from executor.report.scale import Scale, is_wide, thinned
+from ops.lib.report_sections import Chart, Series
 
 WIDTH, HEIGHT = 360.0, 220.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 16.0, 22.0, 36.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from executor.report.facts import NodeFacts, RunFacts
-from executor.sweep_table import Row
+from executor.report.run_data import NodeFacts, RunFacts
+from executor.results.sweep_table import Row
 
 MOST_COLUMNS = 16  # of all combinations: more nobody tells apart
 MOST_NAMED = 3

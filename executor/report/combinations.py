@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from executor.figure_order import JUDGED
-from executor.report.facts import RunFacts
 from executor.report.markup import Markup, element, html, joined, paragraph, table
 from executor.report.overview import run_name
-from executor.results import result_rows
-from executor.sweep_table import Row, shown_metrics
+from executor.report.run_data import RunFacts
+from executor.results.metric_order import JUDGED
+from executor.results.run_table import result_rows
+from executor.results.sweep_table import Row, shown_metrics
 
 MOST_METRICS = 8
 MOST_ROWS = 200

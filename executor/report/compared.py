@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from executor.keys import differing
-from executor.report.facts import RunFacts
+from executor.keys.node_key import differing
 from executor.report.markup import Markup, element, table
 from executor.report.overview import run_name
+from executor.report.run_data import RunFacts
 
 ABSENT = object()
 LONG = 10  # characters of a number, more of which nobody reads

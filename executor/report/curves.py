@@ -7,13 +7,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from dsl.sections import Chart, Series
-from executor.points import SYSTEM
+from executor.records.metric_points import SYSTEM
 from executor.report.chart import drawn, together
 from executor.report.columns import node_ids, shared
-from executor.report.facts import NodeFacts, RunFacts
 from executor.report.markup import Markup, details, element, joined, limited, named, paragraph
 from executor.report.results import NUMBERED, numbered_charts
+from executor.report.run_data import NodeFacts, RunFacts
+from ops.lib.report_sections import Chart, Series
 
 # The last parts of the names that everybody looks at, in this order; all others are folded away.
 FIRST = ("tau", "loss", "expected_tau", "accuracy", "lr", "grad_norm")

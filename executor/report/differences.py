@@ -12,15 +12,15 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import StoreError
-from executor.code_changes import told
-from executor.explain import ABSENT, ValueChange
-from executor.recorded_graph import written_nodes
-from executor.report.facts import RunFacts
+from executor.explain.reasons import ABSENT, ValueChange
+from executor.explain.run_diff import NodeDiff, compare_parts
+from executor.explain.run_parts import Part
+from executor.keys.code_diff import told
+from executor.records.graph_file import written_nodes
 from executor.report.markup import Markup, details, element, joined, paragraph, table
 from executor.report.overview import run_name
-from executor.run_diff import NodeDiff, compare_parts
-from executor.run_parts import Part
-from executor.store import Store
+from executor.report.run_data import RunFacts
+from executor.store.artifact_store import Store
 
 WHERE = {"first": "the node is not in this run", "second": "of the two, the node is in this run alone"}
 WRITTEN = ("config", "setting", "value")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import define
 
-from executor.disk_use import shown_size
+from executor.maintenance.disk_use import shown_size
 from executor.report.markup import Markup, element, paragraph, void
 
 PICTURE_MOST = 1_000_000  # bytes of a file

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsl.errors import StoreError, did_you_mean
-from executor.record import Record, find_record
-from executor.store_names import RUN_ID
-from executor.tags import tags_of
+from executor.records.run_record import Record, find_record
+from executor.records.run_tags import tags_of
+from executor.store.names import RUN_ID
 
 
 def find_records(records: Path, runs: Sequence[str]) -> list[Record]:

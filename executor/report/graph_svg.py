@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from executor.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Layout, Place, layout_of, shown_name, wrapped
-from executor.report.facts import NodeFacts, RunFacts
+from executor.report.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Layout, Place, layout_of, shown_name, wrapped
 from executor.report.markup import Markup, element, shown_duration, void
-from executor.results import shown_seconds
+from executor.report.run_data import NodeFacts, RunFacts
+from executor.results.run_table import shown_seconds
 
 MOST_DRAWN = 150  # nodes
 NARROW = 390.0  # px, a third of the page

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import islice
 
-from executor.lines import printable
+from executor.system.output import printable
 
 NOTHING = "–"  # noqa: RUF001
 MOST_ROWS = 1_000  # of a table

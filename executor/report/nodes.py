@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsl.sections import Chart, Series
-from executor.disk_use import shown_size
+from executor.maintenance.disk_use import shown_size
 from executor.report.chart import drawn, together
-from executor.report.facts import NodeFacts, RunFacts
 from executor.report.graph_svg import graph_svg, is_narrow, shown_state
 from executor.report.markup import Markup, details, element, joined, shown_duration, table
 from executor.report.overview import run_name
-from executor.results import first_line
+from executor.report.run_data import NodeFacts, RunFacts
+from executor.results.run_table import first_line
+from ops.lib.report_sections import Chart, Series
 
 MARKS = {"done": "good", "cached": "info", "failed": "bad", "running": "warn", "interrupted": "warn"}
 MOST_BARS = 40

@@ -9,28 +9,28 @@ from pathlib import Path
 
 from attrs import frozen
 
-from dsl.sections import STYLE
-from executor.disk import output_errors
-from executor.explain_text import moment
-from executor.record import Record
+from executor.explain.reasons_text import moment
+from executor.records.run_record import Record
 from executor.report.columns import columns_of
 from executor.report.combinations import combinations_block
 from executor.report.curves import curves
 from executor.report.differences import differences
 from executor.report.embedded import Embedded
-from executor.report.facts import RunFacts, read_runs
 from executor.report.find import find_records
 from executor.report.markup import Markup, element, html, joined
 from executor.report.nodes import pipelines, time_and_disk
 from executor.report.overview import overview
 from executor.report.results import results
+from executor.report.run_data import RunFacts, read_runs
 from executor.report.samples import samples
 from executor.report.sections import accounts_of, asked_of, node_sections
 from executor.report.settings import configs, environment
 from executor.report.style import PAGE_STYLE
 from executor.report.troubles import troubles
-from executor.store import Store
-from executor.symlinks import new_file
+from executor.store.artifact_store import Store
+from executor.system.os_errors import output_errors
+from executor.system.symlinks import new_file
+from ops.lib.page_style import STYLE
 
 # A browser loads nothing but what the file holds, in the frames of artifacts' own pages neither.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from dsl.sections import Chart, Series
-from executor.figure_order import JUDGED, figures_in_order
+from executor.explain.run_diff import MetricPair
 from executor.report.chart import drawn, together
 from executor.report.columns import shared
-from executor.report.facts import NodeFacts, RunFacts
 from executor.report.markup import Markup, breakable, element, joined, limited, paragraph, shown_figure, table
 from executor.report.overview import run_name
-from executor.run_diff import MetricPair
+from executor.report.run_data import NodeFacts, RunFacts
+from executor.results.metric_order import JUDGED, figures_in_order
+from ops.lib.report_sections import Chart, Series
 
 NUMBERED = re.compile(r"(.+)_(\d{2,})")
 LEAST_NUMBERED = 2

@@ -8,15 +8,15 @@ from typing import TypeGuard
 import attrs
 from attrs import frozen
 
-from dsl.sections import Account, Body, Chart, Html, Picture, Section, Table
-from executor.report.artifacts import Asked, Shown, shown_by_ops
 from executor.report.chart import drawn, is_named, together
 from executor.report.columns import named, node_ids, shared
 from executor.report.compared import compared
 from executor.report.embedded import Embedded
-from executor.report.facts import NodeFacts, RunFacts
 from executor.report.markup import Markup, element, html, joined, limited, paragraph, table
+from executor.report.op_sections import Asked, Shown, shown_by_ops
 from executor.report.overview import run_name
+from executor.report.run_data import NodeFacts, RunFacts
+from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Table
 
 MOST_NARROW = 4  # columns of a table that a third of the page holds
 LONG_TEXT = 30

@@ -7,8 +7,8 @@ from typing import Any
 
 from executor.report.columns import node_ids
 from executor.report.compared import ABSENT, compared, differ, shown
-from executor.report.facts import NodeFacts, RunFacts
 from executor.report.markup import Markup, details, element, joined, limited, paragraph
+from executor.report.run_data import NodeFacts, RunFacts
 
 
 def configs(runs: Sequence[RunFacts]) -> Markup:

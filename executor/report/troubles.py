@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from executor.report.facts import RunFacts
 from executor.report.markup import Markup, details, element, joined
 from executor.report.overview import run_name
+from executor.report.run_data import RunFacts
 
 
 def troubles(runs: Sequence[RunFacts]) -> Markup:

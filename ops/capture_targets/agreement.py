@@ -12,7 +12,7 @@ import torch
 from attrs import asdict, frozen
 from torch import Tensor
 
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 # Of a token's state, relative to its length. Measured in float32 on tiny targets of every family: right ones are at
 # most 1.6e-5 apart, the next layer at least 0.3, positions in one dimension 0.3; deeper targets round more.

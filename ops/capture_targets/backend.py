@@ -13,7 +13,7 @@ from attrs import define, frozen
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
 
 
 @frozen(eq=False)

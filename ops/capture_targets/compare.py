@@ -27,19 +27,19 @@ from ops.capture_targets.agreement import LOG_PROB_TOLERANCE, TIMES_OWN_ROUNDING
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.run import check_fits, layers_of
 from ops.capture_targets.sglang import SglangBackend
-from ops.files import read_json, read_jsonl, write_json
-from ops.load_target.log_probs import token_log_probs
-from ops.load_target.model import read_config, target_info
-from ops.sglang_engine.answers import token_log_probs as served_log_probs
-from ops.sglang_engine.mm_processor import ServedPrompts
-from ops.sglang_engine.process import float32_refusal
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.data.image_packs import read_packed
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.losses.log_probs import token_log_probs
+from ops.lib.sglang.answers import token_log_probs as served_log_probs
+from ops.lib.sglang.mm_processor import ServedPrompts
+from ops.lib.sglang.process import float32_refusal
+from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.target.model import read_config, target_info
+from ops.lib.vision.batch import collate
+from ops.lib.vision.families import family_of
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.samples import up_to_last_answer
-from ops.tokenize_chat.shards import TokenReader, TokenSample
-from ops.vision.batch import collate
-from ops.vision.families import family_of
-from ops.vision.packs import read_packed
-from ops.vision.processor import load_processor
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 
@@ -131,9 +131,8 @@ def compare(request: Request) -> dict[str, Any]:
             continue
         theirs = with_sglang(request, samples, layer_ids, dtype, device)
         exact = ours.get("float32")
-        states = compare_states(
-            samples, given.states, theirs.states, layer_ids, image_token_id, dtype, exact and exact.states
-        )
+        exactly = None if exact is None else exact.states
+        states = compare_states(samples, given.states, theirs.states, layer_ids, image_token_id, dtype, exactly)
         log_probs = compare_log_probs(samples, given, theirs, dtype, exact)
         compared.append({"dtype": dtype, "states": [each.row() for each in states], "log_probs": log_probs})
     preprocessing = compare_preprocessing(request, samples, device) if info["vision"] else []

@@ -14,8 +14,8 @@ from torch import Tensor
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States
 from ops.capture_targets.op import CaptureTargets
-from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.model import Target
 
 
 @define(eq=False)

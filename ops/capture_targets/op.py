@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.needs import Given, Only
+from dsl.field_rules import Given, Only
 from dsl.op import field, op
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args
@@ -43,8 +43,8 @@ def sglang_args(_instance: object, _attribute: object, given: dict[str, object] 
     run="ops.capture_targets.run:capture_targets",
     report="ops.capture_targets.report:capture_targets_sections",
     resources="ops.capture_targets.resources:capture_targets_resources",
-    threads="ops.threads:threads_of_batches",
-    unmet="ops.unmet:capture_targets_unmet",
+    threads="ops.lib.threads:threads_of_batches",
+    unmet="ops.capture_targets.unmet:unmet",
     smoke="ops.capture_targets.smoke:capture_targets_smoke",
     work="ops.capture_targets.smoke:capture_targets_work",
     key_libraries=("torch", "transformers"),
@@ -141,4 +141,4 @@ class CaptureTargets:
         """And the code of its backend and the version it is written for, which run.py imports by name."""
         if self.backend != "sglang":
             return ()
-        return ("ops.capture_targets.sglang:SglangBackend", "ops.sglang_engine.version:require_sglang")
+        return ("ops.capture_targets.sglang:SglangBackend", "ops.lib.sglang.version:require_sglang")

@@ -6,8 +6,8 @@ from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
 from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
-from ops.foreseen import FeaturesForeseen, TargetForeseen, TokensForeseen, amount
-from ops.load_target.sizes import ITEM_SIZES, TargetSizes
+from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, amount
+from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.tokenize_chat.resources import TOKEN_BYTES
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 8192, 1024

@@ -8,7 +8,6 @@ artifact once all of them are there; the shards are the same bytes whoever made 
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -19,24 +18,26 @@ import torch
 from attrs import frozen
 
 from dsl.errors import ConfigError, DataError, StopRequested
+from dsl.named_function import named_function
 from dsl.sizes import shown_bytes
 from dsl.stage import Stage
 from ops.capture_targets.backend import Backend, Halving, default_batch_tokens
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
-from ops.capture_targets.shards import feature_info
 from ops.capture_targets.writing import Shard, ShardWriter
-from ops.files import link_or_copy, write_json
-from ops.load_target.model import check_images_fit, check_tokens_fit, read_config, target_info
-from ops.tokenize_chat.shards import TokenReader
-from ops.vision.families import Family, family_of
+from ops.lib.data.batching import batches_by_length
+from ops.lib.data.files import link_or_copy, write_json
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.feature_shards import feature_info
+from ops.lib.target.model import check_images_fit, check_tokens_fit, read_config, target_info
+from ops.lib.vision.families import Family, family_of
 
 LOOK_EVERY_S = 0.2
 PARTS_THAT_FILL = 16  # a GPU is busy with so small a part of the default batch_tokens: 512 tokens
 # Imported by constants, which nobody follows, so that both are in the key of SGLang's captures alone (`chosen_code`).
-PINNED = "ops.sglang_engine.version"
-SERVED = "ops.capture_targets.sglang"
+BACKEND = "ops.capture_targets.sglang:SglangBackend"
+REQUIRE, VERSION = "ops.lib.sglang.version:require_sglang", "ops.lib.sglang.version:SGLANG_VERSION"
 
 
 @frozen
@@ -54,7 +55,7 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     """Write the TargetFeatures artifact; see ops/artifacts.py for its layout."""
     info = target_info(stage.inputs["target"])
     layer_ids = layers_of(config, info["num_layers"])
-    readers = {split: TokenReader(stage.inputs["tokens"], split) for split in config.splits}
+    readers: dict[str, TokenReader] = {split: TokenReader(stage.inputs["tokens"], split) for split in config.splits}
     check_fits(info, family_of(read_config(stage.inputs["target"].path / "model")), readers)
     plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
     if not plans:
@@ -110,9 +111,8 @@ def group_of(config: CaptureTargets, stage: Stage) -> tuple[int, int]:
 def open_backend(config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> Backend:
     """The backend of the config with its target loaded; SGLang's module is imported by name where it is asked for."""
     if config.backend == "sglang":
-        importlib.import_module(PINNED).require_sglang('backend = "sglang" of capture_targets')
-        sglang = importlib.import_module(SERVED)
-        backend: Backend = sglang.SglangBackend.start(config, stage, readers)
+        named_function(REQUIRE)('backend = "sglang" of capture_targets')
+        backend: Backend = named_function(BACKEND).start(config, stage, readers)
         return backend
     return HuggingFaceBackend.load(config, stage.inputs["target"], stage.device)
 
@@ -203,25 +203,6 @@ def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[Shar
     return plans
 
 
-def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | None = None) -> list[list[int]]:
-    """Indices in batches of similar length whose padded size stays within `batch_tokens` (one sample at least).
-
-    A batch of `filled` tokens takes only samples of its last one's length, so that nothing is padded for its sake:
-    padding needs a mask, which keeps attention from its fastest kernels on a GPU. None fills batches to the end.
-    """
-    batches: list[list[int]] = []
-    last = 0
-    for index in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        length, count = lengths[index], len(batches[-1]) if batches else 0
-        takes_others = filled is None or last * count < filled
-        if batches and length * (count + 1) <= batch_tokens and (takes_others or length == last):
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-        last = length
-    return batches
-
-
 def check_fits(info: Mapping[str, Any], family: Family, readers: Mapping[str, TokenReader]) -> None:
     """Refuse tokens that this target, whose target.json is `info`, cannot read. Raises DataError."""
     for reader in readers.values():
@@ -269,4 +250,4 @@ def write_features_json(
 def sglang_info(config: CaptureTargets) -> dict[str, Any]:
     """What features.json says of SGLang: its version, and the arguments that it was given, if any."""
     given = {"server_args": dict(config.server_args)} if config.server_args else {}
-    return {"backend": "sglang", "backend_version": importlib.import_module(PINNED).SGLANG_VERSION, **given}
+    return {"backend": "sglang", "backend_version": named_function(VERSION), **given}

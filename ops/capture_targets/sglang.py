@@ -1,7 +1,7 @@
 """Capture with SGLang: the code that will serve the target computes what the draft learns from.
 
 Imported by name, by run.py, because SGLang is not always installed. What is called of SGLang stands in
-ops/sglang_engine; here is what a capture needs around it: which targets it takes, how long samples may be, and which
+ops/lib/sglang; here is what a capture needs around it: which targets it takes, how long samples may be, and which
 ranks share a model.
 """
 
@@ -9,23 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from attrs import define, frozen
 
 from dsl.errors import ConfigError, DataError
-from dsl.stage import Stage
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States, default_batch_tokens
 from ops.capture_targets.op import CaptureTargets
-from ops.load_target.model import read_config, target_info
-from ops.sglang_engine.layers import Recipe
-from ops.sglang_engine.process import context_length
-from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenReader, TokenSample
-from ops.training.ranks import meeting_store
-from ops.vision.families import VisionFamily, family_of
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.sglang.layers import Recipe
+from ops.lib.sglang.process import context_length
+from ops.lib.sglang.runtime import SglangRuntime
+from ops.lib.target.model import read_config, target_info
+from ops.lib.training.ranks import meeting_store
+from ops.lib.vision.families import VisionFamily, family_of
 
 # What was compared with transformers' states, see docs/sglang.md.
 MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
@@ -33,6 +32,19 @@ INTERLEAVED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # What SGLang raises, somewhere between its arguments and its first allocation, for arguments that it cannot use.
 STARTING_ERRORS = (ValueError, TypeError, AssertionError, AttributeError, RuntimeError)
 PATCH_DIM_OF_QWEN25 = 1176  # the one width of pixel rows that SGLang's Qwen2.5-VL takes for pixels
+
+
+class LoadingStage(Protocol):
+    """What loading a target asks of a Stage."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def device(self) -> str: ...
 
 
 @define(eq=False)
@@ -43,7 +55,7 @@ class SglangBackend:
     recipe: Recipe
 
     @classmethod
-    def start(cls, config: CaptureTargets, stage: Stage, readers: Mapping[str, TokenReader]) -> SglangBackend:
+    def start(cls, config: CaptureTargets, stage: LoadingStage, readers: Mapping[str, TokenReader]) -> SglangBackend:
         """Load the target, after everything that can be refused has been.
 
         Raises DataError for a target that SGLang cannot capture, and for samples longer than the target's context or
@@ -169,7 +181,7 @@ def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) ->
         )
 
 
-def group_store(stage: Stage, tp_degree: int) -> dist.Store:
+def group_store(stage: LoadingStage, tp_degree: int) -> dist.Store:
     """The part of the store of all ranks in which those of one group meet."""
     return dist.PrefixStore(
         f"capture_targets/group {stage.rank // tp_degree}", meeting_store(stage.rank, stage.world_size)

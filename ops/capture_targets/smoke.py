@@ -7,7 +7,7 @@ from typing import Any
 from dsl.smoke import Trial, Work
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.resources import GPU_BATCH_TOKENS
-from ops.growth import Counts, TokensGrown
+from ops.lib.scaling import Counts, TokensGrown
 
 
 def capture_targets_smoke(config: CaptureTargets, samples: int) -> dict[str, Any]:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ops.capture_targets.backend import States
-from ops.capture_targets.shards import write_feature_shard
-from ops.files import finish_file
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.files import finish_file
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.feature_shards import write_feature_shard
 
 
 class Shard:

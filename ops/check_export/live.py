@@ -30,22 +30,18 @@ from ops.check_export.departures import (
 from ops.check_export.live_cause import find_cause, is_tie, other_dtype
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
 from ops.check_export.live_seen import Cause, Watched, compare_watched, prompts_to_watch, seen_mistake
-from ops.check_export.mistake import REWRITE, Mistake
 from ops.check_export.op import CheckExport
-from ops.dflash.config import DraftConfig
-from ops.dflash.decode import Decoded
-from ops.dflash.load import load_draft
-from ops.dflash.model import DraftModel
-from ops.files import read_json
-from ops.load_target.model import Target, target_info
-from ops.on_demand import OnDemand
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.data.files import read_json
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
+from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.target.model import Target, target_info
 
-if TYPE_CHECKING:
-    from ops.sglang_engine import dflash_worker, draft_forward
-else:
-    dflash_worker = OnDemand("ops.sglang_engine.dflash_worker")  # they import SGLang
-    draft_forward = OnDemand("ops.sglang_engine.draft_forward")
+if TYPE_CHECKING:  # both import SGLang
+    from ops.lib.sglang.dflash_worker import DflashEngine
 
 ENOUGH = 4  # departures that are looked at closely, once so many are no ties
 TOGETHER = 16  # requests of a batch
@@ -143,7 +139,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
     )
 
 
-def watch(engine: dflash_worker.DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Watched]:
+def watch(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Watched]:
     """Each prompt once more and alone, with what the draft is given of it and of its answer."""
     seen = [engine.context_of(prompt.sample, prompt.max_new_tokens, eos_token_ids) for prompt in prompts]
     return [
@@ -177,13 +173,15 @@ def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Mistake]]:
         return None, [mistake]
 
 
-def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.DflashEngine | Mistake:
+def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | Mistake:
     """SGLang with this target and draft, and room for a batch of prompts; a mistake where it refuses the draft.
 
     Raises LiveUnavailable where SGLang cannot be imported, refuses the device or finds no room.
     """
     block_size = read_json(setting.draft_dir / "config.json").get("block_size", 16)
     try:
+        from ops.lib.sglang import dflash_worker
+
         sizes = [dflash_worker.tokens_of(prompt.sample, prompt.max_new_tokens, block_size) for prompt in prompts]
     except (ImportError, RuntimeError, OSError) as error:
         raise LiveUnavailable(f"SGLang {SGLANG_VERSION} is installed, but cannot be imported here: {error}") from error
@@ -210,7 +208,7 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> dflash_worker.D
         raise no_room(error) from error
 
 
-def setting_mistakes(engine: dflash_worker.DflashEngine, config: DraftConfig) -> list[Mistake]:
+def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]:
     """What SGLang took from the draft's config.json otherwise than it is meant."""
     return [
         Mistake(
@@ -228,11 +226,13 @@ def setting_mistakes(engine: dflash_worker.DflashEngine, config: DraftConfig) ->
 
 
 def compare_forward(
-    engine: dflash_worker.DflashEngine, draft: DraftModel, setting: Setting
+    engine: DflashEngine, draft: DraftModel, setting: Setting
 ) -> tuple[dict[str, float], list[Mistake]]:
     """The largest difference between SGLang's draft class and dflow's for several contexts, and what is too large."""
     if engine.block_size != draft.config.block_size:
         return {}, []
+    from ops.lib.sglang import draft_forward
+
     lengths = draft_forward.context_lengths(draft.config, LONGEST_CONTEXT)
     found = draft_forward.compare_forward(engine, draft, lengths)
     # Negated, so that NaN is wrong too.
@@ -251,7 +251,7 @@ def compare_forward(
     return {one.name: one.difference for one in found}, mistakes
 
 
-def serve(engine: dflash_worker.DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Decoded]:
+def serve(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Decoded]:
     """SGLang's answers, in the order of the prompts."""
     limits = sorted({prompt.max_new_tokens for prompt in prompts})
     answers: dict[int, Decoded] = {}

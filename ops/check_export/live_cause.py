@@ -14,10 +14,10 @@ from torch import Tensor
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt
 from ops.check_export.live_seen import BEHIND, OTHER_CODE, Cause, Comparison
-from ops.check_export.mistake import REWRITE
-from ops.dflash.decode import decode_speculative
-from ops.dflash.model import DraftModel
-from ops.load_target.model import Target
+from ops.lib.drafts.decoding.decode import decode_speculative
+from ops.lib.drafts.dflash.contract_mistake import REWRITE
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
 
 UNKNOWN = Cause(BEHIND, OTHER_CODE)
 OTHER_REPORT = Cause(
@@ -48,9 +48,9 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
     done = sum(accepted + 1 for accepted in prompt.accepted[: departure.step])
     anchor = prompt.sample.prompt_tokens + done
     context = draft.context_kv(features_SF[:anchor], torch.arange(anchor, device=features_SF.device))
-    embeds = target.embed_weight[[prompt.tokens[done], draft.config.mask_token_id]]
+    anchor_M, mask_M = target.embed_weight[[prompt.tokens[done], draft.config.mask_token_id]]
     slot = min(prompt.accepted[departure.step], departure.served.accepted[departure.step])
-    return _margin(draft.propose(*embeds, context)[slot] @ target.head_weight.T) < margin
+    return _margin(draft.propose(anchor_M, mask_M, context)[slot] @ target.head_weight.T) < margin
 
 
 def find_cause(target: Target, draft: DraftModel, departure: Departure, comparison: Comparison) -> Cause:

@@ -19,8 +19,8 @@ from typing import Any
 from attrs import Factory, frozen
 
 from dsl.errors import DataError
-from ops.check_export.mistake import Mistake
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.dflash.contract_mistake import Mistake
 
 
 class LiveUnavailable(DataError):

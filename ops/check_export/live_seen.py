@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ops.check_export.departures import Departure
 from ops.check_export.live_result import Prompt, largest, nan_last
-from ops.check_export.mistake import Mistake
-from ops.dflash.decode import Decoded, DraftContext, matching_prefix, propose
-from ops.dflash.model import DraftModel
-from ops.load_target.model import Target
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.drafts.decoding.decode import Decoded, DraftContext, matching_prefix, propose
+from ops.lib.drafts.dflash.contract_mistake import Mistake
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.sglang.version import SGLANG_VERSION
+from ops.lib.target.model import Target
+from ops.lib.vision.families import VisionFamily
 
 WATCHED = 2  # prompts with images, and as many without, that are looked at whether or not they depart
 DEPARTED = 4  # departures that are looked at besides
@@ -204,6 +205,7 @@ class Along:
         in_prompt_S = torch.arange(len(ids_S)) < sample.prompt_tokens
         image_S = torch.zeros_like(in_prompt_S)
         if len(sample.image_grid_thw):
+            assert isinstance(target.family, VisionFamily)  # no other takes images
             image_S = in_prompt_S & (ids_S == target.family.image_token_id)
         kinds = {"image tokens": image_S, "prompt": in_prompt_S & ~image_S, "answer": ~in_prompt_S}
         return cls(
@@ -224,11 +226,11 @@ class Along:
             right_SM = self.inputs_SM[layer_id]
             states_SM = states_SM[: len(right_SM)].to(right_SM.device)
             by_kind = self._distances(states_SM, right_SM)
-            kind = max(by_kind, key=lambda name, by_kind=by_kind: nan_last(by_kind[name]))
+            kind, distance = max(by_kind.items(), key=lambda item: nan_last(item[1]))
             yield Layer(
                 layer_id,
                 kind,
-                by_kind[kind],
+                distance,
                 self._distances(states_SM, self.outputs_SM[layer_id])[kind],
                 {k: self._distances(states_SM, other)[kind] for k, other in self.inputs_SM.items() if k != layer_id},
             )

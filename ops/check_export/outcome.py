@@ -8,8 +8,8 @@ from typing import Any
 from attrs import frozen
 
 from ops.check_export.live_result import LiveResult, Prompt, largest
-from ops.dflash.decode import Decoded
 from ops.export_draft.card import table
+from ops.lib.drafts.decoding.decode import Decoded
 
 ALL = "all"
 REPEAT = (
@@ -106,7 +106,7 @@ class Outcome:
     def told(self) -> list[str]:
         """What is printed: for the screen, and the warnings once more at the end of the run."""
         lines = ["dflow: the serving directory keeps the contract"]
-        if self.tau_served is None:
+        if self.served is None or self.tau_served is None:
             reason = " ".join(str(self.skipped).split())
             lines.append(
                 f"dflow: warning: the live stage was SKIPPED, SGLang has not seen this draft: {reason}; {REPEAT}"

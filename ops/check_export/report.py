@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsl.sections import Section, Table
-from ops.files import read_json
-from ops.shown import facts
+from ops.lib.data.files import read_json
+from ops.lib.report_parts import facts
+from ops.lib.report_sections import Section, Table
 
 
 def check_export_sections(folder: Path) -> Sequence[Section]:

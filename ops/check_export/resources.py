@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
-from ops.dflash.footprint import draft_parameters
 from ops.evaluate.resources import LONGEST
-from ops.foreseen import DraftForeseen, ReportForeseen, TargetForeseen
-from ops.load_target.sizes import ITEM_SIZES
+from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
+from ops.lib.target.sizes import ITEM_SIZES
 
 TOGETHER = 16  # requests of a batch, as in ops/check_export/live.py, which loads SGLang
-RESERVED_BLOCKS = 3  # of a request, as in ops/sglang_engine/dflash_worker.py
+RESERVED_BLOCKS = 3  # of a request, as in ops/lib/sglang/dflash_worker.py
 
 
 def check_export_resources(outlook: Outlook) -> Resources:

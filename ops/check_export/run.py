@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.check_export.contract import CARD, CONFIG, WEIGHTS, check_serving
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt
-from ops.check_export.mistake import refuse
 from ops.check_export.op import CheckExport
 from ops.check_export.outcome import Outcome, card_text
 from ops.export_draft.card import with_measured
-from ops.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
-from ops.on_demand import OnDemand
-from ops.sglang_engine.serve_command import number_formats
-from ops.sglang_engine.version import require_sglang
-from ops.tokenize_chat.shards import TokenReader
-
-if TYPE_CHECKING:
-    from ops.check_export import live
-else:
-    live = OnDemand("ops.check_export.live")  # it imports SGLang
+from ops.lib.data.files import link_or_copy, read_json, read_jsonl, replace_file, write_json, write_jsonl
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.dflash.contract_mistake import refuse
+from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving
+from ops.lib.sglang.serve_command import number_formats
+from ops.lib.sglang.version import require_sglang
 
 SERVED = "served.jsonl"
 
@@ -114,7 +108,9 @@ def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple
         return _passed_over(config, error)
     draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
     try:
-        return live.check_live(draft_dir, target_dir, prompts, config, stage), None
+        from ops.check_export.live import check_live
+
+        return check_live(draft_dir, target_dir, prompts, config, stage), None
     except LiveUnavailable as error:
         return _passed_over(config, error)
 

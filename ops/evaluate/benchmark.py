@@ -14,17 +14,18 @@ from pathlib import Path
 
 from attrs import frozen
 
+from dsl.op import op_of
 from ops.evaluate.benchmark_rows import BenchmarkRow, Misfit, benchmark_rows, refuse
+from ops.inject_images.messages import messages as joined_messages
 from ops.inject_images.op import InjectImages
-from ops.inject_images.run import messages as joined_messages
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.vision.images import fault_of, strict_pillow
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.samples import load_image, prompt_sample
-from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import Messages, Unusable
-from ops.vision.images import fault_of, strict_pillow
 
-MAX_PIXELS = InjectImages.__op__.fields["max_image_pixels"].default
-MIN_SIDE = InjectImages.__op__.fields["min_image_side"].default
+MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
+MIN_SIDE = op_of(InjectImages).fields["min_image_side"].default
 
 
 @frozen(eq=False)

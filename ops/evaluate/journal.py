@@ -10,9 +10,9 @@ from typing import Any
 
 from attrs import asdict, define, field, frozen
 
-from ops.dflash.decode import Decoded
 from ops.evaluate.statistics import BatchTime
-from ops.files import json_line
+from ops.lib.data.files import json_line
+from ops.lib.drafts.decoding.decode import Decoded
 
 
 @frozen

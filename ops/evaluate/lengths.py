@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dsl.errors import DataError
-from ops.dflash.config import DraftConfig
 from ops.evaluate.prompts import Prompt
+from ops.lib.drafts.dflash.config import DraftConfig
 
 SHOWN = 100
 

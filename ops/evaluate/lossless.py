@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from attrs import asdict, frozen
 
-from ops.dflash.decode import Decoded
 from ops.evaluate.journal import PromptResult
+from ops.lib.drafts.decoding.decode import Decoded
 
 SHOWN = 10
 MANY_TIES = 0.1  # of the answers: rounding gives some in a hundred

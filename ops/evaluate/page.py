@@ -18,12 +18,12 @@ from attrs import frozen
 from PIL import Image
 from torch import Tensor
 
-from dsl.sections import STYLE
-from ops.dflash.decode import Decoded
 from ops.evaluate.summary import Summary
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.page_style import STYLE
+from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.preview import visible
-from ops.tokenize_chat.shards import TokenSample
-from ops.vision.processor import Processor
 
 SHOWN = 200
 THUMBNAIL = 96  # pixels of the longer side

@@ -13,10 +13,10 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.evaluate.benchmark import read_benchmark
 from ops.evaluate.op import Evaluate
-from ops.load_target.model import Target, check_images_fit, check_patches_fit
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.model import Target, check_images_fit, check_patches_fit
+from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.encode import ChatEncoder
-from ops.tokenize_chat.shards import TokenReader, TokenSample
-from ops.vision.processor import Processor, load_processor
 
 
 class Prompt(Protocol):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsl.sections import Cell, Chart, Html, Section, Series, Table
 from ops.evaluate.metric_names import ALL
-from ops.files import read_json
+from ops.lib.data.files import read_json
+from ops.lib.report_sections import Cell, Chart, Html, Section, Series, Table
 
 PAGE_HEIGHT = 640
 

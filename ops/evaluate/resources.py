@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
-from ops.dflash.footprint import draft_parameters
-from ops.foreseen import DraftForeseen, ReportForeseen, TargetForeseen
-from ops.load_target.sizes import ITEM_SIZES
+from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
+from ops.lib.target.sizes import ITEM_SIZES
 
 LONGEST = 3072  # tokens of a prompt where nothing says how long they get
 

@@ -6,7 +6,7 @@ was decoded is kept batch by batch, and everything is written before a loss is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,25 +14,25 @@ import torch
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.dflash.decode_batch import DecodeSettings
-from ops.dflash.fit import check_draft_fits
-from ops.dflash.load import load_draft, random_draft
-from ops.dflash.use import DraftUse
 from ops.evaluate.figures import figures
 from ops.evaluate.lengths import check_lengths
 from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import choose_prompts, processor_of
+from ops.evaluate.repetition import is_repetition
 from ops.evaluate.report import interval_text
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import Decoder, decode_in_turns, journal_file
-from ops.files import write_json, write_jsonl
-from ops.load_target.model import Target, check_tokens_fit
-from ops.tokenize_chat.shards import TokenReader
-from ops.vision.processor import Processor
+from ops.lib.data.files import write_json, write_jsonl
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.dflash.fit import check_draft_fits
+from ops.lib.drafts.dflash.load import load_draft, random_draft
+from ops.lib.target.model import Target, check_tokens_fit
+from ops.lib.vision.processor import Processor
 
-FEWEST_TOKENS, LEAST_KINDS = 12, 4  # an answer of fewer tokens repeats nothing; of fewer kinds of them, it is a cycle
 LOST = "report"  # in the work folder: the artifact of an evaluation that found a loss
 
 
@@ -98,11 +98,6 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
         raise DataError(
             lossless_message(losses, summary.config.largest_tie, measured["rounding"], text, str(folder.resolve()))
         )
-
-
-def is_repetition(tokens: Sequence[int]) -> bool:
-    """Whether the second half of an answer, by when it may have settled, has fewer than LEAST_KINDS distinct tokens."""
-    return len(tokens) >= FEWEST_TOKENS and len(set(tokens[len(tokens) // 2 :])) < LEAST_KINDS
 
 
 def tell(summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], text: Callable[[int], str]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
 from ops.evaluate.op import Evaluate
-from ops.growth import Kind
 from ops.ingest.records import json_records
+from ops.lib.scaling import Kind
 
 PROMPTS = 4
 UNTRAINED = "a draft that was trained in full needs fewer steps for an answer, and a target may end it sooner"

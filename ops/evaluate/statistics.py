@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from ops.dflash.decode import Decoded
 from ops.evaluate.student import student_point
+from ops.lib.drafts.decoding.decode import Decoded
 
 PERCENTILES = (2.5, 97.5)
 Z_975 = 1.960

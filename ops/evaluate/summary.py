@@ -8,8 +8,6 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from ops.dflash.decode import Decoded
-from ops.dflash.use import DraftUse
 from ops.evaluate.journal import BatchResult, PromptResult
 from ops.evaluate.lossless import Losses, rounding
 from ops.evaluate.metric_names import ALL, tau_names
@@ -22,6 +20,8 @@ from ops.evaluate.statistics import (
     speedup,
     tau_by_position,
 )
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_options import DraftUse
 
 WAYS = ("plain", "speculative")
 

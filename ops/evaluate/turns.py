@@ -15,19 +15,23 @@ from attrs import frozen
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
-from ops.dflash.clock import synchronise
-from ops.dflash.decode import Decoded
-from ops.dflash.decode_batch import DecodeClock, DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.dflash.model import DraftModel
-from ops.dflash.use import DraftUse
 from ops.evaluate.journal import BatchResult, Journal, PromptResult
 from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime
-from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.clock import DecodeClock, Part, synchronise
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import (
+    DecodeSettings,
+    decode_plain_batch,
+    decode_speculative_batch,
+)
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
 
 WARM_UP_TOKENS = 2
-PARTS = ("prefill", "draft", "verify")
+PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 
 @frozen
@@ -127,5 +131,5 @@ def _timed(
     answers = decode(clock)
     synchronise(device)
     seconds = time.perf_counter() - start
-    parts = {part: clock.seconds[part] for part in PARTS}
+    parts: dict[str, float] = {part: clock.seconds[part] for part in PARTS}
     return answers, seconds, {**parts, "overhead": seconds - sum(parts.values())}

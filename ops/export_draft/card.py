@@ -10,9 +10,9 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.dflash.config import DraftConfig
-from ops.sglang_engine.serve_command import DraftOption, Served, launch_command, shell_line
-from ops.sglang_engine.version import SGLANG_VERSION
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
+from ops.lib.sglang.version import SGLANG_VERSION
 
 BEGIN, END = "<!-- accepted length -->", "<!-- end of accepted length -->"
 TARGET_PLACE = "$TARGET"

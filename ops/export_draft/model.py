@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsl.logged_model import LoggedModel, Tensor
-from ops.dflash.config import from_serving
-from ops.files import read_json
+from ops.lib.data.files import read_json
+from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.logged_model import LoggedModel, Tensor
 
 KIND = "dflash-draft"
 SHELL_BEGIN, SHELL_END = "```sh\n", "\n```"  # of the model card

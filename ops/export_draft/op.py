@@ -15,7 +15,7 @@ from ops.artifacts import Draft, DraftCheckpoint, TargetModel
     run="ops.export_draft.run:export_draft",
     report="ops.export_draft.report:export_draft_sections",
     resources="ops.export_draft.resources:export_draft_resources",
-    threads="ops.threads:threads_of_decoding",
+    threads="ops.lib.threads:threads_of_decoding",
     model="ops.export_draft.model:draft_model",
     key_libraries=("safetensors",),
     single_process=True,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
-from ops.dflash.footprint import draft_parameters
-from ops.foreseen import DraftForeseen
-from ops.load_target.sizes import ITEM_SIZES
+from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.estimates import DraftForeseen
+from ops.lib.target.sizes import ITEM_SIZES
 
 
 def export_draft_resources(outlook: Outlook) -> Resources:

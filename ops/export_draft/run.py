@@ -12,15 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.check_export.contract import CARD, CONFIG, WEIGHTS, check_serving
-from ops.check_export.fields import training_record
-from ops.check_export.tensors import tensors_digest
-from ops.dflash.config import DraftConfig, from_serving, to_serving
 from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.op import ExportDraft
-from ops.files import read_json, replace_file, write_json
-from ops.load_target.model import read_config, target_info
-from ops.sglang_engine.serve_command import Served
+from ops.lib.data.files import read_json, replace_file, write_json
+from ops.lib.drafts.dflash.config import DraftConfig, from_serving, to_serving
+from ops.lib.drafts.dflash.contract_fields import training_record
+from ops.lib.drafts.dflash.contract_tensors import tensors_digest
+from ops.lib.drafts.dflash.serving_contract import CARD, CONFIG, WEIGHTS, check_serving
+from ops.lib.sglang.serve_command import Served
+from ops.lib.target.model import read_config, target_info
 
 
 def export_draft(config: ExportDraft, stage: Stage) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from attrs import evolve, frozen
 
-from ops.load_target.model import Target
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.model import Target
 from ops.regenerate_answers.decode import Sampling, generate
-from ops.tokenize_chat.shards import TokenReader, TokenSample
 
 
 @frozen

@@ -12,10 +12,10 @@ import torch
 from attrs import Factory, define
 
 from dsl.stage import Stage
-from ops.capture_targets.run import batches_by_length
-from ops.tokenize_chat.shards import TokenReader
-from ops.training.ranks import deal
-from ops.vision.batch import ModelInputs, collate
+from ops.lib.data.batching import batches_by_length
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.training.ranks import deal
+from ops.lib.vision.batch import ModelInputs, collate
 
 BATCH_SIZE = 32
 

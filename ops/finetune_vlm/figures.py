@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 
@@ -24,7 +25,8 @@ def training_figure(losses: Sequence[float], val_losses: Sequence[float], accura
     return figure
 
 
-def _points(axes, values: Sequence[float], label: str, **style: str) -> None:
+def _points(axes: Axes, values: Sequence[float], label: str, color: str, marker: str) -> None:
     measured = [(step, value) for step, value in enumerate(values, start=1) if math.isfinite(value)]
     if measured:
-        axes.plot(*zip(*measured, strict=True), label=label, **style)
+        steps, shown = zip(*measured, strict=True)
+        axes.plot(steps, shown, label=label, color=color, marker=marker)

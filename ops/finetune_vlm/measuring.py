@@ -15,9 +15,9 @@ from ops.finetune_vlm.accuracy import Metric, count_right, measurable
 from ops.finetune_vlm.batches import micro_batches, passes_of_rank
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.saving import whole_target
-from ops.sequence_parallel.target import ParallelTarget, answer_tokens
-from ops.tokenize_chat.shards import TokenReader
-from ops.training import ranks
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
+from ops.lib.training import ranks
 
 HELD_OUT = ("val", "test")
 

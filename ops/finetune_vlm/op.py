@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.needs import Given, Needs, Only
+from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import TargetModel, TokenShards
 
@@ -39,7 +39,7 @@ def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
     run="ops.finetune_vlm.run:finetune_vlm",
     report="ops.load_target.report:target_sections",
     resources="ops.finetune_vlm.resources:finetune_vlm_resources",
-    threads="ops.threads:threads_of_finetuning",
+    threads="ops.lib.threads:threads_of_finetuning",
     smoke="ops.finetune_vlm.smoke:finetune_vlm_smoke",
     work="ops.finetune_vlm.smoke:finetune_vlm_work",
     key_libraries=("torch", "transformers"),

@@ -10,8 +10,8 @@ from torch import nn
 
 from dsl.errors import ConfigError
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.load_target.model import Target
-from ops.optimizer import adamw_options
+from ops.lib.target.model import Target
+from ops.lib.training.optimizer import adamw_options
 
 Part = Literal["vision", "projector", "text", "embeddings"]
 SEEING: tuple[Part, ...] = ("vision", "projector")  # what has no gradient where a step has no image
@@ -34,11 +34,8 @@ def freeze(config: FinetuneVlm, target: Target) -> None:
     """
     parts = parts_of(target)
     fields = [(f'freeze = "{part}"', part) for part in config.freeze]
-    fields += [
-        (name, part)
-        for name, part in (("lr_vision", "vision"), ("lr_projector", "projector"))
-        if getattr(config, name) is not None
-    ]
+    rates: tuple[tuple[str, Part], ...] = (("lr_vision", "vision"), ("lr_projector", "projector"))
+    fields += [(name, part) for name, part in rates if getattr(config, name) is not None]
     for name, part in fields:
         if part not in parts.values():
             raise ConfigError(f"{name}: a {target.family.config['model_type']} target has no such part")

@@ -8,12 +8,12 @@ from typing import Any
 from dsl.op import is_builtin
 from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
-from ops.dflash.footprint import MASTER
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.tiny_config import tiny_config
-from ops.foreseen import TargetForeseen, TokensForeseen, read_config
+from ops.lib.drafts.dflash.footprint import MASTER
+from ops.lib.estimates import TargetForeseen, TokensForeseen, read_config
+from ops.lib.target.sizes import ITEM_SIZES, TargetSizes, head_dim
+from ops.lib.target.tiny_config import tiny_config
 from ops.load_target.resources import find_config
-from ops.load_target.sizes import ITEM_SIZES, TargetSizes, head_dim
 
 MERGE_SIZE = 2  # of the built-in processor
 

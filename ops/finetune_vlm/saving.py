@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ops.dtensors import gathered, reshard
-from ops.files import read_json, write_json
-from ops.load_target.model import Target
-from ops.load_target.save import CODE, copy_files
-from ops.load_target.served import complete_config
-from ops.sequence_parallel.target import ParallelTarget
-from ops.training.ranks import is_first
+from ops.lib.data.files import read_json, write_json
+from ops.lib.sequence_parallel.target import ParallelTarget
+from ops.lib.target.model import Target
+from ops.lib.target.save import CODE, copy_files
+from ops.lib.target.served_config import complete_config
+from ops.lib.training.dtensors import gathered, reshard
+from ops.lib.training.ranks import is_first
 
 
 def save_target(parallel: ParallelTarget, directory: Path, source: Path | None = None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.growth import TRAINED, TokensGrown
+from ops.lib.scaling import TRAINED, TokensGrown
 
 STEPS = 8
 

@@ -12,12 +12,12 @@ from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.finetune_vlm.tiny import tiny_qwen3_vl
-from ops.load_target.ends import stored_dtype
-from ops.load_target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
-from ops.load_target.run import find_checkpoint
-from ops.sequence_parallel.target_degree import check_target_degree
-from ops.tokenize_chat.shards import TokenReader
-from ops.vision.processor import load_processor
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.sequence_parallel.target_degree import check_target_degree
+from ops.lib.target.ends import stored_dtype
+from ops.lib.target.fetch import find_checkpoint
+from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
+from ops.lib.vision.processor import load_processor
 
 BUILTIN = "builtin:tiny-qwen3-vl"
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from ops.finetune_vlm.tiny_config import tiny_config
+from ops.lib.target.tiny_config import tiny_config
 
 
 def tiny_qwen3_vl(

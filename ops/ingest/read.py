@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,8 +39,8 @@ class Reading:
         return ImageFinder(folder if self.image_root is None else folder / self.image_root, self.allow_outside)
 
 
-def read_samples(reading: Reading, readers: TableReaders) -> Iterator[Read]:
-    """(share of the source that is behind it, sample) in order, one at a time.
+def read_samples(reading: Reading, readers: TableReaders | None) -> Iterator[Read]:
+    """(share of the source that is behind it, sample) in order, one at a time. readers: as for `parts_of`.
 
     Raises DataError for a source that cannot be read, and, when all of it is read, with up to 20 mistakes of its rows
     as `file:line: what is wrong`; nothing is yielded behind the first mistake.
@@ -63,7 +62,9 @@ def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
         return
     form = find_format(reading.source, reading.format)
     if form == "image-folder":
-        names = ((reading.source, image.path.as_posix()) for image in class_images(reading.source, SPLIT_NAMES))
+        names: Iterator[tuple[Path, str]] = (
+            (reading.source, image.path.as_posix()) for image in class_images(reading.source, SPLIT_NAMES)
+        )
     else:
         names = _names(reading, form)
     base = reading.source if reading.source.is_dir() else reading.source.parent
@@ -76,13 +77,14 @@ def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
 
 
 def _names(reading: Reading, form: str) -> Iterator[tuple[Path, str]]:
-    """(folder that it starts from, name) in all rows; the reader of tables is loaded by name, lest every plan load
-    pyarrow.
+    """(folder that it starts from, name) in all rows; the reader of tables is imported only where there are some,
+    lest every plan load pyarrow.
     """
     readers = None
     if form != "json":
-        tables = importlib.import_module("ops.ingest.tables")
-        readers = TableReaders(parquet=tables.parquet_names, arrow=tables.arrow_records)
+        from ops.ingest.tables import arrow_records, parquet_names
+
+        readers = TableReaders(parquet=parquet_names, arrow=arrow_records)
     for part in parts_of(reading.source, form, readers):
         for record in part.records():
             if record.mistake or row_mistake(record.row):
@@ -100,7 +102,7 @@ def _image_folder(reading: Reading) -> Iterator[Read]:
         yield done / len(images), _with_split(sample, image.split, given)
 
 
-def _rows(reading: Reading, form: str, readers: TableReaders) -> Iterator[Read]:
+def _rows(reading: Reading, form: str, readers: TableReaders | None) -> Iterator[Read]:
     parts = list(parts_of(reading.source, form, readers))
     given = {part.split for part in parts}
     ids = _Ids(reading.duplicate_ids)

@@ -116,7 +116,9 @@ class _ArrayText:
     def peek(self) -> str:
         """The first character of the next element, "]", or an empty string at the end of the file."""
         while True:
-            self._skip(SPACE.match(self._text, self._start).end())
+            space = SPACE.match(self._text, self._start)
+            assert space is not None  # an empty text matches
+            self._skip(space.end())
             if self._start < len(self._text) or self._ended:
                 return self._text[self._start : self._start + 1]
             self._more(CHUNK)

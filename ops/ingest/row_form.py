@@ -6,7 +6,7 @@ from typing import Any
 
 from dsl.errors import did_you_mean
 from ops.ingest.image_values import IMAGE_NAMES, is_image_value
-from ops.tally import SPLITS
+from ops.lib.data.sample_account import SPLITS
 
 KEYS = ("id", "conversations", "messages", "image", "images", "split", "system", "label")
 TURN_TEXTS = ("content", "text", "value")

@@ -206,7 +206,8 @@ def _place_images(
     placed = tuple(Turn(role, tuple(map(_part, items)), reasoning) for role, items, reasoning in turns)
     if not places:
         return (with_leading_images(placed, len(own)) if own else placed), own
-    values, used = [], []
+    values: list[Any] = []
+    used: list[int] = []
     for place in places:
         if place.value is not None:
             values.append(place.value)

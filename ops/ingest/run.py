@@ -11,7 +11,6 @@ from pathlib import Path
 from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
-from ops.files import json_line, write_json
 from ops.ingest.digits import digit_samples
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
@@ -21,8 +20,9 @@ from ops.ingest.sample import DroppedSample, RawSample, Unusable
 from ops.ingest.source import TableReaders
 from ops.ingest.splits import hash_of, split_of
 from ops.ingest.tables import arrow_records, parquet_records
-from ops.tally import NOT_TAKEN, SPLITS, Tally
-from ops.vision.packs import PACK_BYTES, PackWriter
+from ops.lib.data.files import json_line, write_json
+from ops.lib.data.image_packs import PACK_BYTES, PackWriter
+from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally
 
 UNREADABLE, FILE_TOO_LARGE = "image unreadable", "image file too large"
 MAX_IMAGE_BYTES = PACK_BYTES  # of an encoded image; a larger file is not read

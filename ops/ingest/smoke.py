@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dsl.smoke import Trial, Work
-from ops.files import read_json
-from ops.growth import Counts, Kind, SamplesGrown, kept_samples
 from ops.ingest.op import Ingest
 from ops.ingest.quotas import quotas
-from ops.tally import SPLITS
+from ops.lib.data.files import read_json
+from ops.lib.data.sample_account import SPLITS
+from ops.lib.scaling import Counts, Kind, SamplesGrown, kept_samples
 
 READ_WHOLE = "the source is read to its end in the smoke run too; in the full one the images are written beside"
 

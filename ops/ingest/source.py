@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from attrs import frozen
@@ -48,18 +49,27 @@ def find_format(source: Path, wanted: str) -> str:
 
 
 def parts_of(source: Path, form: str, readers: TableReaders | None) -> Iterator[Part]:
-    """The parts of a source of rows, in order. readers: may be None for JSON."""
+    """The parts of a source of rows, in order. readers: None will do for JSON alone."""
     if form == "arrow":
+        assert readers is not None
         for name, records in readers.arrow(source):
-            yield Part(name or "", split_named(name or ""), lambda records=records: records)
+            yield Part(name or "", split_named(name or ""), _giving(records))
         return
-    suffixes, read = (JSON_NAMES, json_records) if form == "json" else ((".parquet",), readers.parquet)
+    suffixes: tuple[str, ...] = JSON_NAMES
+    read: Callable[[Path], Iterator[Record]] = json_records
+    if form != "json":
+        assert readers is not None
+        suffixes, read = (".parquet",), readers.parquet
     files = _files(source, suffixes) if source.is_dir() else [source]
     if not files:
         raise DataError(f'{source}: holds no file that ends in {", ".join(suffixes)} (format = "{form}")')
     for file in files:
         name = file.relative_to(source).with_suffix("").as_posix() if len(files) > 1 else ""
-        yield Part(name, split_named(name), lambda file=file: read(file))
+        yield Part(name, split_named(name), partial(read, file))
+
+
+def _giving(records: Iterator[Record]) -> Callable[[], Iterator[Record]]:
+    return lambda: records
 
 
 def split_named(name: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,11 @@ def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]
     Images stay encoded: nothing is decoded. Raises DataError without the library, and for a folder it cannot read.
     """
     try:
-        library = importlib.import_module("datasets")
+        import datasets
     except ImportError as error:
         raise DataError(f"{folder}: {NEEDS_DATASETS}") from error
     try:
-        loaded = library.load_from_disk(str(folder))
+        loaded = datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError, pyarrow.ArrowException) as error:
         raise DataError(f"{folder}: cannot be read as an Arrow data set: {error}") from error
     parts = loaded if isinstance(loaded, dict) else {None: loaded}

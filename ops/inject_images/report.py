@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsl.sections import Section
-from ops.shown import account_sections
+from ops.lib.report_parts import account_sections
+from ops.lib.report_sections import Section
 
 
 def inject_images_sections(folder: Path) -> Sequence[Section]:

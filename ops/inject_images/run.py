@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,17 @@ from attrs import define, field
 
 from dsl.stage import Stage
 from ops.artifacts import Samples
-from ops.files import json_line, link_or_copy, read_jsonl
+from ops.inject_images.messages import messages
 from ops.inject_images.op import InjectImages
-from ops.ordered import available_cores, in_order
-from ops.tally import Tally
-from ops.vision.images import fault_of, strict_pillow
-from ops.vision.packs import read_packed
+from ops.lib.data.files import json_line, link_or_copy, read_jsonl
+from ops.lib.data.image_packs import read_packed
+from ops.lib.data.ordered_threads import available_cores, in_order
+from ops.lib.data.sample_account import Tally
+from ops.lib.vision.images import fault_of, strict_pillow
 
 Fault = tuple[str, str]  # reason, detail; two empty strings for none
 NO_FAULT = ("", "")
 SEVERAL, NO_USER_TURN = "more than one image", "image but no user turn"
-LINE_BREAKS = "\r\n"
 DIFFER, ALONE = "placeholders and images differ", "a turn of nothing but an image"
 
 
@@ -59,34 +59,6 @@ def checked(rows: Iterator[dict[str, Any]], config: InjectImages, folder: Path) 
     check = _Check(config, folder)
     with strict_pillow():
         yield from in_order(lambda row: (row, check.fault(row)), rows, config.workers or available_cores())
-
-
-def messages(row: dict[str, Any], policy: str) -> list[dict[str, Any]]:
-    """Chat messages of an ingested sample without fault; no two texts stand side by side."""
-    keep_images = policy == "in-place"
-    turns = [{**turn, "content": _joined(turn["content"], keep_images)} for turn in row["conversations"]]
-    if row["images"] and not keep_images:
-        first = next(turn for turn in turns if turn["role"] == "user")
-        first["content"].insert(0, {"type": "image"})
-    return turns
-
-
-def _joined(parts: Iterable[dict[str, Any]], keep_images: bool) -> list[dict[str, Any]]:
-    """Neighbouring texts as one; where an image leaves from between two texts, one line break parts them."""
-    joined: list[dict[str, Any]] = []
-    left = False  # whether an image stood behind the last part
-    for part in parts:
-        if part["type"] == "image" and not keep_images:
-            left = True
-            continue
-        if part["type"] == "text" and joined and joined[-1]["type"] == "text":
-            before, behind = joined[-1]["text"], part["text"]
-            text = f"{before.rstrip(LINE_BREAKS)}\n{behind.lstrip(LINE_BREAKS)}" if left else before + behind
-            joined[-1] = {**part, "text": text}
-        else:
-            joined.append(part)
-        left = False
-    return joined
 
 
 @define

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.smoke import Trial, Work
-from ops.growth import SamplesGrown, kept_samples
+from ops.lib.scaling import SamplesGrown, kept_samples
 
 
 def inject_images_work(trial: Trial) -> Work | None:

@@ -168,13 +168,14 @@ class ChatClient:
             outcome = await self._attempt(method, path, read, body)
             if not isinstance(outcome, _Failed):
                 return outcome
-            if attempt == retries or outcome.wait_s > LONGEST_WAIT_S:
+            failed: _Failed = outcome
+            if attempt == retries or failed.wait_s > LONGEST_WAIT_S:
                 break
             self.retries += 1
             backoff = min(self.config.backoff_s * 2**attempt, LONGEST_BACKOFF_S)
             # Jitter: requests that failed together must not come again together.
-            await asyncio.sleep(max(outcome.wait_s, backoff * random.uniform(0.5, 1.0)))
-        raise _UsedUp(f"{attempt + 1} attempts, the last: {outcome.why}")
+            await asyncio.sleep(max(failed.wait_s, backoff * random.uniform(0.5, 1.0)))
+        raise _UsedUp(f"{attempt + 1} attempts, the last: {failed.why}")
 
     async def _attempt(
         self, method: str, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from attrs import frozen
 from torch import Tensor
 
-from ops.dflash.plain_batch import answer
-from ops.dflash.sampling import choose
-from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.plain_batch import answer
+from ops.lib.drafts.decoding.sampling import choose
+from ops.lib.target.model import Target
 
 
 @frozen

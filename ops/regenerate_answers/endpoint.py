@@ -16,6 +16,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from dsl.errors import DataError, StopRequested
+from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE
 from ops.regenerate_answers.client import ChatClient, Refused
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
 from ops.regenerate_answers.journal import Answer, Journal
@@ -24,7 +25,6 @@ from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Shard
 from ops.regenerate_answers.wire import Reply, request_seed, wire_messages
 from ops.tokenize_chat.template import Unusable
-from ops.vision.images import DECODE_ERRORS, UNDECODABLE
 
 ASK_STOP_S = 0.1
 HOPELESS = 20  # refusals before the first answer: it is not for the samples' sake
@@ -94,8 +94,9 @@ class EndpointAnswerer:
             queue = self._conversations(work)
             workers = [asyncio.create_task(self._worker(queue)) for _ in range(self.config.concurrency)]
             finished, stop = asyncio.gather(*workers), asyncio.create_task(self._stop())
+            ends: set[asyncio.Future[list[None]] | asyncio.Task[None]] = {finished, stop}
             try:
-                await asyncio.wait({finished, stop}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if not finished.done():
                     stop.result()
                     raise StopRequested("regeneration stopped; all answers so far are kept")

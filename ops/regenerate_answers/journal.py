@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import asdict, define, field, frozen
 
-from ops.files import json_line
+from ops.lib.data.files import json_line
 
 
 @frozen

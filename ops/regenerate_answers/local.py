@@ -13,9 +13,9 @@ import torch
 from attrs import frozen
 
 from dsl.errors import StopRequested
-from ops.capture_targets.run import batches_by_length
-from ops.dflash.sampling import uniform_draws
-from ops.load_target.model import Target
+from ops.lib.data.batching import batches_by_length
+from ops.lib.drafts.decoding.sampling import uniform_draws
+from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
 from ops.regenerate_answers.decode import Sampling, ended, generate
 from ops.regenerate_answers.journal import Answer, Journal, Key
@@ -40,9 +40,7 @@ class Answerer:
         progress(done)
         for shard in work:
             if not shard.is_finished:
-                shard.finish(
-                    self.answer(shard.rows, shard.journal(), lambda finished, before=done: progress(before + finished))
-                )
+                shard.finish(self.answer(shard.rows, shard.journal(), _behind(done, progress)))
             done += len(shard.rows)
             progress(done)
 
@@ -101,3 +99,8 @@ class Answerer:
         text = self.prompts.text(tokens[:-1] if stopped else tokens)
         said = Answer(text, "stop" if stopped else "length", len(tokens))
         return conversation.judged(said, lambda messages: self.prompts.gives(messages, tokens))
+
+
+def _behind(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
+    """progress, told of samples in addition to those done before."""
+    return lambda finished: progress(before + finished)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen, validators
 
-from dsl.needs import Needs, Only
+from dsl.field_rules import Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
 
@@ -37,8 +37,8 @@ NO_SERVER = Only("backend", "huggingface", "'{name}' is the server's affair with
     run="ops.regenerate_answers.run:regenerate_answers",
     report="ops.regenerate_answers.report:regenerate_answers_sections",
     resources="ops.regenerate_answers.resources:regenerate_answers_resources",
-    threads="ops.threads:threads_of_decoding",
-    unmet="ops.unmet:regenerate_answers_unmet",
+    threads="ops.lib.threads:threads_of_decoding",
+    unmet="ops.regenerate_answers.unmet:unmet",
     smoke="ops.regenerate_answers.smoke:regenerate_answers_smoke",
     work="ops.regenerate_answers.smoke:regenerate_answers_work",
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),

@@ -9,15 +9,15 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.load_target.model import target_info
-from ops.load_target.run import find_processor
+from ops.lib.data.image_packs import read_packed
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.fetch import find_processor
+from ops.lib.target.model import target_info
+from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.encode import ChatEncoder, num_images
 from ops.tokenize_chat.samples import load_images, prompt_sample
-from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import THINK, Messages
-from ops.vision.packs import read_packed
-from ops.vision.processor import load_processor
 
 
 @frozen

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import shortened
-from dsl.sections import Chart, Section, Table
-from ops.files import read_json
-from ops.shown import account_sections, facts, first_rows, histogram
+from ops.lib.data.files import read_json
+from ops.lib.report_parts import account_sections, facts, first_rows, histogram
+from ops.lib.report_sections import Chart, Section, Table
 
 ANSWERS_SHOWN = 12
 LETTERS = 400

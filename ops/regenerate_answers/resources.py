@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dsl.resources import Outlook, Resources
-from ops.foreseen import TargetForeseen
-from ops.load_target.sizes import ITEM_SIZES
+from ops.lib.estimates import TargetForeseen
+from ops.lib.target.sizes import ITEM_SIZES
 
 
 def regenerate_answers_resources(outlook: Outlook) -> Resources:

@@ -16,8 +16,9 @@ import torch
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
-from ops.files import json_line, link_or_copy, read_jsonl, write_json
-from ops.load_target.model import Target
+from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
+from ops.lib.data.sample_account import Tally
+from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER
 from ops.regenerate_answers.endpoint import EndpointAnswerer
@@ -26,7 +27,6 @@ from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
 from ops.regenerate_answers.shards import Shard, shards
-from ops.tally import Tally
 
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.files import finish_file, read_jsonl, write_jsonl
+from ops.lib.data.files import finish_file, read_jsonl, write_jsonl
 from ops.regenerate_answers.journal import Journal
 from ops.regenerate_answers.op import RegenerateAnswers
 

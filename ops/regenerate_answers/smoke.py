@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
-from ops.growth import TRAINED, SamplesGrown, kept_samples
+from ops.lib.scaling import TRAINED, SamplesGrown, kept_samples
 from ops.regenerate_answers.op import RegenerateAnswers
 
 HARDLY_TRAINED = (

@@ -15,10 +15,10 @@ from typing import Any
 from attrs import frozen
 from PIL import ExifTags, Image
 
+from ops.lib.vision.images import FORMATS, decode
 from ops.regenerate_answers.journal import Key
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.tokenize_chat.template import END_OF_THOUGHT, THINK, Messages, texts_of
-from ops.vision.images import FORMATS, decode
 
 # A checkpoint's generation_config.json would else choose what the config leaves out, a repetition penalty with greedy
 # decoding too; and token ids tell what was said when the text does not: special tokens, and thoughts taken out of it.
@@ -106,7 +106,7 @@ def data_url(encoded: bytes) -> str:
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
         upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
         as_it_is = upright and not image.mode.startswith("I") and image.format in FORMATS
-        mime = Image.MIME[image.format] if as_it_is else "image/png"
+        mime = Image.MIME[image.format] if as_it_is and image.format else "image/png"
     if not as_it_is:
         buffer = io.BytesIO()
         decode(encoded).save(buffer, "PNG")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsl.sections import Account, Chart, Section, Series
-from ops.files import read_json
-from ops.shown import facts, first_rows
+from ops.lib.data.files import read_json
+from ops.lib.report_parts import facts, first_rows
+from ops.lib.report_sections import Account, Chart, Section, Series
 
 
 def shard_sequence_sections(folder: Path) -> Sequence[Section]:

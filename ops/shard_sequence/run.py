@@ -9,10 +9,11 @@ from attrs import asdict, frozen
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.capture_targets.shards import FeatureReader
-from ops.files import write_json, write_jsonl
+from ops.lib.data.batching import padded_length
+from ops.lib.data.files import write_json, write_jsonl
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.feature_shards import FeatureReader
 from ops.shard_sequence.op import ShardSequence
-from ops.tokenize_chat.shards import TokenReader
 
 SPLIT = "train"
 
@@ -89,8 +90,3 @@ def plan_steps(
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
     """A permutation of range(count) that depends on (seed, epoch) alone: sorted by the sha256 of each place."""
     return sorted(range(count), key=lambda sample: hashlib.sha256(f"{seed}/{epoch}/{sample}".encode()).digest())
-
-
-def padded_length(length: int, pad_multiple: int) -> int:
-    """The length rounded up to a multiple."""
-    return -(-length // pad_multiple) * pad_multiple

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
-from ops.files import read_json
-from ops.growth import StepsGrown
+from ops.lib.data.files import read_json
+from ops.lib.scaling import StepsGrown
 from ops.shard_sequence.op import ShardSequence
 
 EPOCHS = 4

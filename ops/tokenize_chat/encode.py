@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.answers import render_answers
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
@@ -28,7 +29,6 @@ from ops.tokenize_chat.template import (
     spoken,
 )
 from ops.tokenize_chat.words import EncodedTokens, Tokens, WordTokenizer
-from ops.vision.processor import Processor
 
 TrainOn = Literal["assistant", "last"]
 
@@ -93,6 +93,7 @@ class ChatEncoder:
             if last is None:
                 raise Unusable(NOT_CLOSED, f"EOS tokens: {list(self.processor.eos_token_ids)}")
             mask[first : last if is_cut else last + 1] = True
+        assert last is not None  # there is an answer
         # The last answer begins there, unless a mark leaves the beginning out.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.start_of(last)]

@@ -7,7 +7,7 @@ from typing import Literal
 import attrs
 from attrs import frozen, validators
 
-from dsl.needs import Given
+from dsl.field_rules import Given
 from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 
@@ -17,7 +17,7 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
     run="ops.tokenize_chat.run:tokenize_chat",
     report="ops.tokenize_chat.report:tokenize_chat_sections",
     resources="ops.tokenize_chat.resources:tokenize_chat_resources",
-    unmet="ops.unmet:tokenize_chat_unmet",
+    unmet="ops.tokenize_chat.unmet:unmet",
     work="ops.tokenize_chat.smoke:tokenize_chat_work",
     key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy", "regex"),
     single_process=True,

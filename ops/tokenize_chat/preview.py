@@ -16,10 +16,10 @@ from typing import Any
 from attrs import frozen
 from PIL import Image
 
-from ops.tokenize_chat.shards import TokenSample
-from ops.vision.images import decode
-from ops.vision.packs import read_packed
-from ops.vision.processor import Processor
+from ops.lib.data.image_packs import read_packed
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.vision.images import decode
+from ops.lib.vision.processor import Processor
 
 THUMBNAIL = 160  # pixels of the longer side
 PAGE = """<!doctype html>

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsl.sections import Chart, Html, Section, Table
-from ops.files import read_json
-from ops.shown import ROWS_READ, account_sections, first_rows, histogram, shard_counts
+from ops.lib.data.files import read_json
+from ops.lib.report_parts import ROWS_READ, account_sections, first_rows, histogram, shard_counts
+from ops.lib.report_sections import Chart, Html, Section, Table
 
 
 def tokenize_chat_sections(folder: Path) -> Sequence[Section]:

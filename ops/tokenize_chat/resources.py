@@ -6,8 +6,8 @@ from collections import Counter
 
 from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
-from ops.files import read_json
-from ops.foreseen import MILLION, TargetForeseen, TokensForeseen, amount
+from ops.lib.data.files import read_json
+from ops.lib.estimates import MILLION, TargetForeseen, TokensForeseen, amount
 
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
 

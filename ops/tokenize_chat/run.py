@@ -11,21 +11,21 @@ from attrs import frozen
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
-from ops.files import read_json, read_jsonl, write_json
-from ops.load_target.run import find_processor
-from ops.ordered import available_cores, in_order
-from ops.tally import SPLITS, Tally
+from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.data.ordered_threads import available_cores, in_order
+from ops.lib.data.sample_account import SPLITS, Tally
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.fetch import find_processor
+from ops.lib.vision.images import strict_pillow
+from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.samples import tokenize_row
-from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import Unusable, texts_of
 from ops.tokenize_chat.trial import TemplateTrial
 from ops.tokenize_chat.writer import ShardWriter
-from ops.vision.images import strict_pillow
-from ops.vision.processor import Processor, load_processor
 
 PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one turn of a worker: enough to pay for the hand-over, little to keep
 FEW_WORKERS = 4  # one thread that tokenises by words does as much as about so many in the Rust library

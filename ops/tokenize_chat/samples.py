@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ops.lib.data.image_packs import read_packed
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.vision.chunks import Chunk, ImageChunk, TextChunk, concatenate, place_images
+from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE, decode
+from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.shards import TokenSample
 from ops.tokenize_chat.template import NO_ANSWER, Messages, Unusable
-from ops.vision.chunks import ImageChunk, TextChunk, concatenate, place_images
-from ops.vision.images import DECODE_ERRORS, UNDECODABLE, decode
-from ops.vision.packs import read_packed
-from ops.vision.processor import Processor
 
 IMAGE_REFUSED = "image refused by the processor"
 TOO_LONG = "longer than max_length"
@@ -84,8 +84,11 @@ def prompt_sample(
     processor = encoder.processor
     input_ids = encoder.prompt(messages)
     no_answer = torch.zeros(len(input_ids), dtype=torch.bool)
-    chunks = place_images(input_ids, no_answer, processor.image_token_id, images) if images else None
-    placed = concatenate(chunks or [TextChunk(input_ids, no_answer)], processor.patch_dim)
+    chunks: list[Chunk] = [TextChunk(input_ids, no_answer)]
+    if images:
+        assert processor.image_token_id is not None  # no ImageChunk is made without
+        chunks = place_images(input_ids, no_answer, processor.image_token_id, images)
+    placed = concatenate(chunks, processor.patch_dim)
     return TokenSample(
         id=sample_id,
         category=category,
@@ -102,6 +105,7 @@ def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], 
     ids, mask, prompt_tokens = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens
     pixel_values, grids = _no_images(processor.patch_dim)
     if images:
+        assert processor.image_token_id is not None  # no ImageChunk is made without
         prompted = int((ids[:prompt_tokens] == processor.image_token_id).sum())
         prompt_tokens += sum(image.num_tokens - 1 for image in images[:prompted])
         chunks = place_images(ids, mask, processor.image_token_id, images)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.smoke import Trial, Work
-from ops.growth import TokensGrown, counted_tokens, kept_samples
+from ops.lib.scaling import TokensGrown, counted_tokens, kept_samples
 
 
 def tokenize_chat_work(trial: Trial) -> Work | None:

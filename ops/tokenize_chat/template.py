@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dsl.errors import ConfigError
-from ops.vision.processor import Processor
+from ops.lib.vision.processor import Processor
 
 Messages = Sequence[dict[str, Any]]
 Span = tuple[int, int]  # first character, and the one behind the last

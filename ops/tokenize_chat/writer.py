@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ops.files import json_line
-from ops.tokenize_chat.shards import TokenSample, write_token_shard
+from ops.lib.data.files import json_line
+from ops.lib.data.token_shards import TokenSample, write_token_shard
 
 SHARD_BYTES = 256 * 1024 * 1024  # of pixels: what is kept in memory until a shard is written
 

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.artifacts import BatchPlan
-from ops.dflash.anchors import block_labels, draw_anchors, slot_weights
-from ops.dflash.attention import Seen
-from ops.dflash.step import MicroBatch
-from ops.dflash.weighted import Weighted
-from ops.files import read_json, read_jsonl
-from ops.sequence_parallel.exchange import deal_blocks
-from ops.shard_sequence.run import padded_length
+from ops.lib.data.batching import padded_length
+from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.drafts.dflash.step import MicroBatch
+from ops.lib.drafts.losses.anchors import block_labels, draw_anchors, slot_weights
+from ops.lib.drafts.losses.weighted import Weighted
+from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.exchange import deal_blocks
 from ops.train_dflash.staging import Direct, Sent, Transfer
 
 ROWS = "rows_W"  # of Weighted, among the tensors of a micro-batch

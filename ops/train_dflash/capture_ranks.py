@@ -33,9 +33,9 @@ from torch import Tensor
 
 from dsl.errors import ConfigError, StopRequested
 from dsl.stage import Stage
+from ops.lib.training.ranks import deal, meeting_store
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.online import Take, Taken
-from ops.training.ranks import deal, meeting_store
 
 
 @frozen
@@ -127,8 +127,8 @@ def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
     """The loop of `serve` over open connections, which it closes."""
     asking, stopped = list(connections), False
     with ExitStack() as closing:
-        for connection in asking:
-            closing.enter_context(connection)
+        for opened in asking:
+            closing.enter_context(opened)
         while asking:
             for connection in wait(asking):
                 assert isinstance(connection, Connection)

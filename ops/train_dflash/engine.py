@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from attrs import frozen
@@ -14,25 +15,26 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsl.stage import Stage
-from ops.dflash.anchors import block_weights
-from ops.dflash.attention import choose_attention
-from ops.dflash.head import choose_head
-from ops.dflash.loss import Loss
-from ops.dflash.model import DraftModel
-from ops.dflash.step import Engine
-from ops.sequence_parallel.degree import check_degree
-from ops.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
-from ops.sequence_parallel.mesh import SP, flat_mesh, make_mesh
+from ops.lib.drafts.attention.blocks import choose_attention
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.dflash.step import Engine
+from ops.lib.drafts.losses.anchors import block_weights
+from ops.lib.drafts.losses.head import choose_head
+from ops.lib.drafts.losses.loss import Loss
+from ops.lib.sequence_parallel.degree import check_degree
+from ops.lib.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
+from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh
+from ops.lib.target.feature_shards import FeatureReader
+from ops.lib.training import ranks
+from ops.lib.training.working_weights import WorkingWeights
 from ops.train_dflash.batches import Place, Rows, States
 from ops.train_dflash.inputs import Inputs, Reader
-from ops.train_dflash.online import OnlineSource, Take
+from ops.train_dflash.online import OnlineReader, OnlineSource, Take
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.sharding import shard_model
 from ops.train_dflash.staging import transfer_to
 from ops.train_dflash.step import Stream
 from ops.train_dflash.warm_start import load_weights
-from ops.training import ranks
-from ops.training.working_weights import WorkingWeights
 
 
 @frozen(eq=False)
@@ -118,7 +120,15 @@ def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take:
 
 def _source(reader: Reader, split: str, take: Take | None) -> Callable[[Sequence[Rows]], States]:
     """Stored features lie there, all of them; others are captured when they are asked for."""
-    return (lambda _rows: reader) if take is None else OnlineSource(take, reader, split).states
+    if take is None:
+        assert isinstance(reader, FeatureReader)
+        return partial(_stored, reader)
+    assert isinstance(reader, OnlineReader)
+    return OnlineSource(take, reader, split).states
+
+
+def _stored(reader: FeatureReader, _rows: Sequence[Rows]) -> States:
+    return reader
 
 
 def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh: DeviceMesh | None) -> DraftModel:

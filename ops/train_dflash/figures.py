@@ -39,7 +39,8 @@ def tau_figure(taus: Sequence[tuple[int, Mapping[str, Any]]], selected: int, blo
     axes = figure.subplots()
     spread = [(step, tau["low"], tau["high"]) for step, tau in taus if tau["low"] is not None]
     if spread:
-        axes.fill_between(*zip(*spread, strict=True), alpha=0.25, label="95 % interval")
+        steps, lows, highs = zip(*spread, strict=True)
+        axes.fill_between(steps, lows, highs, alpha=0.25, label="95 % interval")
     axes.plot([step for step, _ in taus], [tau["tau"] for _, tau in taus], marker="o", label="tau")
     for step, tau in taus:
         if step == selected:

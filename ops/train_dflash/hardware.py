@@ -69,9 +69,10 @@ class Stopwatch:
         iterator = iter(items)
         while True:
             with self:
-                item = next(iterator, _END)
-            if item is _END:
-                return
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
             yield item
 
     def share(self) -> float:
@@ -80,6 +81,3 @@ class Stopwatch:
         share = self.seconds / max(now - self._lap, 1e-9)
         self.seconds, self._lap = 0.0, now
         return share
-
-
-_END = object()

@@ -12,16 +12,16 @@ from torch import Tensor
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import TargetModel, TokenShards
-from ops.capture_targets.shards import FeatureReader
-from ops.dflash.config import POSITIONS, DraftConfig
-from ops.load_target.ends import frozen_ends
-from ops.load_target.model import target_info, text_config
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.dflash.config import POSITIONS, DraftConfig
+from ops.lib.target.ends import frozen_ends
+from ops.lib.target.feature_shards import FeatureReader
+from ops.lib.target.model import target_info, text_config
+from ops.lib.training import ranks
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.online import OnlineReader, describe_features, token_mistakes
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.shape import draft_shape
-from ops.training import ranks
 
 Reader = FeatureReader | OnlineReader
 _Opened = tuple[dict[str, Any], Reader, Reader, list[str]]
@@ -67,6 +67,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     if mistakes:
         listed = mistakes[0] if len(mistakes) == 1 else "\n" + "\n".join(f"  {mistake}" for mistake in mistakes)
         source = stage.inputs.get("features") or tokens
+        assert source is not None  # the op asks for one of them
         raise DataError(f"{source.path}: {listed}")
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
     draft = draft_config(config, target, captured)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.dflash.anchors import draw_anchors
-from ops.dtensors import gathered, reshard
+from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.training.background_checkpoints import Checkpoints
+from ops.lib.training.checkpoint import TrainState, saved_weights
+from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.batches import Labels
 from ops.train_dflash.engine import Setup
 from ops.train_dflash.inputs import Inputs
@@ -25,8 +27,6 @@ from ops.train_dflash.selection import badness, measured_row, metrics_of, row_of
 from ops.train_dflash.short_evaluation import Lend, ShortEvaluation
 from ops.train_dflash.step import measure
 from ops.train_dflash.tally import WEIGHT
-from ops.training.background import Checkpoints
-from ops.training.checkpoint import TrainState, saved_weights
 
 
 @define

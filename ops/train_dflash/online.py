@@ -26,13 +26,13 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.capture_targets.huggingface import device_batch
 from ops.capture_targets.layers import check_layers, spread_layers
-from ops.capture_targets.run import batches_by_length
-from ops.capture_targets.shards import feature_info
-from ops.load_target.model import Target, check_images_fit, check_tokens_fit, read_config, target_info
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.batching import batches_by_length
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.feature_shards import feature_info
+from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, read_config, target_info
+from ops.lib.vision.families import family_of
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.op import TrainDflash
-from ops.vision.families import family_of
 
 SPLITS = ("train", "val")
 

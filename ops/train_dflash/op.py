@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.needs import Given, Needs, Only
+from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
-from ops.sequence_parallel.degree import known_exchange
+from ops.lib.sequence_parallel.degree import known_exchange
 
 LAYERS = 5
 PROMPTS_AT_ONCE = 8  # val prompts that are decoded together to measure tau
@@ -88,7 +88,7 @@ PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
     run="ops.train_dflash.run:train_dflash",
     report="ops.train_dflash.report:train_dflash_sections",
     resources="ops.train_dflash.resources:train_dflash_resources",
-    threads="ops.threads:threads_of_drafting",
+    threads="ops.lib.threads:threads_of_drafting",
     smoke="ops.train_dflash.smoke:train_dflash_smoke",
     work="ops.train_dflash.smoke:train_dflash_work",
     key_libraries=("torch", "transformers"),

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsl.sections import Account, Section
-from ops.files import read_json
-from ops.shown import facts
+from ops.lib.data.files import read_json
+from ops.lib.report_parts import facts
+from ops.lib.report_sections import Account, Section
 
 SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfinite_steps", "final_loss", "loss")
 NOT_REACHED = "in no step before max_steps"

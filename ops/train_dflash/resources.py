@@ -5,8 +5,8 @@ from __future__ import annotations
 from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
 from ops.capture_targets.resources import capture_memory, feature_bytes
-from ops.dflash.config import DraftConfig
-from ops.dflash.footprint import (
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.footprint import (
     MASTER,
     Pass,
     block_bytes,
@@ -17,8 +17,8 @@ from ops.dflash.footprint import (
     joined_bytes,
     waiting_bytes,
 )
-from ops.foreseen import DraftForeseen, TargetForeseen, TokensForeseen
-from ops.load_target.sizes import ITEM_SIZES
+from ops.lib.estimates import DraftForeseen, TargetForeseen, TokensForeseen
+from ops.lib.target.sizes import ITEM_SIZES
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 from ops.train_dflash.shape import foreseen_shape
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from dsl.op import op_of
 from dsl.stage import Stage
-from ops.dflash.config import to_serving
-from ops.files import write_json
+from ops.lib.data.files import write_json
+from ops.lib.drafts.dflash.config import to_serving
+from ops.lib.training.checkpoint import TrainState
+from ops.lib.training.nonfinite import SKIPPED
 from ops.train_dflash.figures import accuracy_figure, loss_figure, tau_figure
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.selection import metrics_of, row_of
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
-from ops.training.checkpoint import TrainState
-from ops.training.nonfinite import SKIPPED
 
 FINAL_STEPS = 50
 RATE, NORM, TALLY = 0, 1, 2

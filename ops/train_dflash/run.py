@@ -20,8 +20,13 @@ from torch import Tensor
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
-from ops.files import write_json
-from ops.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
+from ops.lib.data.files import write_json
+from ops.lib.training import ranks
+from ops.lib.training.background_checkpoints import Checkpoints
+from ops.lib.training.checkpoint import Kept, TrainState
+from ops.lib.training.ema import Ema
+from ops.lib.training.nonfinite import SKIPPED, NonFinite
+from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
 from ops.train_dflash.engine import Setup, set_up, tell
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
@@ -45,11 +50,6 @@ from ops.train_dflash.tally import (
     metrics,
     slot_accuracy,
 )
-from ops.training import ranks
-from ops.training.background import Checkpoints
-from ops.training.checkpoint import Kept, TrainState
-from ops.training.ema import Ema
-from ops.training.nonfinite import SKIPPED, NonFinite
 
 
 def train_dflash(config: TrainDflash, stage: Stage) -> None:
@@ -210,7 +210,7 @@ class _Training:
         if step % config.log_every == 0 or step == total:
             self._log(self.state.history[(step - 1) // config.log_every * config.log_every :])
         paused = time.perf_counter()
-        due = bool(config.eval_every) and step % config.eval_every == 0 and step < total
+        due = bool(config.eval_every and step % config.eval_every == 0 and step < total)
         metric = self.measuring.measure() if due else None
         if step < total and (due or step % config.checkpoint_every == 0):
             self.checkpoints.save(self.state, metric)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
-from ops.dflash.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
+from ops.lib.drafts.dflash.config import FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
 from ops.train_dflash.op import TrainDflash
 
 _ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}

@@ -28,10 +28,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from ops.dflash.model import ContextKV, DraftModel, Layer
+from ops.lib.drafts.dflash.model import ContextKV, DraftModel, Layer
 
 # What a pass over blocks calls of a layer first, and so differentiates last.
 PROJECTIONS = tuple(name for name in vars(Layer) if name.startswith("project"))
+
+CONTEXT_KV = "context_kv"  # the method of DraftModel that FSDP2 has to know
 
 
 def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None = None) -> None:
@@ -53,7 +55,7 @@ def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None =
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     if parts:
         _gather_ahead(model, parts)
-    for method in ("context_kv", "forward_blocks"):
+    for method in (CONTEXT_KV, "forward_blocks"):
         register_fsdp_forward_method(model, method)
 
 
@@ -68,7 +70,7 @@ def parts_of(model: DraftModel) -> list[nn.Module]:
 
 
 def _gather_ahead(model: DraftModel, parts: list[nn.Module]) -> None:
-    model.context_kv = _with_attentions(model)
+    setattr(model, CONTEXT_KV, _with_attentions(model))
     for layer in model.layers:
         for method in PROJECTIONS:
             register_fsdp_forward_method(layer, method)

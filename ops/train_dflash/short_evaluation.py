@@ -17,18 +17,18 @@ from torch import nn
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.dflash.decode import Decoded
-from ops.dflash.decode_batch import DecodeSettings, decode_speculative_batch
-from ops.dflash.model import DraftModel
-from ops.dtensors import gathered, reshard
 from ops.evaluate.lengths import check_lengths
 from ops.evaluate.prompts import HeldOut
 from ops.evaluate.statistics import acceptance_length
-from ops.load_target.model import Target, check_images_fit, check_tokens_fit, text_config
-from ops.tokenize_chat.shards import TokenReader, TokenSample
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, text_config
+from ops.lib.training import ranks
+from ops.lib.training.dtensors import gathered, reshard
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
-from ops.training import ranks
 
 RESAMPLINGS = 2000
 

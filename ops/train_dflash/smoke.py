@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from dsl.smoke import Amount, Trial, Work
-from ops.files import read_jsonl
-from ops.growth import Kind, StepsGrown, TokensGrown
+from ops.lib.data.files import read_jsonl
+from ops.lib.scaling import Kind, StepsGrown, TokensGrown
 from ops.train_dflash.op import TrainDflash
 
 STEPS = 8

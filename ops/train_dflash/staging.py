@@ -14,7 +14,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ops.dflash.pinned import to_device
+from ops.lib.kernels.host_to_device import to_device
 
 BUFFERS = 2  # one is written to while the other is copied
 

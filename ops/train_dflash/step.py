@@ -16,12 +16,14 @@ from functools import partial
 from attrs import frozen
 from torch import Tensor
 
-from ops.dflash.config import DraftConfig
-from ops.dflash.flops import step_flops
-from ops.dflash.loss import Loss, denominator
-from ops.dflash.step import Engine, MicroBatch, Slots
-from ops.dtensors import reshard
-from ops.shard_sequence.run import padded_length
+from ops.lib.data.batching import padded_length
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.flops import step_flops
+from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
+from ops.lib.drafts.losses.loss import Loss, denominator
+from ops.lib.training import ranks
+from ops.lib.training.dtensors import reshard
+from ops.lib.training.ranks import deal
 from ops.train_dflash.batches import (
     Drawn,
     Labels,
@@ -39,8 +41,6 @@ from ops.train_dflash.batches import (
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.staging import Sent, Transfer
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
-from ops.training import ranks
-from ops.training.ranks import deal
 
 VAL_SEED, VAL_EPOCH = 0, -1
 

@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError
-from ops.dflash.config import from_serving, to_serving
-from ops.dflash.model import DraftModel
-from ops.dtensors import load_whole
-from ops.files import read_json
-from ops.training.differences import differences
+from ops.lib.data.files import read_json
+from ops.lib.drafts.dflash.config import from_serving, to_serving
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.training.config_differences import differences
+from ops.lib.training.dtensors import load_whole
 
 
 def load_weights(model: DraftModel, directory: Path) -> None:

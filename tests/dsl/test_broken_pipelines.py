@@ -8,7 +8,7 @@ import pytest
 import tomli
 from broken_pipelines import ENVIRONMENT, Broken, broken_pipelines, wrong_place
 from hypothesis import HealthCheck, Phase, given, settings
-from test_positions import key_paths
+from toml_documents import key_paths
 
 from dsl.positions import key_positions
 

@@ -148,7 +148,8 @@ IMPORTS = {
         ),
         ("import torch.nn.functional as F\ndef run(): return F.relu(numpy.x)", set()),
         (
-            "from dsl.errors import ConfigError\nimport executor.run\ndef run(): raise ConfigError(executor.run.x)",
+            "from dsl.errors import ConfigError\nimport executor.scheduler.run_loop\n"
+            "def run(): raise ConfigError(executor.scheduler.run_loop.x)",
             set(),
         ),
     ],

@@ -10,8 +10,8 @@ from source_trees import changed_in_main, write
 from dsl.fingerprint import read_code
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.code_texts import keep_texts, kept_text, texts_now
-from executor.keys import Sources, class_symbols, node_parts
+from executor.keys.code_archive import keep_texts, kept_text, texts_now
+from executor.keys.node_key import Sources, class_symbols, node_parts
 
 OPS = """
 from typing import ClassVar

@@ -18,8 +18,8 @@ from dsl.op import op_of
 from dsl.overrides import override_graph
 from dsl.pipeline import Copy, Launch
 from dsl.read_toml import read_graph
+from dsl.unchecked_node import WrittenNode
 from dsl.variants import Sweep
-from dsl.written import WrittenNode
 from ops.ingest.op import Ingest
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"

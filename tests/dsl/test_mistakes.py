@@ -10,7 +10,7 @@ import pytest
 import tomli
 from corpus import CASES, CORPUS, as_written, read_case
 from hypothesis import given
-from test_positions import documents
+from toml_documents import documents
 
 from dsl.errors import PipelineError
 from dsl.read_toml import read_graph

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from dsl.document import Places
 from dsl.errors import PipelineError
 from dsl.graph import Graph
+from dsl.interpolation import interpolate
 from dsl.pipeline import Pipeline
 from dsl.read_toml import read_graph
 from dsl.tables import tables_of
-from dsl.values import interpolate
-from dsl.written import WrittenNode
+from dsl.unchecked_node import WrittenNode
 from ops.ingest.op import Ingest
 
 OPS = """

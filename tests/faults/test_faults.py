@@ -12,7 +12,7 @@ import pytest
 from fault_trial import PLACES, VICTIMS, Kill, Undisturbed, every_kill, few_kills, tried, undisturbed
 from toy_ops import ONE_NODE, Toy
 
-from executor.fail_points import FAIL_AT
+from executor.system.crash_points import FAIL_AT
 
 SEED = int(os.environ.get("DFLOW_FAULT_SEED", "7"))
 

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from colour_chats import packed, trained  # noqa: F401 (fixtures of two files)
 from device_cases import found_device
 from fake_stage import FakeStage
 from gate_cases import make_gate_inputs

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from side_ops import side
 
-from executor import compile_cache
-from executor.chat_request import ServerError
-from executor.compile_cache import VARIABLE
-from executor.launch import stage_environment
-from executor.server import Server
+from executor.launchers import compile_cache
+from executor.launchers.compile_cache import VARIABLE
+from executor.launchers.stage_process import stage_environment
+from executor.model_tools.chat_request import ServerError
+from executor.model_tools.server import Server
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from toy_ops import wait_for
 
 from dsl.errors import TransientError
 from dsl.stage import RENDEZVOUS
-from ops.training import peers
-from ops.training.peers import own_peers
+from ops.lib.training import peers
+from ops.lib.training.peers import own_peers
 
 NOBODY = 65534
 SYN_SENT = 2  # of include/net/tcp_states.h
@@ -32,7 +32,7 @@ import os, sys
 from pathlib import Path
 from dsl.errors import TransientError
 from fake_stage import FakeStage
-from ops.training.ranks import joined
+from ops.lib.training.ranks import joined
 
 try:
     with joined(FakeStage(Path(sys.argv[1]), rank=int(sys.argv[2]), world_size=2)):
@@ -47,8 +47,8 @@ import os, sys
 from pathlib import Path
 import torch.distributed as dist
 from fake_stage import FakeStage
-from ops.training.peers import own_peers
-from ops.training.ranks import joined
+from ops.lib.training.peers import own_peers
+from ops.lib.training.ranks import joined
 
 os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
 try:
@@ -163,7 +163,7 @@ def test_a_connection_whose_other_end_is_never_known_is_refused(on_one_host, mon
 def start():
     """A program in a process of its own, which is killed in the end."""
     pipe = subprocess.PIPE
-    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "ops")]
+    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
     chosen = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     with ExitStack() as ending:
 

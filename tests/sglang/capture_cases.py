@@ -1,7 +1,7 @@
 """Tiny targets that SGLang loads on a CPU, one row a family, and samples with none, one and two images.
 
-A family is a row of FAMILIES: what of the tiny checkpoint (tests/ops/family_checkpoints.py) SGLang does not take as it
-is.
+A family is a row of FAMILIES: what of the tiny checkpoint (tests/support/family_checkpoints.py) SGLang does not take as
+it is.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
 from ops.artifacts import TargetModel, TokenShards
-from ops.files import write_json, write_jsonl
-from ops.load_target.model import Target
+from ops.lib.data.files import write_json, write_jsonl
+from ops.lib.data.token_shards import TokenSample, write_token_shard
+from ops.lib.target.model import Target
+from ops.lib.target.save import PROCESSOR, copy_files
+from ops.lib.target.served_config import complete_config
+from ops.lib.vision.families import VisionFamily, family_of
+from ops.lib.vision.processor import Processor, load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.load_target.save import PROCESSOR, copy_files
-from ops.load_target.served import complete_config
-from ops.tokenize_chat.shards import TokenSample, write_token_shard
-from ops.vision.families import VisionFamily, family_of
-from ops.vision.processor import Processor, load_processor
 
 
 def no_change(_folder: Path) -> None:

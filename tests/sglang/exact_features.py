@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ops.load_target.model import Target
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.model import Target
 
 
 class InDouble(TorchFunctionMode):

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 from capture_cases import FAMILIES, calm, make_samples, make_target, processor_of, write_tokens
+from colour_chats import write_data
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint, picture
 from PIL import Image
 from sglang_on_cpu import FOLDER
-from test_vision_target import write_data
 
 from dsl.read_toml import read_graph
-from executor.begin import make_planner
 from executor.cli import main
-from executor.exits import FAILED, OK
-from executor.store import Store
+from executor.planning.session import make_planner
+from executor.store.artifact_store import Store
+from executor.system.exits import FAILED, OK
 from ops.capture_targets import compare
 from ops.capture_targets.agreement import ALONE_TOLERANCE
 
@@ -76,7 +76,7 @@ import sglang_on_cpu
 sglang_on_cpu.install(os.environ)
 from import_hooks import after_import
 
-@after_import("ops.sglang_engine.requests")
+@after_import("ops.lib.sglang.requests")
 def flat_positions(module):
     import torch
     def positions(self, input_ids, image_grid_thw):

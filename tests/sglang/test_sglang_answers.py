@@ -5,22 +5,22 @@ from __future__ import annotations
 import io
 
 import attrs
+import colour_chats as colours
 import pytest
-import test_vision_target as colours
 import torch
 from capture_cases import FAMILIES, furthest, make_samples, make_target, processor_of
+from colour_chats import packed, trained  # noqa: F401 (fixtures)
 from PIL import Image
-from test_vision_target import packed, trained  # noqa: F401 (fixtures)
 
-from ops.load_target.log_probs import token_log_probs as our_log_probs
-from ops.load_target.model import Target
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.losses.log_probs import token_log_probs as our_log_probs
+from ops.lib.sglang.answers import greedy, served_request, token_log_probs
+from ops.lib.sglang.mm_processor import ServedPrompts
+from ops.lib.sglang.runtime import SglangRuntime
+from ops.lib.target.model import Target
+from ops.lib.vision.batch import collate
+from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.decode import Sampling, generate
-from ops.sglang_engine.answers import greedy, served_request, token_log_probs
-from ops.sglang_engine.mm_processor import ServedPrompts
-from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenSample
-from ops.vision.batch import collate
-from ops.vision.processor import load_processor
 
 CPU = {"device": "cpu", "dtype": "float32", "pool_tokens": 4096, "context_length": 1024}
 QUESTION = "What colour is it?"

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.gpu import figures_of, is_installed, parts_of
 from benchmarks.gpu_parts import capture
 from benchmarks.gpu_report import page
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.sglang.runtime import SglangRuntime
 
 ROOT = Path(__file__).resolve().parents[2]
 

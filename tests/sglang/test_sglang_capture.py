@@ -18,12 +18,12 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.capture_targets.huggingface import forward_batch
-from ops.load_target.model import Target
-from ops.sglang_engine import requests
-from ops.sglang_engine.layers import keep_no_layers, set_layers_to_capture
-from ops.sglang_engine.requests import VisionTokens, image_hash
-from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.sglang import requests
+from ops.lib.sglang.layers import keep_no_layers, set_layers_to_capture
+from ops.lib.sglang.requests import VisionTokens, image_hash
+from ops.lib.sglang.runtime import SglangRuntime
+from ops.lib.target.model import Target
 
 LAYER_IDS = (0, 1, 3, 6)  # deepstack adds behind layers 0 and 1; 6 is the last that can be captured
 TIMES = 100
@@ -227,7 +227,7 @@ def test_a_model_that_keeps_fewer_layers_than_asked_for_is_found_out(family, mon
         else:
             set_layers_to_capture(model, layer_ids[:-1], num_layers, recipe)
 
-    monkeypatch.setattr("ops.sglang_engine.runtime.set_layers_to_capture", forgetful)
+    monkeypatch.setattr("ops.lib.sglang.runtime.set_layers_to_capture", forgetful)
     for layer_ids, width in ((LAYER_IDS, 96), ((2,), 0)):  # without any, SGLang returns the final states in their place
         with pytest.raises(DataError, match=rf"SGLang kept states of width {width}, where those of layers"):
             captured(family, [family.samples["text"]], layer_ids)

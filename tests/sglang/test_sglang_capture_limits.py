@@ -20,10 +20,10 @@ from ops.capture_targets import sglang as sglang_backend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.capture_targets.server_args import ALLOWED, FIXED, FIXED_FAMILIES
-from ops.sglang_engine.layers import set_layers_to_capture
-from ops.sglang_engine.process import make_server_args
-from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenReader
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.sglang.layers import set_layers_to_capture
+from ops.lib.sglang.process import make_server_args
+from ops.lib.sglang.runtime import SglangRuntime
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_the_recipe_of_the_node_reaches_the_setter(tokens, target, tmp_path, mon
         asked.append((recipe, list(layer_ids)))
         set_layers_to_capture(model, layer_ids, num_layers, recipe)
 
-    monkeypatch.setattr("ops.sglang_engine.runtime.set_layers_to_capture", watched)
+    monkeypatch.setattr("ops.lib.sglang.runtime.set_layers_to_capture", watched)
     capture(tmp_path, tokens, target, recipe="eagle3")
     assert [("eagle3", [1, 3, 4])] == [one for number, one in enumerate(asked) if one not in asked[:number]]
 

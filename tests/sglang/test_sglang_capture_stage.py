@@ -26,12 +26,12 @@ from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets import sglang as sglang_backend
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.capture_targets.shards import FeatureReader
-from ops.files import read_json, write_json
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.data.files import read_json, write_json
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.sglang.runtime import SglangRuntime
+from ops.lib.target.feature_shards import FeatureReader
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
-from ops.tokenize_chat.shards import TokenReader
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 

@@ -16,13 +16,13 @@ from family_checkpoints import HIDDEN, VOCABULARY
 from safetensors.torch import save_file
 
 from dsl.errors import DataError
-from ops.dflash.config import DraftConfig, to_serving
-from ops.dflash.load import load_draft
 from ops.evaluate.statistics import acceptance_length
-from ops.files import write_json
-from ops.sglang_engine.dflash_worker import DflashEngine, DflashRefused, DraftRefused, NoRoom, tokens_of
-from ops.sglang_engine.draft_forward import compare_forward, context_lengths
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.data.files import write_json
+from ops.lib.drafts.dflash.config import DraftConfig, to_serving
+from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.sglang.dflash_worker import DflashEngine, DflashRefused, DraftRefused, NoRoom, tokens_of
+from ops.lib.sglang.draft_forward import compare_forward, context_lengths
+from ops.lib.sglang.runtime import SglangRuntime
 
 QUALITIES = ("trained", "noisy", "random")
 CPU = {"device": "cpu", "dtype": "float32"}
@@ -104,7 +104,7 @@ def test_a_draft_that_sglang_cannot_serve_leaves_the_process_as_it_was(text_case
             DflashRefused, match=r"SGLang refuses DFLASH on a CPU: .*DFLASH speculative decoding is not"
         ):
             DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024)
-    worker = importlib.import_module("ops.sglang_engine.dflash_worker")
+    worker = importlib.import_module("ops.lib.sglang.dflash_worker")
     for error in (
         ValueError("Loaded weights leave no GPU memory for the KV cache under mem_fraction_static"),
         RuntimeError("Not enough memory. Please try to increase --mem-fraction-static."),

@@ -21,13 +21,13 @@ from ops.artifacts import Draft, Report
 from ops.check_export.live import check_live, choose_dtype
 from ops.check_export.live_result import LiveUnavailable, Prompt
 from ops.check_export.op import CheckExport
-from ops.dflash.decode import decode_speculative
-from ops.dflash.load import load_draft
 from ops.evaluate.op import Evaluate
 from ops.evaluate.run import evaluate
 from ops.evaluate.statistics import acceptance_length
-from ops.files import read_json, read_jsonl, write_json
-from ops.load_target.model import Target
+from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.drafts.decoding.decode import decode_speculative
+from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.target.model import Target
 
 WORKER = "sglang.srt.speculative.dflash_worker_v2"
 

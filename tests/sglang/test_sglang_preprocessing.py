@@ -21,17 +21,17 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
-from ops.load_target.model import Target
+from ops.lib.data.image_packs import PackWriter
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.sglang.mm_processor import ServedPrompt, ServedPrompts
+from ops.lib.sglang.requests import VisionTokens
+from ops.lib.target.model import Target
+from ops.lib.vision.images import decode
+from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.sglang_engine.mm_processor import ServedPrompt, ServedPrompts
-from ops.sglang_engine.requests import VisionTokens
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.shards import TokenReader, TokenSample
-from ops.vision.images import decode
-from ops.vision.packs import PackWriter
-from ops.vision.processor import load_processor
 
 BACKENDS = ("pillow", "torchvision")
 TARGETS = [name for name, row in FAMILIES.items() if row.vision]

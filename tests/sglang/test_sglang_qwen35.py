@@ -26,14 +26,14 @@ from ops.artifacts import TargetFeatures, TargetModel
 from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
-from ops.capture_targets.shards import FeatureReader
-from ops.files import write_json
-from ops.load_target.model import Target, read_config
-from ops.load_target.sizes import TargetSizes
-from ops.sglang_engine import layers, process
-from ops.sglang_engine.requests import VisionTokens
-from ops.sglang_engine.runtime import SglangRuntime
-from ops.tokenize_chat.shards import TokenSample
+from ops.lib.data.files import write_json
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.sglang import layers, process
+from ops.lib.sglang.requests import VisionTokens
+from ops.lib.sglang.runtime import SglangRuntime
+from ops.lib.target.feature_shards import FeatureReader
+from ops.lib.target.model import Target, read_config
+from ops.lib.target.sizes import TargetSizes
 
 NAMES = ("qwen3_5", "qwen3_5_moe")
 LAYERS = (0, 1, 3, 6)

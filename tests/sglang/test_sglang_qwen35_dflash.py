@@ -15,10 +15,10 @@ import torch
 from capture_cases import text_alone
 from dflash_cases import NEW_TOKENS, Case, make_case
 
-from ops.dflash.decode import Decoded
 from ops.evaluate.statistics import acceptance_length
-from ops.sglang_engine import dflash_worker
-from ops.sglang_engine.dflash_worker import DflashEngine
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.sglang import dflash_worker
+from ops.lib.sglang.dflash_worker import DflashEngine
 
 STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 TIE = 1e-4  # between the two best logits: a block and a single token round differently

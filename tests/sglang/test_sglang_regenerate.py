@@ -12,7 +12,7 @@ from server_process import running_server
 
 from dsl.errors import DataError
 from ops.artifacts import ImageSamples
-from ops.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 
 CONTEXT = 256
 OPTIONS = {"max_new_tokens": 16, "finish_reasons": ("stop", "length"), "min_answer_tokens": 1}

@@ -30,21 +30,21 @@ from serve_cases import record_run, write_folder
 from server_process import ON_A_CPU, SWITCHES, cpu_environment
 
 from dsl.op import Ref
-from executor.lines import printable
-from executor.record import find_record
-from executor.serve import MAX_TOKENS
-from executor.served import chat_messages
-from executor.store import Store
+from executor.model_tools.serve import MAX_TOKENS
+from executor.model_tools.served import chat_messages
+from executor.records.run_record import find_record
+from executor.store.artifact_store import Store
+from executor.system.output import printable
 from ops.artifacts import ImageSamples, TokenShards
-from ops.dflash.decode import Decoded, decode_plain, decode_speculative
-from ops.dflash.load import load_draft
-from ops.files import read_json, read_jsonl, write_jsonl
-from ops.load_target.model import Target
+from ops.lib.data.files import read_json, read_jsonl, write_jsonl
+from ops.lib.data.image_packs import PackWriter
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
+from ops.lib.drafts.dflash.load import load_draft
+from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.shards import TokenReader, TokenSample
-from ops.vision.packs import PackWriter
-from ops.vision.processor import load_processor
 
 IMAGES = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
 COUNTS = (0, 1, 2, 1, 1)
@@ -239,7 +239,7 @@ def test_dflow_shows_a_held_out_prompt_with_its_answer_and_tau(vision, server):
     config = read_json(vision.case.checkpoint / "generation_config.json")
     decoded = reference(vision.case, vision.draft, sample, MAX_TOKENS - 1, [config["eos_token_id"]])
 
-    assert f"-m ops.sglang_engine.launch_server --model-path {vision.store.path}" in printed[0]
+    assert f"-m ops.lib.sglang.launch_server --model-path {vision.store.path}" in printed[0]
     assert "lacks a method that DFLASH needs for qwen3_vl targets" in printed[1]
     shown = next(line for line in printed if line.startswith("tau: "))
     found = re.fullmatch(r"tau: (\S+) \((\d+) tokens behind the first in (\d+) verification steps\); .*: (\S+)", shown)

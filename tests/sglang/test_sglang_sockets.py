@@ -12,7 +12,7 @@ from capture_worker import write_job
 from sockets import Listener, interfaces_to_others, listeners, tree
 from toy_ops import Toy, wait_for
 
-from ops.sglang_engine.runtime import SglangRuntime
+from ops.lib.sglang.runtime import SglangRuntime
 
 TESTS = Path(__file__).resolve().parents[1]
 # Declaration and run function are two files, since a run loads the declarations without torch.
@@ -106,7 +106,10 @@ def sharing(target, interface, tmp_path) -> Iterator[tuple[Toy, list[Listener]]]
     (tmp_path / "sharing.py").write_text(OPS)
     (tmp_path / "sharing_run.py").write_text(RUN)
     toy = Toy(tmp_path, PIPELINE)
-    paths = [*map(str, (TESTS.parent, TESTS / "sglang", TESTS / "ops")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [
+        *map(str, (TESTS.parent, TESTS / "sglang", TESTS / "support")),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     # On a CPU SGLang wants to be told the cores where it has more ranks than the machine has NUMA nodes.
     variables = {**interface, "PYTHONPATH": os.pathsep.join(paths), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
     process = toy.start("run", str(toy.file), **variables)

@@ -1,0 +1,249 @@
+"""What can be wrong between nodes: references, artifact types, external paths, cycles."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import Mistake, did_you_mean, shortened
+from dsl.launch import Machine
+from dsl.op import ConfigField, OpSpec, Ref, is_builtin
+from dsl.order import cycles
+from dsl.paths import is_there
+from dsl.secrets import may_hold_secrets, secret_names
+from dsl.sizes import parsed_bytes
+from dsl.unchecked_node import WrittenNode
+
+MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+MOST_OF_CYCLE = 12  # nodes of a cycle that are shown
+Absent = dict[str, list[Mistake]]  # what is to be said of files and folders that are not there, by node
+
+
+def wiring_mistakes(
+    nodes: Mapping[str, WrittenNode], root: Path, machine: Machine, absent: Absent | None = None
+) -> list[Mistake]:
+    """All mistakes between the nodes, also where some nodes are known in part. Paths are relative to root.
+
+    absent: where given, takes up the files and folders that are not there, which are no mistakes then.
+    """
+    mistakes: list[Mistake] = []
+    for node in nodes.values():
+        if node.op is not None:
+            mistakes += _edge_mistakes(node, node.op, nodes)
+            not_there = list(_absent_paths(node, node.op, root))
+            if absent is None:
+                mistakes += not_there
+            elif not_there:
+                absent[node.id] = not_there
+            mistakes += _empty_paths(node, node.op)
+            mistakes += _pin_mistakes(node, node.op, root)
+            mistakes += _launch_mistakes(node, node.op)
+            mistakes += _mistakes_with_nodes_above(node, node.op, nodes)
+            mistakes += _machine_mistakes(node, machine)
+            mistakes += _secret_mistakes(node)
+    return [*mistakes, *_cycle_mistakes(nodes)]
+
+
+def inputs_of(op: OpSpec, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Edge -> ids of the nodes it reads, in the order of the op's declaration; an edge that is not given has none."""
+    inputs = {}
+    for edge in op.edges:
+        value = values.get(edge)
+        references = value if isinstance(value, tuple) else (value,)
+        inputs[edge] = tuple(reference.node for reference in references if isinstance(reference, Ref))
+    return inputs
+
+
+def absolute_path(path: str | Path, root: Path) -> Path:
+    """The path, relative to root, without `..` and with symbolic links as they are."""
+    return Path(os.path.normpath(root.absolute() / path))
+
+
+def external_path(value: object, root: Path) -> Path | None:
+    """The absolute path that an external value names; None for a builtin value and for no value."""
+    if not isinstance(value, str) or is_builtin(value):
+        return None
+    return absolute_path(value, root)
+
+
+def external_value(value: Any, field: ConfigField, root: Path) -> Any:
+    """An external value as compiled: an absolute path, or as it is for a builtin value, a model id or None.
+
+    Of a list each member.
+    """
+    if isinstance(value, (tuple, list)):
+        return tuple(external_value(member, field, root) for member in value)
+    path = external_path(value, root)
+    if path is None or (_may_be_model_id(value, field, path) and not is_there(path)):
+        return value
+    return str(path)
+
+
+def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
+    """Whether "owner/name" names a model: not where there is a folder `owner`, in which `name` is then looked for."""
+    return field.model_id and MODEL_ID.fullmatch(value) is not None and not is_there(path.parent, Path.is_dir)
+
+
+def _edge_mistakes(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+    for name, parents in inputs_of(op, node.values).items():
+        wanted = op.edges[name].type
+        for parent in parents:
+            if parent not in nodes:
+                hint = did_you_mean(parent, list(nodes)) or _who_gives(wanted, nodes)
+                yield node.mistake(name, f'there is no node "{shortened(parent)}"', hint)
+                continue
+            parent_op = nodes[parent].op
+            if parent_op is not None and not issubclass(parent_op.output, wanted):
+                message = f'expected {wanted.__name__}, but node "{parent}" gives {parent_op.output.__name__}'
+                yield node.mistake(name, message, _who_gives(wanted, nodes))
+
+
+def _who_gives(wanted: type, nodes: Mapping[str, WrittenNode]) -> str:
+    givers = [f'"@{node.id}"' for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
+    return f"{wanted.__name__}: {shortened(', '.join(givers))}" if givers else f"no node gives {wanted.__name__}"
+
+
+def _absent_paths(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
+    for field, value in _external_values(node, op):
+        path = external_path(value, node.places.folder(field.name) or root)
+        if not value or path is None or is_there(path) or _may_be_model_id(str(value), field, path):
+            continue
+        hint = "neither a path nor a model id of the form owner/name" if field.model_id else ""
+        if not hint and not node.is_argument(field.name):
+            hint = f"put it there, or name another: -s {node.id}.{field.name}=PATH"
+        yield node.mistake(field.name, f"there is no file or folder {path.parent / shortened(path.name)}", hint)
+
+
+def _empty_paths(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
+    for field, value in _external_values(node, op):
+        if value == "":
+            yield node.mistake(field.name, "expected a path, got an empty string")
+
+
+def _external_values(node: WrittenNode, op: OpSpec) -> Iterator[tuple[ConfigField, object]]:
+    """Of a list each member."""
+    for field in op.fields.values():
+        if field.external:
+            given = node.values.get(field.name)
+            yield from ((field, value) for value in (given if isinstance(given, (tuple, list)) else (given,)))
+
+
+def _pin_mistakes(node: WrittenNode, op: OpSpec, root: Path) -> Iterator[Mistake]:
+    """A model id enters the key by its name, so what it names must not change: its commit has to be given."""
+    for field in op.fields.values():
+        if not field.pinned_by:
+            continue
+        value = node.values.get(field.name)
+        path = external_path(value, node.places.folder(field.name) or root)
+        if path is None or is_there(path) or not _may_be_model_id(str(value), field, path):
+            continue
+        commit = node.values.get(field.pinned_by)
+        if isinstance(commit, str) and COMMIT.fullmatch(commit):
+            continue
+        if commit is None:
+            where, given = field.name, "none is given"
+        else:
+            where = field.pinned_by
+            given = f'"{shortened(str(commit))}" may name something else tomorrow, unseen by the key'
+        message = f'the model id "{value}" needs a commit as {field.pinned_by}, 40 hex digits: {given}'
+        hint = "it stands on the model's page under Files and versions; or give the directory of a checkpoint"
+        yield node.mistake(where, message, hint)
+
+
+def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
+    if op.single_process and node.launch.get("kind") == "torchrun":
+        yield node.mistake("launch.kind", f'the op "{op.name}" runs in one process', 'leave launch out, or "process"')
+    if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
+        message = f'the op "{op.name}" does no sequence parallelism'
+        yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")
+    told: Mapping[str, str] = getattr(op.config_class, "launch_mistakes", _none)(node.values, node.launch)
+    for name, message in told.items():
+        yield node.mistake(name, message)
+
+
+def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+    """What the op says of its values beside those of nodes that it reads from."""
+
+    def above(*edges: str) -> Mapping[str, Any]:
+        reached: WrittenNode | None = node
+        for edge in edges:
+            reached = _read_by(reached, edge, nodes) if reached is not None else None
+        return {} if reached is None else _known_values(reached)
+
+    tell = getattr(op.config_class, "mistakes_with_nodes_above", None)
+    told: Mapping[str, str] = {} if tell is None else tell(_known_values(node), above)
+    for name, message in told.items():
+        yield node.mistake(name, message)
+
+
+def _read_by(node: WrittenNode, edge: str, nodes: Mapping[str, WrittenNode]) -> WrittenNode | None:
+    """The node that an edge of one names."""
+    read = () if node.op is None else inputs_of(node.op, node.values).get(edge, ())
+    return nodes.get(read[0]) if len(read) == 1 else None
+
+
+def _known_values(node: WrittenNode) -> dict[str, Any]:
+    """What was given and has no mistake, and the defaults of the others."""
+    defaults = {name: field.default for name, field in node.fields.items() if not field.required}
+    return {name: value for name, value in {**defaults, **node.values}.items() if name not in node.wrong}
+
+
+def _machine_mistakes(node: WrittenNode, machine: Machine) -> Iterator[Mistake]:
+    """A node that asks for more than the run may use would never start."""
+    for name in ("cpus", "gpus", "memory"):
+        asked, there = node.launch.get(name), getattr(machine, name)
+        if asked is None or there is None:
+            continue
+        is_more = parsed_bytes(asked) > parsed_bytes(there) if name == "memory" else asked > there
+        if is_more:
+            yield node.mistake(f"launch.{name}", f"more than the {there} of [machine] {name}")
+
+
+def _secret_mistakes(node: WrittenNode) -> Iterator[Mistake]:
+    for name, value in node.values.items():
+        for variable in secret_names(value) if may_hold_secrets(value) else ():
+            if variable not in os.environ:
+                message = f"the environment variable {variable} is not set"
+                yield node.mistake(name, message, "export it where dflow is called")
+
+
+def _none(_values: Mapping[str, Any], _launch: Mapping[str, Any]) -> dict[str, str]:
+    return {}
+
+
+def _cycle_mistakes(nodes: Mapping[str, WrittenNode]) -> Iterator[Mistake]:
+    inputs = {node.id: inputs_of(node.op, node.values) for node in nodes.values() if node.op is not None}
+    parents = {
+        node_id: [parent for ids in edges.values() for parent in ids if parent in inputs]
+        for node_id, edges in inputs.items()
+    }
+    for cycle in cycles(parents):
+        reads = dict(zip(cycle, [cycle[-1], *cycle[:-1]], strict=True))
+
+        def edge(node_id: str, reads: Mapping[str, str] = reads) -> str:
+            return next(name for name, ids in inputs[node_id].items() if reads[node_id] in ids)
+
+        shown = [_with_place(nodes[node_id], edge(node_id)) for node_id in _ends(cycle)]
+        if len(shown) < len(cycle):
+            shown.insert(MOST_OF_CYCLE // 2, f"... {len(cycle) - len(shown):,} more ...")
+        path = " -> ".join([*shown, cycle[0]])
+        hint = "one of them must not read what is made of it"
+        yield nodes[cycle[0]].mistake(edge(cycle[0]), f"the nodes form a cycle: {path}", hint)
+
+
+def _ends(cycle: list[str]) -> list[str]:
+    if len(cycle) <= MOST_OF_CYCLE:
+        return cycle
+    return cycle[: MOST_OF_CYCLE // 2] + cycle[-(MOST_OF_CYCLE // 2) :]
+
+
+def _with_place(node: WrittenNode, edge: str) -> str:
+    """The node, and where it names the one before it."""
+    position = node.places.position(edge)
+    if position is None:
+        return node.id
+    return f"{node.id} ({position.file}:{position.line})" if position.line else f"{node.id} ({position})"

@@ -1,0 +1,1 @@
+"""Why a node runs, and what differs between runs."""

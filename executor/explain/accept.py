@@ -1,0 +1,168 @@
+"""Keeping an artifact valid over a change of code that the user declares harmless."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import ConfigError, StoreError
+from executor.explain.reasons import changed_code, maker_of, value_changes
+from executor.explain.reasons_text import accepted_text, value_text
+from executor.keys.code_diff import CodeChange
+from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
+from executor.planning.planner import Planner
+from executor.records.run_record import Record, load_begun, newest_records, plan_of
+from executor.results.run_table import shown_digest
+from executor.store.artifact_store import IndexLine, Store
+from executor.store.integrity import check
+from executor.system.jsonlines import append_line
+
+RECORDS_SEARCHED = 200
+
+
+@frozen
+class Acceptable:
+    """A finished artifact that differs from what a node would make by code alone. line: that of old_key."""
+
+    node: str
+    key: str
+    old_key: str
+    line: IndexLine
+    without_code: str
+    changes: tuple[CodeChange, ...]
+
+
+def acceptable(store: Store, planner: Planner, node_id: str) -> Acceptable:
+    """What may be accepted for the node.
+
+    Raises ConfigError that says why nothing may be, StoreError where the artifact is damaged.
+    """
+    decisions = planner.plan()
+    decision = decisions[node_id]
+    if decision.cache == "hit":
+        raise ConfigError(f'node "{node_id}" is cached as {shown_digest(decision.digest)}: there is nothing to accept')
+    node = planner.graph.nodes[node_id]
+    waiting = [parent for parent in node.parents if decisions[parent].digest is None]
+    if decision.key is None or waiting:
+        raise ConfigError(
+            f'node "{node_id}" reads from {", ".join(waiting)}, which will run, so its inputs are not known yet; '
+            f"accept or run {', '.join(waiting)} first"
+        )
+    inputs = node_inputs(node, {parent: decisions[parent].digest for parent in node.parents}.__getitem__)
+    without_code = planner.parts[node_id].key_without_code(inputs)
+    found = _newest_finished(store, node.op.name, without_code)
+    if found is None:
+        raise ConfigError(_why_nothing(planner, node_id, inputs))
+    old_key, line, code = found
+    damages = check(store, [line.digest])
+    if damages:
+        told = "; ".join(map(str, damages))
+        raise StoreError(f'the artifact of node "{node_id}" is damaged ({told}); it has to run again')
+    changes = changed_code(store, planner.graph, node_id, code)
+    return Acceptable(node_id, decision.key, old_key, line, without_code, changes)
+
+
+def accept(store: Store, planner: Planner, offer: Acceptable, reason: str) -> tuple[Record | None, str]:
+    """Enter the new key into the index, and the event into the record of the run that computed the artifact.
+
+    Returns that record, where it still is there, and what was entered, in words. Raises ConfigError where the code was
+    edited since the offer was made.
+    """
+    now = node_parts(planner.graph, offer.node, Sources.now(store.external_memo))
+    if now != planner.parts[offer.node]:
+        raise ConfigError(f'the code or the data of node "{offer.node}" changed just now: look at it, and accept again')
+    user, at = _user(), time.time()
+    line = IndexLine(
+        digest=offer.line.digest,
+        run=offer.line.run,
+        time=at,
+        neutral=offer.line.neutral,
+        acceptance="accepted",
+        without_code=offer.without_code,
+        accepted_key=offer.old_key,
+        reason=reason,
+        user=user,
+    )
+    store.accept(offer.key, line)
+    return _note_in_record(store, offer, line), accepted_text(user, at, reason)
+
+
+def _user() -> str:
+    """The name of who runs this; a number where the machine knows no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
+def _note_in_record(store: Store, offer: Acceptable, line: IndexLine) -> Record | None:
+    record = load_begun(store.records / line.run)
+    if record is None:
+        return None
+    node = maker_of(record, offer.line, offer.old_key) or offer.node
+    event = {"kind": "accepted", "node": node, "attempt": 1, "key": offer.key, "digest": line.digest}
+    append_line(record.events_path, {**event, "reason": line.reason, "user": line.user, "time": line.time})
+    return record
+
+
+def _newest_finished(store: Store, op: str, without_code: str) -> tuple[str, IndexLine, Mapping[str, str]] | None:
+    """(key, index line, code) of the newest artifact there is with this key without code."""
+    seen: set[str] = set()
+    for record in islice(newest_records(store.records), RECORDS_SEARCHED):
+        for node in record.state.nodes.values():
+            if node.key is None or node.digest is None or node.key in seen:
+                continue
+            seen.add(node.key)
+            line = store.newest(node.key)
+            manifest = store.manifest(line.digest) if line is not None else None
+            if line is None or manifest is None or manifest.get("op") != op:
+                continue
+            if (line.without_code or _without_code(manifest, node.key)) == without_code:
+                return node.key, line, _code(store, node.key, manifest)
+    return None
+
+
+def _without_code(manifest: Mapping[str, Any], key: str) -> str:
+    """Of an artifact from before the index told it; empty where the manifest is that of another key."""
+    if manifest.get("key") != key:
+        return ""
+    return KeyParts(**manifest["key_parts"]).key_without_code(manifest["inputs"])
+
+
+def _code(store: Store, key: str, manifest: Mapping[str, Any]) -> Mapping[str, str]:
+    """The code hashes of a key: in the manifest, or where the same content was there before, in the run's plan."""
+    code: Mapping[str, str] = manifest["key_parts"]["code"]
+    line = store.newest(key)
+    if manifest.get("key") == key or line is None:
+        return code
+    for row in plan_of(store.records / line.run).values():
+        if row.get("key") == key and "parts" in row:
+            return dict(row["parts"]["code"])
+    return code
+
+
+def _why_nothing(planner: Planner, node_id: str, inputs: Mapping[str, Any]) -> str:
+    previous = planner.previous.get(node_id)
+    if previous is None or previous.digest is None:
+        return f'node "{node_id}" was never finished: there is no artifact to accept'
+    values = value_changes(previous.parts, planner.parts[node_id].to_json())
+    told = [value_text(node_id, change) for change in values]
+    told += [
+        f"input changed: {parent}"
+        for parent, digest in previous.input_digests.items()
+        if digest not in _digests(inputs)
+    ]
+    if not told:
+        return f'no finished artifact of node "{node_id}" differs by code alone: it was removed, or its inputs differ'
+    return f'node "{node_id}" differs by more than its code, which alone can be accepted: {"; ".join(told)}'
+
+
+def _digests(inputs: Mapping[str, Any]) -> set[str]:
+    many = [digest for value in inputs.values() if isinstance(value, list) for digest in value]
+    return {*many, *(value for value in inputs.values() if isinstance(value, str))}

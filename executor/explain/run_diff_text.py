@@ -1,0 +1,132 @@
+"""The comparison of two runs as a user reads it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+
+from executor.explain.reasons_text import moment, value_text
+from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff
+from executor.keys.code_diff import told
+from executor.records.run_record import Record
+from executor.system.output import counted
+
+WHERE = {"first": "only in the first", "second": "only in the second"}
+WIDTH = 100
+MOST_COMBINATIONS = 16
+
+
+def runs_text(first: Record, second: Record, found: RunsDiff) -> str:
+    """The two runs; a table of the nodes, what differs in each of them, and the metrics that differ.
+
+    The same for the copies of each of the first combinations, where one of them is a sweep.
+    """
+    runs = [("first", first), ("second", second)]
+    heads = [
+        (word, record.run, record.state.pipeline, moment(record.state.started), record.status())
+        for word, record in runs
+    ]
+    blocks = [_table(heads)]
+    if not found.combinations:
+        return "\n\n".join([*blocks, *_compared(found.nodes, "Every node")])
+    blocks.append(_swept(found))
+    if found.nodes:
+        blocks += _compared(found.nodes, "Every node that is not swept")
+    for combination in found.combinations[:MOST_COMBINATIONS]:
+        name = ", ".join(f"{group}={value}" for group, value in combination.values.items())
+        blocks += [f"--- {name} ---", *_compared(combination.nodes, "Every node of this combination")]
+    left = len(found.combinations) - MOST_COMBINATIONS
+    return "\n\n".join([*blocks, *([f"and {left} more combinations: dflow diff --json"] if left > 0 else [])])
+
+
+def _swept(found: RunsDiff) -> str:
+    """How many combinations, and of which values."""
+    other = "first" if found.swept == "second" else "second"
+    values: dict[str, dict[str, None]] = {}
+    for combination in found.combinations:
+        for group, value in combination.values.items():
+            values.setdefault(group, {})[value] = None
+    told = "\n".join(f"  {group}: {', '.join(each)}" for group, each in values.items())
+    count = counted(len(found.combinations), "combination")
+    head = f"The {found.swept} is a sweep of {count}; each copy of a node is compared with that node of the {other}:"
+    return f"{head}\n{told}"
+
+
+def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
+    blocks = []
+    if all(node.is_same for node in nodes):
+        blocks.append(f"{every} has the same key parts, settings and artifact in both.")
+    else:
+        blocks.append(_table([("node", "first", "second", ""), *map(_row, nodes)]))
+        blocks += ["\n".join(lines) for node in nodes if len(lines := _details(node)) > 1]
+    rows = [_metric(node.node, pair) for node in nodes for pair in node.metrics if not pair.is_same]
+    if rows:
+        blocks.append(_table([("node", "metric", "first", "second", "difference"), *rows]))
+    same = sum(pair.is_same for node in nodes for pair in node.metrics)
+    if same:
+        blocks.append(f"{same} final metrics are the same in both.")
+    return blocks
+
+
+def _row(node: NodeDiff) -> tuple[str, ...]:
+    digests = [(digest or "-")[:12] for digest in node.digests]
+    if node.where != "both":
+        return (node.node, *digests, _where(node))
+    if None in node.digests:
+        return (node.node, *digests, _unfinished(node))
+    if node.digests[0] != node.digests[1]:
+        return (node.node, *digests, "another artifact")
+    return (node.node, *digests, "the same" if node.is_same else "the same artifact")
+
+
+def _where(node: NodeDiff) -> str:
+    return f"{WHERE[node.where]}{f', a copy of {node.copy_of}' if node.copy_of else ''}"
+
+
+def _unfinished(node: NodeDiff) -> str:
+    """In which of two runs a node has no artifact."""
+    lacking = [which for which, digest in zip(("first", "second"), node.digests, strict=True) if digest is None]
+    return f"not finished in the {' and the '.join(lacking)}"
+
+
+def _details(node: NodeDiff) -> list[str]:
+    if node.where != "both":
+        return [f"{node.node}:", *_config(node)]
+    lines = [f"  {value_text(node.node, change)}" for change in node.values]
+    for line in told(node.code, lambda module: module):
+        lines.append(f"  {line}" if line.startswith(" ") else f"  code changed: {line}")
+    lines += [f"  input changed: {parent} is another artifact" for parent in node.inputs]
+    if node.unknown:
+        gone = " and of the ".join(node.unknown)
+        lines.append(f"  code and libraries: not compared, what tells of those of the {gone} is gone")
+    return [f"{node.node}:", *lines]
+
+
+def _config(node: NodeDiff) -> list[str]:
+    """The values of a node that only one run has, several in a line; what is none is left out."""
+    values = [(change.name, change.new if node.where == "second" else change.old) for change in node.values]
+    told = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
+    head = f"  {_where(node)}: "
+    return textwrap.wrap(told, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False)
+
+
+def _metric(node: str, pair: MetricPair) -> tuple[str, ...]:
+    return (node, pair.name, _number(pair.first), _number(pair.second), _difference(pair))
+
+
+def _difference(pair: MetricPair) -> str:
+    if pair.difference is None:
+        return ""
+    share = f" ({pair.difference / abs(pair.first):+.2%})" if pair.first else ""
+    return f"{pair.difference:+.4g}{share}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

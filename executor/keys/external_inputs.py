@@ -1,0 +1,243 @@
+"""Digests of the files and folders outside the store that configs name, hashed once while they stay as they are.
+
+Two memos lie in the store, both append-only and only ever a help:
+
+    external_listings.jsonl    for each path that was asked for: a hash over the names and stamps below it, and its
+                               digest. A run in which nothing changed reads this one alone, a line for each path.
+    external.jsonl             the digest of each file by its stamp: what did not change in a folder that did.
+
+What changed within the clock's grain of now, or in the future, is not remembered (see system/stamps.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from stat import S_ISREG
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import DataError
+from executor.system.jsonl_cache import Memo
+from executor.system.stamps import Stamp, is_settled
+
+MISSING = "missing"  # in the place of a digest
+
+
+@frozen
+class File:
+    """A file of an external input, as it is now."""
+
+    path: str
+    stamp: Stamp
+
+
+Tree = File | None | Mapping[str, "Tree"]  # a folder is its files by relative name; None is a name without a file
+
+
+@frozen
+class Look:
+    """How a path lies there: a hash over names, sizes, times of change and inodes, and the file touched last.
+
+    Other rights or another link to a file are no change of it: ctime does not count.
+    """
+
+    listing: str
+    newest: str
+
+
+class ListedOnce:
+    """Paths at one moment: within the life of an object every folder is listed once."""
+
+    def __init__(self) -> None:
+        self._trees: dict[Path, Tree] = {}
+
+    def tree_of(self, path: Path) -> Tree:
+        """Raises DataError."""
+        if path not in self._trees:
+            self._trees[path] = tree_of(path)
+        return self._trees[path]
+
+    def look(self, path: Path) -> Look:
+        """Raises DataError."""
+        return _look(self.tree_of(path))
+
+    def look_at_all(self, named: Mapping[str, Path | None]) -> Look:
+        """The same of many files or folders by name, as `ExternalDigests.of_all`."""
+        return _look({name: None if path is None else self.tree_of(path) for name, path in named.items()})
+
+
+class ExternalDigests:
+    """Digests by content; without a memo (a store that is not there yet) everything is hashed anew."""
+
+    def __init__(
+        self, memo: Path | None, now: Callable[[], float] = time.time, list_path: Callable[[Path], Tree] | None = None
+    ) -> None:
+        self._now = now
+        self._list = list_path or tree_of
+        self._files_memo = Memo(memo, "path")
+        self._listings_memo = Memo(memo.with_name("external_listings.jsonl") if memo is not None else None, "path")
+        self._files: dict[tuple[str, Stamp], str] | None = None
+        self._listings: dict[str, tuple[str, str]] | None = None
+
+    def of(self, path: Path) -> str:
+        """The digest of a file's content, or of a folder's files by relative name. Raises DataError if it is gone."""
+        asked_at = self._now()
+        return self._remembered(str(path), self._list(path), asked_at)
+
+    def of_all(self, named: Mapping[str, Path | None]) -> str:
+        """One digest of many files or folders by name; None is a name without a file. Raises DataError as `of` does."""
+        asked_at = self._now()
+        paths = json.dumps(sorted((name, str(path)) for name, path in named.items()))
+        label = f"{len(named)} files {hashlib.sha256(paths.encode()).hexdigest()}"
+        tree = {name: None if path is None else self._list(path) for name, path in named.items()}
+        return self._remembered(label, tree, asked_at)
+
+    def _remembered(self, label: str, tree: Tree, asked_at: float) -> str:
+        """The digest of a tree that was listed after `asked_at`."""
+        label = label.encode("utf-8", "backslashreplace").decode()
+        listing, settled = _listing(tree, asked_at)
+        known = self._known_listings()
+        if label in known and known[label][0] == listing:
+            return known[label][1]
+        digest = self._digest(tree, asked_at)
+        if settled:
+            known[label] = (listing, digest)
+            self._listings_memo.add({"path": label, "listing": listing, "sha256": digest})
+        return digest
+
+    def _digest(self, tree: Tree, asked_at: float) -> str:
+        if tree is None:
+            return MISSING
+        if isinstance(tree, File):
+            return self._content(tree, asked_at)
+        return folder_digest({name: self._digest(member, asked_at) for name, member in tree.items()})
+
+    def _content(self, file: File, asked_at: float) -> str:
+        name = file.path.encode("utf-8", "backslashreplace").decode()
+        identity = (name, file.stamp)
+        known = self._known_files()
+        if identity in known:
+            return known[identity]
+        try:
+            with Path(file.path).open("rb") as opened:
+                sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(file.path, error) from error
+        if is_settled(file.stamp, asked_at):
+            known[identity] = sha256
+            self._files_memo.add({"path": name, **attrs.asdict(file.stamp), "sha256": sha256})
+        return sha256
+
+    def _known_listings(self) -> dict[str, tuple[str, str]]:
+        if self._listings is None:
+            lines = self._listings_memo.newest().values()
+            self._listings = {line["path"]: (line["listing"], line["sha256"]) for line in lines}
+        return self._listings
+
+    def _known_files(self) -> dict[tuple[str, Stamp], str]:
+        if self._files is None:
+            lines = [line for line in self._files_memo.newest().values() if "ctime_ns" in line]  # older dflow: none
+            self._files = {(line["path"], _stamp_of(line)): line["sha256"] for line in lines}
+        return self._files
+
+
+def folder_digest(files: Mapping[str, str]) -> str:
+    """SHA-256 in hex over the sorted (relative name, SHA-256 of the content, or MISSING) of an external folder."""
+    hashed = hashlib.sha256(b"dflow folder 1\n")
+    for name in sorted(files):
+        hashed.update(json.dumps([name, files[name]]).encode() + b"\n")
+    return hashed.hexdigest()
+
+
+def tree_of(path: Path) -> Tree:
+    """A file with its stamp, or a folder's. Raises DataError for what is gone or is neither."""
+    try:
+        status = path.stat()
+        if S_ISREG(status.st_mode):
+            return File(str(path), Stamp.of_status(status))
+        return _members(str(path))
+    except OSError as error:
+        raise _unreadable(error.filename or str(path), error) from error
+
+
+def _members(folder: str) -> dict[str, Tree]:
+    """Files below a folder by relative name; links are followed, none into a folder that it lies in itself."""
+    files: dict[str, Tree] = {}
+    pending: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", folder, frozenset())]
+    while pending:
+        prefix, here, above = pending.pop()
+        status = Path(here).stat()
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            continue
+        with os.scandir(here) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir():
+                    pending.append((f"{prefix}{entry.name}/", entry.path, above | {identity}))
+                    continue
+                status = entry.stat()
+                if not S_ISREG(status.st_mode):
+                    raise DataError(f"{entry.path}: is no plain file; it is an input of the pipeline")
+                files[prefix + entry.name] = File(entry.path, Stamp.of_status(status))
+    return files
+
+
+def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
+    """A hash over all names and stamps, and whether all stamps can be relied on."""
+    lines: list[str] = []
+    settled = True
+    for name, member in _flat(tree):
+        if isinstance(member, File):
+            stamp = member.stamp
+            lines.append(f"{name}\0{stamp.size} {stamp.mtime_ns} {stamp.ctime_ns} {stamp.inode}")
+            settled = settled and is_settled(stamp, asked_at)
+        else:
+            lines.append(f"{name}\0{member}")
+    return _hash_of(lines), settled
+
+
+def _look(tree: Tree) -> Look:
+    lines: list[str] = []
+    newest, touched = "", -1
+    for name, member in _flat(tree):
+        if isinstance(member, File):
+            stamp = member.stamp
+            lines.append(f"{name}\0{stamp.size} {stamp.mtime_ns} {stamp.inode}")
+            if stamp.ctime_ns > touched:
+                newest, touched = member.path, stamp.ctime_ns
+        else:
+            lines.append(f"{name}\0{member}")
+    return Look(_hash_of(lines), newest)
+
+
+def _flat(tree: Tree) -> Iterator[tuple[str, File | str]]:
+    """Every file with its names from above; for a folder, or a name without a file, what is to be said of it."""
+    pending: list[tuple[str, Tree]] = [("", tree)]
+    while pending:
+        name, member = pending.pop()
+        if isinstance(member, File):
+            yield name, member
+        elif member is None:
+            yield name, MISSING
+        else:
+            yield name, f"{len(member)} members"
+            pending += [(f"{name}\0{inner}", each) for inner, each in member.items()]
+
+
+def _hash_of(lines: Iterable[str]) -> str:
+    text = "\0\0".join(sorted(lines))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _unreadable(path: str, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot be read ({error.strerror}); it is an input of the pipeline")
+
+
+def _stamp_of(line: Mapping[str, int]) -> Stamp:
+    return Stamp(line["size"], line["mtime_ns"], line["ctime_ns"], line["inode"])

@@ -1,0 +1,248 @@
+"""The key of a node: everything that decides what its artifact holds, and what changed between two keys.
+
+key = H(format, op name, op version, code, config without neutral fields, external content, input digests, libraries)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+from attrs import frozen
+
+from dsl.encoding import Encoded
+from dsl.fingerprint import fingerprint, is_path, key_config
+from dsl.graph import Graph, GraphNode
+from dsl.search_path import PROJECT, search_path
+from executor.keys.code_cache import CodeHashes, CodeMemo
+from executor.keys.code_diff import summary
+from executor.keys.external_inputs import ExternalDigests
+from executor.keys.library_versions import LibraryVersions
+
+__all__ = [
+    "PROJECT",
+    "KeyParts",
+    "Sources",
+    "changes",
+    "class_symbols",
+    "code_roots",
+    "difference_count",
+    "differing",
+    "graph_parts",
+    "library_versions",
+    "node_inputs",
+    "node_parts",
+    "of_externals",
+    "run_symbols",
+]
+
+FORMAT = 1
+NAMES_SHOWN = 3
+T = TypeVar("T")
+
+Inputs = Mapping[str, Any]  # edge -> digest, None, or a list of digests
+
+
+@frozen
+class KeyParts:
+    """The parts of a node's key that do not depend on other nodes.
+
+    code maps "module:symbol" to a hash, external a field, or its member, to the digest of its content,
+    libraries a distribution to its version.
+    """
+
+    op: str
+    version: int
+    code: Mapping[str, str]
+    config: Mapping[str, Any]
+    external: Mapping[str, str]
+    libraries: Mapping[str, str]
+
+    def key(self, inputs: Inputs) -> str:
+        """SHA-256 in hex."""
+        code = self.code if isinstance(self.code, CodeHashes) else CodeHashes(self.code)
+        return self._hash(inputs, code)
+
+    def key_without_code(self, inputs: Inputs) -> str:
+        """The same for every state of the code: by this, work in progress is found again after a fix."""
+        return self._hash(inputs, CodeHashes())
+
+    def _hash(self, inputs: Inputs, code: CodeHashes) -> str:
+        return fingerprint(
+            {
+                "format": FORMAT,
+                "op": self.op,
+                "version": self.version,
+                "code": Encoded(code.encoded),
+                "config": self.config,
+                "external": self.external,
+                "libraries": self.libraries,
+                "inputs": dict(inputs),
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored in records and manifests, and compared by `changes`; tuples become lists."""
+        plain = {
+            "op": self.op,
+            "version": self.version,
+            "code": dict(self.code),
+            "config": dict(self.config),
+            "external": dict(self.external),
+            "libraries": dict(self.libraries),
+        }
+        parts: dict[str, Any] = json.loads(json.dumps(plain, default=str))
+        return parts
+
+
+@frozen
+class Sources:
+    """What keys are made of beside the graph, each file as it is when it is first asked for."""
+
+    externals: ExternalDigests
+    code: CodeMemo
+    libraries: LibraryVersions = attrs.field(factory=LibraryVersions)
+
+    @classmethod
+    def now(cls, external_memo: Path | None) -> Sources:
+        """With the memos of a store, of which that of external inputs is named; None without a store."""
+        return cls.with_externals(ExternalDigests(external_memo), external_memo)
+
+    @classmethod
+    def with_externals(cls, externals: ExternalDigests, external_memo: Path | None) -> Sources:
+        """The same, with digests of external inputs that are at hand."""
+        code_memo = external_memo.with_name("code.jsonl") if external_memo is not None else None
+        return cls(externals, CodeMemo(code_memo))
+
+
+def graph_parts(graph: Graph, sources: Sources, without: Container[str] = ()) -> dict[str, KeyParts]:
+    """The key parts of every node not in `without`. Raises DataError where an external file cannot be read."""
+    roots = code_roots(graph)
+    return {node_id: _parts(graph, node_id, sources, roots) for node_id in graph.nodes if node_id not in without}
+
+
+def node_parts(graph: Graph, node_id: str, sources: Sources) -> KeyParts:
+    """The key parts of one node."""
+    return _parts(graph, node_id, sources, code_roots(graph))
+
+
+def _parts(graph: Graph, node_id: str, sources: Sources, roots: Sequence[Path]) -> KeyParts:
+    node = graph.nodes[node_id]
+    return KeyParts(
+        op=node.op.name,
+        version=node.op.version,
+        code=sources.code.of(run_symbols(node), roots, class_symbols(node)),
+        config=key_config(node),
+        external=of_externals(node, sources.externals.of, sources.externals.of_all),
+        libraries=library_versions(node, sources.libraries),
+    )
+
+
+def run_symbols(node: GraphNode) -> tuple[str, ...]:
+    """Where a node's code begins beside its classes: its run function, and what the config chooses."""
+    chosen: tuple[str, ...] = node.config.chosen_code() if hasattr(node.config, "chosen_code") else ()
+    return (node.op.run, *chosen)
+
+
+def class_symbols(node: GraphNode) -> tuple[str, ...]:
+    """The classes whose methods a run function may call: those of its config, its inputs and its output."""
+    op = node.op
+    classes = (op.config_class, op.output, *(edge.type for edge in op.edges.values()))
+    return tuple(dict.fromkeys(f"{cls.__module__}:{cls.__qualname__.partition('.')[0]}" for cls in classes))
+
+
+def code_roots(graph: Graph) -> list[Path]:
+    """The folders in which stages look for modules; what is not in those of the interpreter is the project's."""
+    return [Path(folder) for folder in search_path(graph.op_files)]
+
+
+def node_inputs(node: GraphNode, digest_of: Callable[[str], Any]) -> dict[str, Any]:
+    """Every edge with `digest_of` its producer: one, None for an edge not given, a list for a `tuple` edge."""
+    inputs: dict[str, Any] = {}
+    for name, edge in node.op.edges.items():
+        producers = node.inputs.get(name, ())
+        if edge.many:
+            inputs[name] = [digest_of(producer) for producer in producers]
+        else:
+            inputs[name] = digest_of(producers[0]) if producers else None
+    return inputs
+
+
+def changes(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between two nodes' parts in JSON form, one line for each kind of change."""
+    lines = []
+    if (old["op"], old["version"]) != (new["op"], new["version"]):
+        lines.append(f"op changed: {old['op']} version {old['version']} to {new['op']} version {new['version']}")
+    fields = differing(old["config"], new["config"])
+    if fields:
+        shown = [f"{node}.{name} {_from_to(old['config'], new['config'], name)}" for name in fields]
+        lines.append(f"config changed: {_some(shown)}")
+    external = differing(old["external"], new["external"])
+    if external:
+        lines.append(f"content changed: {_some([f'{node}.{name}' for name in external])}")
+    code = differing(old["code"], new["code"])
+    if code:
+        lines.append(f"code changed: {summary(code)}")
+    libraries = differing(old["libraries"], new["libraries"])
+    if libraries:
+        shown = [f"{name} {_from_to(old['libraries'], new['libraries'], name)}" for name in libraries]
+        lines.append(f"library changed: {_some(shown)}")
+    return lines
+
+
+def difference_count(old: Mapping[str, Any], new: Mapping[str, Any]) -> int:
+    """How many values differ between two nodes' parts in JSON form; all of the code counts as one."""
+    values = sum(len(differing(old[part], new[part])) for part in ("config", "external", "libraries"))
+    return values + sum(bool(old[part] != new[part]) for part in ("op", "version", "code"))
+
+
+def of_externals(
+    node: GraphNode, of: Callable[[Path], T], of_all: Callable[[Mapping[str, Path | None]], T]
+) -> dict[str, T]:
+    """What `of` says of each path that the config names, by field or its member, and `of_all` of its external files."""
+    found: dict[str, T] = {}
+    for name, spec in node.op.fields.items():
+        value = getattr(node.config, name)
+        if spec.external and isinstance(value, tuple):
+            paths = {f"{name}[{place}]": member for place, member in enumerate(value) if is_path(member)}
+            found.update({label: of(Path(member)) for label, member in paths.items()})
+        elif spec.external and is_path(value):
+            found[name] = of(Path(value))
+    if hasattr(node.config, "external_files"):
+        found["external_files"] = of_all(node.config.external_files())
+    return found
+
+
+def library_versions(node: GraphNode, versions: LibraryVersions) -> dict[str, str]:
+    """The versions that enter the node's key, by distribution."""
+    chosen: tuple[str, ...] = node.config.chosen_libraries() if hasattr(node.config, "chosen_libraries") else ()
+    return {name: versions[name] for name in (*node.op.key_libraries, *chosen)}
+
+
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Names that one of them lacks, or whose values in JSON are not the same: 1, 1.0, -0.0 and True differ."""
+    return [name for name in sorted({*old, *new}) if _written(old, name) != _written(new, name)]
+
+
+def _written(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name], sort_keys=True) if name in values else ""
+
+
+def _from_to(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> str:
+    if name not in old:
+        return f"set to {_shown(new[name])}"
+    if name not in new:
+        return f"no longer there, was {_shown(old[name])}"
+    return f"from {_shown(old[name])} to {_shown(new[name])}"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _some(lines: Sequence[str]) -> str:
+    rest = len(lines) - NAMES_SHOWN
+    return ", ".join(lines[:NAMES_SHOWN]) + (f", and {rest} more" if rest > 0 else "")

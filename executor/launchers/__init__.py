@@ -1,0 +1,1 @@
+"""How a stage's processes are started, watched and ended."""

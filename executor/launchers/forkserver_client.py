@@ -1,0 +1,207 @@
+"""The executor's side of the forkserver: starts it with the first stage, and knows when each stage has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import StageError
+from executor.system.left_over import ROOM, STAGE
+
+WATCH_S = 0.5
+TELLS_WITHIN_S = 2.0
+CLOSES_WITHIN_S = 5.0
+FOR_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Child:
+    """A stage's process. code is None before it ended, and for one whose end nobody saw: the forkserver was killed."""
+
+    def __init__(self, signal: Callable[[int, bool], object]) -> None:
+        self.code: int | None = None
+        self._signal = signal
+        self._ended = threading.Event()
+        self._pid: int | None = None
+        self._descriptor: int | None = None
+        self._killed_at: float | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """None before it is known."""
+        return self._pid
+
+    def wait(self) -> int | None:
+        """The exit code, or minus the signal's number."""
+        while not self.ended_within(WATCH_S):
+            pass
+        return self.code
+
+    def ended_within(self, seconds: float) -> bool:
+        """Whether it has ended, waiting for it so long. The end of one that was killed is also seen from here."""
+        if not self._ended.wait(seconds) and self._is_dead_unsaid():
+            self.end(-signal.SIGKILL)
+        return self._ended.is_set()
+
+    def signal(self, number: int, *, whole_group: bool = False) -> None:
+        """Nothing happens where the process has ended."""
+        self._signal(number, whole_group)
+        if number == signal.SIGKILL:
+            self._kill()
+
+    def started(self, pid: int) -> None:
+        """Called once it has a process id."""
+        with self._lock:
+            try:
+                self._descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:  # it ended at once, which is told next
+                return
+            self._pid = pid
+            is_killed = self._killed_at is not None
+        if is_killed:
+            self._kill()
+
+    def end(self, code: int | None) -> None:
+        """Called by whoever learns of it; the first one counts."""
+        with self._lock:
+            if not self._ended.is_set():
+                self.code = code
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+            self._ended.set()
+
+    def _kill(self) -> None:
+        """Without the forkserver, which may have been stopped, or hang."""
+        with self._lock:
+            if self._killed_at is None:
+                self._killed_at = time.monotonic()
+            if self._descriptor is None or self._pid is None:
+                return
+            try:
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+                os.killpg(self._pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    def _is_dead_unsaid(self) -> bool:
+        """Whether it was killed a while ago and is gone, though the forkserver has not said so."""
+        with self._lock:
+            if self._killed_at is None or time.monotonic() < self._killed_at + TELLS_WITHIN_S:
+                return False
+            if self._descriptor is None:  # not even its start was told
+                return True
+            return bool(select.select([self._descriptor], [], [], 0)[0])
+
+
+class Children:
+    """Starts stages. Several threads may ask at once."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._server: _Server | None = None
+        self._lock = threading.Lock()
+
+    def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
+        """Run `main` of a module in a process of its own; where the forkserver was killed, a new one takes over."""
+        with self._lock:
+            if self._server is None or self._server.is_gone:
+                self._server = _Server(self._environment)
+            return self._server.start(
+                {"module": module, "arguments": list(arguments), "environment": dict(environment), "log": str(log)}
+            )
+
+    def close(self) -> None:
+        """End the forkserver, and with it what still runs."""
+        with self._lock:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+
+
+class _Server:
+    """One forkserver and the thread that reads what it says."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.is_gone = False
+        self._children: dict[int, Child] = {}
+        self._lock = threading.Lock()
+        self._number = 0
+        self._socket, theirs = socket.socketpair()
+        # Held back until the forkserver ignores them: the mask is inherited.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ALL)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "executor.launchers.forkserver", str(theirs.fileno())],
+                    env={**environment, STAGE: " " * ROOM},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start(self, request: dict[str, Any]) -> Child:
+        with self._lock:
+            self._number += 1
+            number = self._number
+            child = Child(lambda signal, group: self._tell({"signal": number, "number": signal, "group": group}))
+            self._children[number] = child
+        if not self._tell({"start": number, **request}):
+            raise StageError(f"the forkserver (process {self._process.pid}) ended before it could start the stage")
+        return child
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self._socket.close()
+
+    def _tell(self, value: dict[str, Any]) -> bool:
+        """Whether the forkserver was there to hear it."""
+        try:
+            with self._lock:
+                self._socket.sendall(json.dumps(value).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def _read(self) -> None:
+        """Until the forkserver is gone: then all that it had started has ended too."""
+        try:
+            with self._socket.makefile("rb") as lines:
+                for line in lines:
+                    self._hear(json.loads(line))
+        except ConnectionError:
+            pass
+        try:
+            self._process.wait(CLOSES_WITHIN_S)
+        except subprocess.TimeoutExpired:  # it was stopped, or hangs; what it had started ends with it
+            self._process.kill()
+            self._process.wait()
+        with self._lock:
+            self.is_gone = True
+            lost = list(self._children.values())
+        for child in lost:
+            child.end(None)
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if "started" in said:
+            self._children[said["started"]].started(said["pid"])
+        else:
+            with self._lock:
+                child = self._children.pop(said["ended"])
+            child.end(said["code"])

@@ -1,0 +1,225 @@
+"""A stage of another host's executor, as an agent on this host sees it: it joins, runs its ranks, and ends them.
+
+The ranks' life line is a FIFO on this host with the agent as only writer. The agent itself watches that the executor's
+number in the store goes on changing, and that the lease still is the one that the stage was started under.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from dsl.errors import DflowError, StageError, StoreError
+from dsl.graph_json import node_from_json
+from dsl.secrets import secret_values
+from executor.launchers.forkserver_client import Child, Children
+from executor.launchers.host_folder import (
+    POLL_S,
+    SILENT_S,
+    Beat,
+    HostFolder,
+    Offer,
+    Pulse,
+    host_log,
+    torchrun_arguments,
+)
+from executor.launchers.redaction import RedactedLog
+from executor.launchers.stage_process import stage_environment
+from executor.launchers.worker import STOP_ASKED, Job
+from executor.system.jsonlines import read_json, read_object, write_json
+from executor.system.left_over import STAGE, stage_mark
+from executor.system.resource_pool import devices
+from executor.system.symlinks import is_folder
+
+RANKS_END_WITHIN_S = 10.0
+
+
+class Offers:
+    """The stages in a store that need hosts now."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._pulses: dict[Path, Pulse] = {}
+
+    def find(self, refused: Container[Path]) -> HostFolder | None:
+        """One that has a place left, and whose executor is seen to live."""
+        paths = sorted(self._offered())
+        self._pulses = {path: self._pulses.get(path) or Pulse(HostFolder(path).beat_path(0)) for path in paths}
+        for path, pulse in self._pulses.items():
+            if path in refused:
+                continue
+            folder = HostFolder(path)
+            pulse.silence()
+            is_open = pulse.has_changed and folder.started() is None and not folder.ordered_end()
+            offer = folder.offer() if is_open else None
+            if offer is not None and any(folder.member(number) is None for number in range(1, offer.hosts)):
+                return folder
+        return None
+
+    def _offered(self) -> Iterator[Path]:
+        for work_folder in filter(is_folder, self._work.glob("*")):
+            with suppress(FileNotFoundError):  # a commit has removed it just now
+                yield from (path.parent for path in work_folder.glob("hosts-*/offer.json"))
+
+
+class Member:
+    """This host's part of a stage. leaving: how often the agent was asked to leave; twice ends the ranks."""
+
+    def __init__(self, folder: HostFolder, offer: Offer, number: int, own_id: str, leaving: Callable[[], int]) -> None:
+        self._folder = folder
+        self._offer = offer
+        self._number = number
+        self._id = own_id
+        self._leaving = leaving
+        self.is_asked = False  # to end: the run was stopped, or another host failed
+        self._executor = Pulse(folder.beat_path(0))
+        self._beat = Beat(folder.beat_path(number))
+        job = read_json(Path(offer.job))
+        if job is None:
+            raise StageError("the stage is gone")
+        self._job = Job(**job)
+        if Path(self._job.folder) != folder.work_folder:
+            raise StageError(
+                f"the store has to be at one path on all hosts: the stage's work folder is {self._job.folder} on "
+                f"{offer.executor} and {folder.work_folder} here"
+            )
+
+    def run(self, started: Callable[[Path], None]) -> tuple[int | None, str]:
+        """The exit code of this host's torchrun, None where none started, and why it was ended, if it was.
+
+        started is called with the log when the ranks start.
+        """
+        code, why = None, ""
+        try:
+            why, endpoint = self._wait_for_the_others()
+            if not why:
+                code, why = self._run_ranks(endpoint, started)
+        except (DflowError, OSError) as error:
+            why = f"{type(error).__name__}: {error}" if self._folder.path.exists() else "the stage is over"
+        finally:
+            try:
+                self._folder.report_end(self._number, code, why)
+            except StoreError:
+                if self._folder.path.exists():  # else nobody is there to read it
+                    raise
+        return code, why
+
+    def _wait_for_the_others(self) -> tuple[str, str]:
+        """Why it did not come to a start, empty when it did; and where rank 0 listens."""
+        while (start := self._folder.started()) is None:
+            self._beat.tick()
+            why = self._reason_to_kill()
+            if not why and (self._folder.ordered_end() or self._leaving()):
+                why = "left before the start"
+            if why:
+                return why, ""
+            time.sleep(POLL_S)
+        ids, endpoint = start
+        return ("" if self._id in ids else "another host took the place"), endpoint
+
+    def _run_ranks(self, endpoint: str, started: Callable[[Path], None]) -> tuple[int | None, str]:
+        offer, log = self._offer, host_log(Path(self._offer.log), self._number)
+        os.chdir(offer.directory)
+        place = Path(tempfile.mkdtemp(prefix="dflow-agent-"))
+        life_line_path = place / "alive"
+        os.mkfifo(life_line_path)
+        life_line = os.open(life_line_path, os.O_RDWR)
+        children = Children(stage_environment(1))
+        redacted = None
+        try:
+            secrets = secret_values(node_from_json(self._job.told).config)
+            log.touch()
+            redacted = RedactedLog(place / "output", log, secrets) if secrets else None
+            job = self._folder.path / f"job-{self._number}.json.host"
+            write_json(job, attrs.asdict(attrs.evolve(self._job, life_line=str(life_line_path)), recurse=False))
+            child = children.start(
+                "executor.launchers.torchrun",
+                torchrun_arguments(offer, self._folder, self._number, job, endpoint),
+                {
+                    **stage_environment(offer.threads, self._gpus()),
+                    STAGE: stage_mark(Path(self._job.folder), self._job.lease_id),
+                },
+                log if redacted is None else redacted.pipe,
+            )
+            started(log)
+            why = self._watch(child)
+            return child.wait(), why
+        finally:
+            children.close()
+            os.close(life_line)
+            _wait_for_readers(life_line_path)
+            if redacted is not None:
+                redacted.close()
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _gpus(self) -> tuple[str, ...] | None:
+        """The devices that the ranks see here. Raises StageError where this host has fewer than the stage asks for."""
+        if self._offer.gpus is None:
+            return None
+        here = devices()
+        if len(here) < self._offer.gpus:
+            raise StageError(f"the stage takes {self._offer.gpus} GPUs of each host, and here are {len(here)}")
+        return here[: self._offer.gpus]
+
+    def _watch(self, child: Child) -> str:
+        """Until torchrun has ended, ending it where it has to. Returns why it was killed, empty where it was not."""
+        while not child.ended_within(POLL_S):
+            why = self._reason_to_kill()
+            if why or self._folder.ordered_end() == "kill":
+                child.signal(signal.SIGKILL, whole_group=True)
+                child.wait()
+                return why
+            self._beat.tick()
+            asked = (Path(self._offer.results) / STOP_ASKED).exists() or bool(self._folder.ordered_end())
+            if asked and not self.is_asked:  # once: a second SIGTERM would end torchrun before its ranks
+                self.is_asked = True
+                child.signal(signal.SIGTERM)
+        return ""
+
+    def _reason_to_kill(self) -> str:
+        lease = read_object(self._folder.work_folder / "lease") or {}
+        if (lease.get("token"), lease.get("id")) != (self._job.token, self._job.lease_id):
+            return "the lease went on to another attempt"
+        if not self._folder.beat_path(0).exists():
+            return "the stage is over"
+        if self._executor.silence() > SILENT_S:
+            return f"the executor on {self._offer.executor} has been silent for {SILENT_S:g} s"
+        return "the agent was stopped" if self._leaving() > 1 else ""
+
+
+def joined(folder: HostFolder, leaving: Callable[[], int]) -> tuple[Member, int] | None:
+    """This host's place in a stage and its number, None where all places are taken. Raises StageError for a stage that
+    cannot run here.
+    """
+    offer = folder.offer()
+    if offer is None:
+        return None
+    own_id = os.urandom(8).hex()
+    for number in range(1, offer.hosts):
+        if folder.member(number) is None:
+            member = Member(folder, offer, number, own_id, leaving)
+            try:
+                if folder.join(number, own_id):
+                    return member, number
+            except FileNotFoundError as error:
+                raise StageError("the stage is gone") from error
+    return None
+
+
+def _wait_for_readers(life_line: Path) -> None:
+    """Return when the last rank has let go of its life line, which nobody writes to any more."""
+    deadline = time.monotonic() + RANKS_END_WITHIN_S
+    while time.monotonic() < deadline:
+        try:
+            os.close(os.open(life_line, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:  # ENXIO: nobody reads
+            return
+        time.sleep(POLL_S)

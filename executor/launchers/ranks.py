@@ -1,0 +1,158 @@
+"""The ranks of a stage on one host: started, watched and ended together, without a network.
+
+    python -m executor.launchers.ranks <exits> <store> <ranks> <job>          (the forkserver starts it)
+
+Each rank is a `python -m executor.launchers.worker <job>` that finds in its environment which one it is, by the names
+that torchrun gives these variables, and that ends with this process. No port is opened here: the ranks meet in a file,
+<store>, in a folder that only this user may enter. What gloo and nccl open themselves stays on the loopback interface.
+
+When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.launchers.worker` ends them
+earlier. A signal to this process is passed on to all ranks, once. What ended badly is noted in a file, <exits>: a list
+of {"rank", "code", "time"}: code is the exit code, or minus the signal's number, time is when this process saw it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from attrs import frozen
+
+from dsl.stage import RENDEZVOUS
+from executor.launchers.failure import killed
+from executor.launchers.worker import AGENT, ENDING
+from executor.system.jsonlines import write_json
+
+PASSED_ON = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
+KILL_AFTER_S = 30.0
+LOOPBACK = "lo"
+# Another way to meet, which the user's environment may tell: of hosts, or of ranks that something else started.
+OTHER_MEETINGS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")
+
+
+@frozen
+class Rank:
+    """descriptor: a pidfd, readable once the process has ended."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    descriptor: int
+
+
+def main() -> int:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which the forkserver held back; no rank is there yet
+    exits, store, count, job = sys.argv[1:]
+    woken = _wake_up_by(PASSED_ON)
+    environment = {name: value for name, value in os.environ.items() if name not in OTHER_MEETINGS}
+    ranks = [_start(rank, int(count), job, {**environment, RENDEZVOUS: store}) for rank in range(int(count))]
+    ended_badly = Watch(ranks, woken).until_all_ended()
+    if ended_badly:
+        write_json(Path(exits), ended_badly)
+    return 1 if ended_badly else 0
+
+
+def rank_environment(rank: int, ranks: int) -> dict[str, str]:
+    """What tells a rank which of the host's it is, and keeps its communication on the loopback interface."""
+    return {
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without the sign: every interface whose name begins so
+        "TORCH_GLOO_LAZY_INIT": "0",  # whom a rank is connected to is looked at before anything is received
+        "NCCL_RAS_ENABLE": os.environ.get("NCCL_RAS_ENABLE", "0"),  # which would listen for questions of anybody
+        # As torchrun has it: a rank whose collective fails is torn down, and so is its connection to the others.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def _start(rank: int, ranks: int, job: str, environment: Mapping[str, str]) -> Rank:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "executor.launchers.worker", job],
+        env={**environment, AGENT: str(os.getpid()), **rank_environment(rank, ranks)},
+        start_new_session=True,  # its own share of a busy machine, and a group that can be signalled
+    )
+    return Rank(rank, process, os.pidfd_open(process.pid))
+
+
+def _wake_up_by(numbers: tuple[signal.Signals, ...]) -> int:
+    """A descriptor from which the numbers of these signals can be read, which do nothing else from here on."""
+    woken, wake_up = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, _do_nothing)
+    return woken
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Python's handler, beside which the number goes to the wake-up descriptor."""
+
+
+class Watch:
+    """Over the ranks until none is left."""
+
+    def __init__(self, ranks: list[Rank], woken: int) -> None:
+        self._woken = woken
+        self._running = {rank.number: rank for rank in ranks}
+        self._ended_badly: list[dict[str, float]] = []
+        self._asked = False
+        self._kill_at: float | None = None  # monotonic; from when they were asked to end until they are killed
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(woken, selectors.EVENT_READ)
+        for rank in ranks:
+            self._selector.register(rank.descriptor, selectors.EVENT_READ, rank)
+
+    def until_all_ended(self) -> list[dict[str, float]]:
+        """What is to stand in <exits>."""
+        while self._running:
+            for key, _ in self._selector.select(self._patience()):
+                if key.data is None:
+                    self._ask_to_end(os.read(self._woken, 1)[0])
+                else:
+                    self._note_end(key.data)
+            if self._ended_badly:
+                self._ask_to_end(signal.SIGTERM)
+            if self._patience() == 0.0:
+                self._kill_at = None  # once is enough, also for a rank that the kernel lets end only later
+                self._send(signal.SIGKILL)
+        return self._ended_badly
+
+    def _patience(self) -> float | None:
+        """Seconds until those that are left are killed, None where nobody has to end, or all were killed."""
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+
+    def _note_end(self, rank: Rank) -> None:
+        code = rank.process.wait()
+        self._selector.unregister(rank.descriptor)
+        os.close(rank.descriptor)
+        del self._running[rank.number]
+        if code:
+            self._ended_badly.append({"rank": rank.number, "code": code, "time": time.time()})
+            how = f"was {killed(code)}" if code < 0 else f"ended with exit code {code}"
+            with suppress(OSError):  # a full disk is no reason to leave the others alone
+                print(f"rank {rank.number} (process {rank.process.pid}) {how}", file=sys.stderr, flush=True)
+
+    def _ask_to_end(self, number: int) -> None:
+        """Once: a rank that is asked may be saving, and asks for nothing more."""
+        if not self._asked:
+            self._asked = True
+            self._kill_at = time.monotonic() + KILL_AFTER_S
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        """With what a rank started. One that was not waited for still owns its process group, so nobody else is hit."""
+        for rank in self._running.values():
+            os.killpg(rank.process.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

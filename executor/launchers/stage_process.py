@@ -1,0 +1,328 @@
+"""Where a stage runs: a process of its own, or ranks on one host or several, ended with the executor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import DiskFull, StageError
+from dsl.launch import Launch
+from executor.keys.node_key import PROJECT
+from executor.launchers.compile_cache import compile_cache
+from executor.launchers.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
+from executor.launchers.forkserver_client import Child, Children
+from executor.launchers.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
+from executor.launchers.hosts import SeveralHosts, endpoint_of
+from executor.launchers.log_tail import Notes, last_lines
+from executor.launchers.redaction import RedactedLog
+from executor.launchers.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
+from executor.store.lease import Lease
+from executor.system.jsonlines import read_json, read_object, write_json
+from executor.system.left_over import STAGE, stage_mark
+from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
+from executor.system.resource_pool import VISIBLE, Share, device_order
+from executor.system.symlinks import appended
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# How long a thread of an OpenMP runtime waits in a loop for its next work before it sleeps: libgomp's in turns of the
+# loop, LLVM's and Intel's in ms. Their own bounds are so high (300,000 turns, 200 ms) that on a busy machine the loop
+# takes the CPU from the very threads that it waits for. CHOICES: by which variables a user has chosen for a runtime.
+SPINS = {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "0"}
+CHOICES = {
+    "GOMP_SPINCOUNT": ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
+    "KMP_BLOCKTIME": ("KMP_BLOCKTIME", "KMP_LIBRARY", "OMP_WAIT_POLICY"),
+}
+# What a rank's result has to tell, by its status.
+TOLD_OF = {"done": {"device", "loaded"}, "stopped": set(), "failed": {"class", "message", "time", "lost_connection"}}
+# Each rank starts a pool of processes that compile: as many as it has CPU threads, where the user has not chosen.
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+MOST_COMPILE_THREADS = 32  # torch's own limit
+# torch's allocator on CUDA, where the user has not chosen by either name: torch 2.11 to 2.13 read both.
+ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+NOTE = "dflow: "
+ASKED_WITHIN_S = 5.0
+
+
+@frozen
+class Outcome:
+    """How an attempt ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks.
+
+    outdated: data changed while it ran, or code before, so that what it made is of no key; changes say what, kept where
+    it is. loaded: the files of the user's modules that it imported.
+    """
+
+    status: Literal["done", "stopped", "failed", "outdated"]
+    device: str = "cpu"
+    failure: Failure | None = None
+    log_tail: tuple[str, ...] = ()
+    memory: int | None = None
+    gpu_memory: int | None = None
+    loaded: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    kept: str = ""
+
+
+class StageProcess:
+    """A running stage. Its log gets stdout and stderr of all its processes, the values of secrets replaced.
+
+    The life line is a FIFO with the executor as only writer: it breaks when the executor ends, however it ends.
+    """
+
+    def __init__(
+        self,
+        children: Children,
+        lease: Lease,
+        launch: Launch,
+        share: Share,
+        log: Path,
+        secrets: Sequence[str] = (),
+        **job: Any,
+    ) -> None:
+        folder = lease.folder
+        with clear_errors(log):
+            appended(log).close()
+        self._results = folder / f"results-{lease.attempt}"
+        self._log = log
+        self._log_start = log.stat().st_size
+        self._notes = Notes(log, self._log_start)
+        self._launch = launch
+        if launch.nnodes > 1:
+            endpoint_of(launch.rendezvous)  # refuses what is not to be had before anybody waits
+        self._asked_at: float | None = None
+        self._asked = threading.Event()
+        self._life_line_path = folder / f"alive-{lease.attempt}"
+        job_path, rendezvous = folder / f"job-{lease.attempt}.json", folder / f"rendezvous-{lease.attempt}"
+        full_job = Job(
+            folder=str(folder),
+            token=lease.token,
+            lease_id=lease.id,
+            out_dir=str(lease.out_dir),
+            work_dir=str(lease.work_dir),
+            life_line=str(self._life_line_path),
+            results=str(self._results),
+            device=launch.device,
+            sp_degree=launch.sp_degree,
+            **job,
+        )
+        with clear_errors(folder):
+            self._results.mkdir()
+            if launch.kind == "torchrun" and launch.nnodes == 1:
+                rendezvous.mkdir(mode=0o700)  # who may write there could run code in the ranks
+            write_json(job_path, attrs.asdict(full_job, recurse=False))
+            os.mkfifo(self._life_line_path)
+            self._life_line = os.open(self._life_line_path, os.O_RDWR)
+            self._redacted = RedactedLog(folder / f"output-{lease.attempt}", log, secrets) if secrets else None
+        output = log if self._redacted is None else self._redacted.pipe
+        environment = {**stage_environment(share.threads, share.gpus), STAGE: stage_mark(folder, lease.id)}
+
+        def start(module: str, arguments: Sequence[str]) -> Child:
+            return children.start(module, arguments, environment, output)
+
+        self._several = self._on_several_hosts(lease, share, full_job, start) if launch.nnodes > 1 else None
+        self._child: Child | SeveralHosts = self._several or start(
+            *_command(launch, job_path, self._results, rendezvous)
+        )
+
+    def _on_several_hosts(
+        self, lease: Lease, share: Share, job: Job, start: Callable[[str, Sequence[str]], Child]
+    ) -> SeveralHosts:
+        """start takes a module and its arguments."""
+        offer = Offer(
+            node=job.node,
+            run=self._log.parent.name,
+            executor=socket.gethostname(),
+            hosts=self._launch.nnodes,
+            nproc=self._launch.nproc,
+            threads=share.threads,
+            gpus=None if share.gpus is None else len(share.gpus),
+            job=str(lease.folder / f"job-{lease.attempt}.json"),
+            results=str(self._results),
+            log=str(self._log),
+            directory=str(Path.cwd()),
+        )
+        folder = HostFolder(lease.folder / f"hosts-{lease.attempt}")
+        with clear_errors(folder.path):
+            folder.path.mkdir()
+
+        def start_here(endpoint: str) -> Child:
+            return start("executor.launchers.torchrun", torchrun_arguments(offer, folder, 0, Path(offer.job), endpoint))
+
+        store = lease.folder.parent.parent
+        return SeveralHosts(folder, offer, store, self._launch.rendezvous, start_here, self._say)
+
+    def wait(self) -> Outcome:
+        """Return when the stage has ended, having ended every rank that still lives."""
+        try:
+            code = self._child.wait()
+        except StageError as error:
+            return Outcome("failed", failure=Failure.of(error), log_tail=self.tail())
+        finally:
+            os.close(self._life_line)
+            self._life_line_path.unlink(missing_ok=True)
+            if self._redacted is not None:
+                self._redacted.close()
+        ranks = range(self._launch.world_size)
+        results = [_result(self._results / f"{rank}.json") for rank in ranks]
+        outcome = self._outcome(code, results)
+        if self._redacted is not None and self._redacted.error is not None and outcome.status == "failed":
+            lost = clear_error(self._redacted.error, self._log)  # the cause: from then on it could print nothing
+            outcome = attrs.evolve(outcome, failure=Failure.of(lost))
+        return attrs.evolve(outcome, memory=_sum(results, "memory"), gpu_memory=_sum(results, "gpu_memory"))
+
+    def _outcome(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Outcome:
+        if code == 0 and all(result and result["status"] == "done" for result in results):
+            done = [result for result in results if result]
+            loaded = sorted({file for result in done for file in result["loaded"]})
+            return Outcome("done", done[0]["device"], loaded=tuple(loaded))
+        if only_taken_along(results) and self._was_asked(code, results):
+            return Outcome("stopped")
+        failure = self._failure(code, results)
+        return Outcome("failed", failure=failure, log_tail=self._shown(failure))
+
+    def _was_asked(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> bool:
+        """Whether the run was asked to stop. Who sends a signal to all processes may reach the stage first."""
+        ends_by_signal = code == -signal.SIGTERM or any(result and result["status"] == "stopped" for result in results)
+        return self._asked.wait(ASKED_WITHIN_S if ends_by_signal else 0.0)
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the stage on this host, to which its others belong; None before it is known."""
+        return self._child.pid
+
+    def notes(self) -> list[str]:
+        """What the stage printed for the user since the last call: lines that begin with "dflow: ", without that."""
+        return self._notes.read()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (the parent of the ranks passes it on).
+
+        Where the stage has ended already, its folder may be gone; on a full disk the signal alone has to do.
+        """
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self._asked.set()
+            with suppress(OSError):
+                (self._results / STOP_ASKED).touch()
+            self._child.signal(signal.SIGTERM)
+
+    def asked_for(self) -> float:
+        """Seconds since the stage was asked to stop, 0 where it was not."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    def kill(self) -> None:
+        self._child.signal(signal.SIGKILL, whole_group=True)
+
+    def tail(self) -> tuple[str, ...]:
+        """The last lines of this attempt's log."""
+        return last_lines(self._log, self._log_start)
+
+    def _say(self, text: str) -> None:
+        """As if the stage had printed it for the user."""
+        with clear_errors(self._log), appended(self._log) as log:
+            log.write(f"{NOTE}{text}\n".encode())
+
+    def _shown(self, failure: Failure) -> tuple[str, ...]:
+        """Of several ranks the traceback of the one that is the cause, else the end of the log that it wrote to.
+
+        The log has more: the others say what they saw of its end, often before it does.
+        """
+        host = (failure.rank or 0) // self._launch.nproc
+        log = host_log(self._log, host)
+        shown = failure.trace if self._launch.world_size > 1 else ()
+        shown = shown or (last_lines(log, 0) if host else self.tail())
+        return (*shown, f"log of that host: {log}") if host else shown
+
+    def _failure(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Failure:
+        hosts = self._several.names if self._several is not None else []
+        exits = [
+            seen
+            for host in range(self._launch.nnodes)
+            for seen in read_json(Path(exits_path(self._results, host))) or []
+        ]
+        cause = cause_of(
+            results, exits, [hosts[rank // self._launch.nproc] for rank in range(len(results))] if hosts else []
+        )
+        lost, broken = ("", "") if self._several is None else (self._several.lost, self._several.broken)
+        if lost and only_taken_along(results, exits):
+            return Failure(f"HostLost: {lost}", (HOST_LOST,))
+        if cause is not None:
+            return cause
+        if any(result and result["status"] == "stopped" for result in results):
+            return Failure("StopRequested: the op raised it though nobody had asked it to stop")
+        if code in (EXECUTOR_GONE, NO_LOG):
+            gone = self._log.parent if code == NO_LOG else self._results.parent
+            return Failure(
+                f"StoreError: {gone}: {'cannot be used' if gone.is_dir() else 'is gone'}; was it removed or changed "
+                "while the run used it?",
+                ("dsl.errors.StoreError",),
+            )
+        if code == NO_SPACE:
+            return Failure(f"{DiskFull.__name__}: {full_at(self._results)}", (DISK_FULL,))
+        return Failure(broken, (NO_RESULT,)) if broken else ended_by(code)
+
+
+def _sum(results: Sequence[Mapping[str, Any] | None], name: str) -> int | None:
+    known = [result[name] for result in results if result and result.get(name) is not None]
+    return sum(known) if known else None
+
+
+def _command(launch: Launch, job: Path, results: Path, rendezvous: Path) -> tuple[str, list[str]]:
+    """The module whose `main` a stage on one host runs, and its arguments. rendezvous: an empty folder."""
+    if launch.kind == "process":
+        return "executor.launchers.worker", [str(job)]
+    return "executor.launchers.ranks", [exits_path(results, 0), str(rendezvous / "store"), str(launch.nproc), str(job)]
+
+
+def _result(path: Path) -> dict[str, Any] | None:
+    """What a rank said of its end; None where it said nothing, or not all that belongs to it."""
+    result = read_object(path) or {}
+    told = TOLD_OF.get(result.get("status", ""))
+    return result if told is not None and told <= result.keys() else None
+
+
+def _allocator() -> dict[str, str]:
+    """Segments that grow, against fragments: micro-batches differ in size."""
+    return (
+        {} if any(name in os.environ for name in ALLOCATOR_NAMES) else {ALLOCATOR_NAMES[0]: "expandable_segments:True"}
+    )
+
+
+def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
+    """This process's environment with the threads pinned; no `ops` in the working directory can shadow the real one.
+
+    Threads that wait sleep soon, unless this environment says how they wait.
+
+    gpus: the devices that the stage sees; None leaves them all.
+    """
+    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        **bounded_spin(),
+        **device_order(),
+        **({} if gpus is None else {VISIBLE: ",".join(gpus)}),
+        COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
+        **(_allocator() if gpus is None or gpus else {}),
+        **compile_cache(),
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",  # progress goes through the stage; bars would only fill the log
+    }
+
+
+def bounded_spin() -> dict[str, str]:
+    """The variables of SPINS, without those of a runtime for which the user has chosen."""
+    return {name: value for name, value in SPINS.items() if not any(choice in os.environ for choice in CHOICES[name])}

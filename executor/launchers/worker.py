@@ -1,0 +1,357 @@
+"""The child's side of a stage: load the inputs, import the op's run module, call it, and say how it ended.
+
+    python -m executor.launchers.worker <work>/job-<attempt>.json          (one of these per rank)
+
+This module imports no torch; the op's run module does where it needs to. A process ends at once when the executor is
+gone: it watches a FIFO whose only writer is the executor. One that comes late, to a work folder that went on to another
+attempt, ends too. What an op raises is written to results-<attempt>/<rank>.json.
+
+SIGTERM asks for a stop where the executor has said so in results-<attempt>/stop. Else it is their parent's, to the
+ranks that are left when one has failed: they end within END_WITHIN_S, even those that hang in a collective.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from attrs import field, frozen
+
+from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested
+from dsl.from_source import import_from_source
+from dsl.graph import GraphNode
+from dsl.graph_json import node_from_json
+from dsl.named_function import named_function
+from dsl.search_path import PROJECT, is_below, is_interpreters, take_search_path
+from dsl.secrets import redact, resolved, secret_values
+from executor.keys.node_key import node_inputs
+from executor.launchers.failure import Failure
+from executor.store.lease import share_ranks
+from executor.system.crash_points import fail_point
+from executor.system.jsonlines import append_line, read_json, write_json
+from executor.system.os_errors import NO_SPACE, full_at, is_full
+from executor.system.parent import GONE, end_with_parent
+
+STOPPED = 75
+EXECUTOR_GONE = GONE
+NO_LOG = 71  # the exit code of a stage whose log could not be opened
+STOP_ASKED = "stop"
+AGENT = "DFLOW_AGENT"  # the process id of the ranks' parent, see ranks.py and torchrun.py
+END_WITHIN_S = 10
+WATCH_EVERY_S = 0.5
+PROGRESS_EVERY_S = 0.2
+ENDING = (signal.SIGTERM, signal.SIGINT)
+HELD = threading.local()  # mask: what a thread that forks held back before
+
+
+@frozen(kw_only=True)
+class Job:
+    """What the executor tells a stage: told is the node in JSON, artifacts maps node ids to [path, digest], path
+    lists the folders in which modules are looked for, code is a file with the sources that the key was made of.
+
+    Paths are absolute.
+    """
+
+    node: str
+    told: Mapping[str, Any]
+    path: Sequence[str]
+    code: str
+    artifacts: Mapping[str, list[str]]
+    folder: str
+    token: int
+    lease_id: str
+    out_dir: str
+    work_dir: str
+    life_line: str
+    results: str
+    events: str
+    figures: str
+    attempt: int
+    device: str
+    sp_degree: int
+
+
+@frozen
+class WorkerStage:
+    """Implements dsl.stage.Stage. Only rank 0 writes events."""
+
+    inputs: Mapping[str, Any]
+    out_dir: Path
+    work_dir: Path
+    rank: int
+    world_size: int
+    sp_degree: int
+    device: str
+    _job: Job
+    _stop: threading.Event
+    _secrets: tuple[str, ...] = ()
+    _written: dict[str, float] = field(factory=dict)  # kind of event -> when this attempt wrote one last, monotonic
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        if self.rank != 0:
+            return
+        if self._job.attempt > 1 and "metric" not in self._written:
+            self._event("cut", step=int(step))
+        shown = {redact(name, self._secrets): float(value) for name, value in metrics.items()}
+        self._event("metric", step=int(step), metrics=shown)
+
+    def progress(self, done: int, total: int) -> None:
+        last = self._written.get("progress", -math.inf)
+        if self.rank == 0 and (done >= total or time.monotonic() - last >= PROGRESS_EVERY_S):
+            self._event("progress", done=int(done), total=int(total))
+
+    def figure(self, name: str, fig: Any) -> None:
+        if self.rank != 0:
+            return
+        name = redact(name, self._secrets)
+        path = Path(self._job.figures) / f"{name}.png"
+        fresh = path.parent / ".fresh" / path.name  # an earlier one, which an event names, stays until this is whole
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        fig.savefig(fresh)
+        fresh.replace(path)
+        self._event("figure", name=name, path=str(path))
+
+    def stop_requested(self) -> bool:
+        return self._stop.is_set()
+
+    def _event(self, kind: str, **values: Any) -> None:
+        self._written[kind] = time.monotonic()
+        job = self._job
+        event = {"time": time.time(), "node": job.node, "attempt": job.attempt, "kind": kind, **values}
+        append_line(Path(job.events), event)
+
+
+def main() -> int:
+    if AGENT in os.environ:  # ranks, who may hold the interpreter for long
+        end_with_parent(int(os.environ[AGENT]))
+    told = read_json(Path(sys.argv[1]))
+    if told is None:  # a later attempt cleared the folder
+        return EXECUTOR_GONE
+    job = Job(**told)
+    rank = int(os.environ.get("RANK", "0"))
+    stop = threading.Event()
+    for number in ENDING:
+        signal.signal(number, partial(_set_flag, stop))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which the forkserver held back
+    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_end_by_signals)
+    try:
+        share_ranks(Path(job.folder), job.token, job.lease_id)
+        _watch(job, rank)
+    except (LeaseLost, FileNotFoundError):  # a later attempt took or cleared the folder
+        return EXECUTOR_GONE
+    fail_point("worker:started")
+    result = Path(job.results) / f"{rank}.json"
+    sys.excepthook = partial(_report_error, result, ())
+    try:
+        device, loaded = _run(job, rank, stop, result)
+    except StopRequested as request:
+        print(f"stopped: {request}", flush=True)
+        write_json(result, {"status": "stopped", **_used()})
+        return STOPPED
+    fail_point("worker:op-done")
+    write_json(result, {"status": "done", "device": device, "loaded": loaded, **_used()})
+    fail_point("worker:reported")
+    return 0
+
+
+def _hold_signals() -> None:
+    """A signal that reached the child before it has handlers of its own would be forgotten: it waits so long."""
+    HELD.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+
+
+def _let_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, HELD.mask)
+
+
+def _end_by_signals() -> None:
+    """In a process that the op forks nobody looks at the flag: `Pool.terminate` would wait for it for ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _let_signals()
+
+
+def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> tuple[str, list[str]]:
+    """Call the op; returns the device that it ran on and the files of `_loaded_files`."""
+    import_from_source({file: text.encode("latin-1") for file, text in (read_json(Path(job.code)) or {}).items()})
+    take_search_path(job.path)
+    node = node_from_json(job.told)
+    take_search_path(job.path)  # the op files may have changed it, as they did where the key was made
+    declared = frozenset(sys.modules)
+    sys.excepthook = partial(_report_error, result, secret_values(node.config))
+    run: Callable[[Any, WorkerStage], None] = named_function(node.op.run)
+    device = _device(job.device)
+    stage = WorkerStage(
+        inputs=_inputs(node, job.artifacts),
+        out_dir=Path(job.out_dir),
+        work_dir=Path(job.work_dir),
+        rank=rank,
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        sp_degree=job.sp_degree,
+        device=device,
+        job=job,
+        stop=stop,
+        secrets=secret_values(node.config),
+    )
+    run(resolved(node.config), stage)
+    return device, _loaded_files(job.path, declared)
+
+
+def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> list[str]:
+    """The files of the user's modules that the op imported, or that are outside the search path.
+
+    The op files of the whole pipeline are loaded, with what they import; a key knows those of its own op alone. A
+    module without an absolute path was made by a library in memory, as torch.ops and torch.classes are.
+    """
+    folders = [folder for folder in path if not is_interpreters(folder)]
+    files = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or not Path(file).is_absolute() or is_interpreters(file) or is_below(file, [str(PROJECT)]):
+            continue
+        if name not in declared or not is_below(file, folders):
+            files.append(file)
+    return sorted(files)
+
+
+def _used() -> dict[str, Any]:
+    """Peak bytes of this rank: of its memory, the largest of its children added, and of what torch took on the GPU."""
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_initialized()
+    return {
+        "memory": (own + children) * 1024,
+        "gpu_memory": torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
+    }
+
+
+def _inputs(node: GraphNode, artifacts: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Each edge's artifact in the type that the edge declares; None or a tuple where the edge says so."""
+    inputs: dict[str, Any] = {}
+    for name, producers in node_inputs(node, artifacts.__getitem__).items():
+        kind = node.op.edges[name].type
+        if node.op.edges[name].many:
+            inputs[name] = tuple(kind(Path(path), digest) for path, digest in producers)
+        else:
+            inputs[name] = None if producers is None else kind(Path(producers[0]), producers[1])
+    return inputs
+
+
+def _device(asked: str) -> str:
+    """ "auto" is cuda where the op's run module uses torch and torch finds a GPU, else cpu.
+
+    Raises ConfigError where a device is asked for that is not there, or ranks are more than the GPUs that they see.
+    """
+    torch = sys.modules.get("torch")
+    has_cuda = torch is not None and torch.cuda.is_available()
+    if asked == "cuda" and torch is not None and not has_cuda:
+        raise ConfigError('launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"')
+    if torch is not None and has_cuda and asked != "cpu":
+        rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if rank >= count:
+            raise ConfigError(
+                f"rank {rank} of this machine finds no GPU for itself among the {count} that the stage sees; give "
+                f'launch.nproc = {count}, or launch.device = "cpu"'
+            )
+        torch.cuda.set_device(rank)
+        return "cuda"
+    return "cpu"
+
+
+def _set_flag(stop: threading.Event, number: int, frame: FrameType | None) -> None:
+    stop.set()
+
+
+def _watch(job: Job, rank: int) -> None:
+    """End this process as soon as the executor, the only writer of the FIFO, is gone, and soon after another rank died.
+
+    Python runs signal handlers between two steps of the main thread only, never while it waits in a collective. The
+    wake-up descriptor gets the signal's number at once, so that the watching thread learns of it.
+    """
+    life_line = os.open(job.life_line, os.O_RDONLY | os.O_NONBLOCK)
+    _end_if_gone(life_line)
+    wake_up, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # a child's SIGTERM is not this process's
+    threading.Thread(target=_keep_watch, args=(life_line, wake_up, Path(job.results), rank), daemon=True).start()
+
+
+def _keep_watch(life_line: int, wake_up: int, results: Path, rank: int) -> None:
+    others_ended = False
+    while True:
+        ready, _, _ = select.select([life_line, wake_up], [], [], WATCH_EVERY_S)
+        _end_if_gone(life_line)
+        signalled = wake_up in ready and signal.SIGTERM in os.read(wake_up, 4096)
+        asked = (results / STOP_ASKED).exists()
+        if signalled and not asked and not others_ended and "RANK" in os.environ:
+            others_ended = True
+            print(f"rank {rank}: another rank has failed; this one ends within {END_WITHIN_S} s", flush=True)
+            signal.alarm(END_WITHIN_S)  # kills without Python's help, whatever holds the interpreter
+        elif others_ended and asked:
+            others_ended = False
+            signal.alarm(0)
+
+
+def _end_if_gone(descriptor: int) -> None:
+    try:
+        data = os.read(descriptor, 1)
+    except BlockingIOError:  # there is a writer, with nothing to say
+        return
+    if data == b"":
+        os._exit(EXECUTOR_GONE)
+
+
+def _report_error(
+    result: Path, secrets: Sequence[str], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """The excepthook: errors that dflow raises on purpose are shown as they are, others with their traceback."""
+    now = time.time()
+    text = "".join(traceback.format_exception(kind, error, _from_the_op_on(trace)))
+    expected = issubclass(kind, DflowError)
+    message = redact(str(error), secrets) or ("out of memory" if issubclass(kind, MemoryError) else "")
+    shown = [] if expected else redact(text, secrets).splitlines()
+    said = {"class": kind.__name__, "message": message, "names": Failure.of(error).names, "trace": shown, **_used()}
+    if is_full(error):
+        said.update({"class": DiskFull.__name__, "message": full_at(result.parent)})
+    try:
+        print(f"{kind.__name__}: {message}" if expected else text.rstrip("\n"), file=sys.stderr, flush=True)
+        write_json(result, {"status": "failed", "time": now, "lost_connection": _lost_connection(error), **said})
+    except (OSError, DiskFull):  # not even room to say so
+        os._exit(NO_SPACE)
+    if "RANK" in os.environ:
+        signal.alarm(END_WITHIN_S)  # where the clean-up of a process group waits for ranks that do not answer
+
+
+def _from_the_op_on(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without dflow's own way to the op; whole where the error is dflow's own."""
+    place = trace
+    while place is not None and place.tb_frame.f_globals is not globals():
+        place = place.tb_next
+    while place is not None and place.tb_frame.f_globals is globals():
+        place = place.tb_next
+    return place or trace
+
+
+def _lost_connection(error: BaseException | None) -> bool:
+    """Whether this is what a rank sees when another one is gone: the errors of torch.distributed and of gloo."""
+    while error is not None:
+        names = {ancestor.__name__ for ancestor in type(error).__mro__}
+        if "DistError" in names or ("RuntimeError" in names and "gloo/" in str(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a store keeps, removes, and exchanges with a remote."""

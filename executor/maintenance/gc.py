@@ -1,0 +1,176 @@
+"""`dflow gc`: what no kept run uses goes, in an order in which a kill at any moment leaves a whole store.
+
+Under the store's lock (store/gc_lock.py) it is looked what is in use, index lines of what goes are dropped, and all
+that goes is renamed out of its place: artifacts to objects/.gone-<digest>, work folders as store/lease.py does. What
+was renamed is removed after that; what a kill leaves of it, the next gc takes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import frozen
+
+from executor.maintenance.retention import InUse, Kept, all_records, in_use, kept_runs, read_index
+from executor.store.artifact_store import Store
+from executor.store.digests import MANIFEST
+from executor.store.gc_lock import nothing_taken
+from executor.store.integrity import MEMO
+from executor.store.lease import held_now, put_away
+from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
+from executor.system.crash_points import fail_point
+from executor.system.folder_size import folder_size
+from executor.system.jsonlines import compact, read_lines, read_object, sync_folder
+from executor.system.os_errors import clear_errors
+from executor.system.symlinks import is_folder, new_file, remove
+
+Kind = Literal["artifact", "work", "leftover"]
+
+
+@frozen
+class Item:
+    """Something that takes space. size: bytes. label: what it is. why: why it stays; empty where it goes."""
+
+    path: Path
+    kind: Kind
+    size: int
+    label: str
+    why: str = ""
+
+
+@frozen
+class Survey:
+    """What would go and what stays. dropped: the digests whose index lines go, by key."""
+
+    goes: tuple[Item, ...]
+    stays: tuple[Item, ...]
+    kept: tuple[Kept, ...]
+    dropped: Mapping[str, Sequence[str]]
+
+    @property
+    def freed(self) -> int:
+        """Bytes."""
+        return sum(item.size for item in self.goes)
+
+
+def survey(store: Store, *, keep: int, pulled: bool = True) -> Survey:
+    """Look, and change nothing. keep: how many runs of every pipeline; pulled: keep what was pulled and not used yet.
+
+    Raises StoreError where a record cannot be read.
+    """
+    # Before the records: what a run commits meanwhile is not among them.
+    objects = _own(store.path / "objects", IN_OBJECTS)
+    records = all_records(store.records)
+    kept = kept_runs(records, keep)
+    index = read_index(store)
+    use = in_use(store, records, kept, index, pulled=pulled)
+    items = [*_artifacts(objects, use), *_work(store, use)]
+    digests = {key: [line.digest for line in lines if line.digest not in use.digests] for key, lines in index.items()}
+    return Survey(
+        goes=tuple(item for item in items if not item.why),
+        stays=tuple(item for item in items if item.why),
+        kept=tuple(kept),
+        dropped={key: gone for key, gone in digests.items() if gone},
+    )
+
+
+def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
+    """Remove what `survey` says, and return that. Raises StoreError where something may not be removed."""
+    with nothing_taken(store.path):
+        found = survey(store, keep=keep, pulled=pulled)
+        for key, digests in found.dropped.items():
+            _shorten(store.path / "index" / key, set(digests))
+        fail_point("gc:indexed")
+        gone = [path for item in found.goes if (path := _out_of_the_way(item)) is not None]
+        fail_point("gc:renamed")
+    for path in gone:
+        with clear_errors(path), suppress(FileNotFoundError):  # another gc is at the same leftover
+            remove(path)
+        fail_point("gc:removed")
+    _shorten(store.path / MEMO, {item.path.name for item in found.goes if item.kind == "artifact"})
+    return found
+
+
+def _own(path: Path, *names: re.Pattern[str]) -> list[Path]:
+    """What has a name of dflow's own in a folder; anything else there is not dflow's to remove."""
+    found = path.iterdir() if path.is_dir() else ()
+    own = (each for each in found if any(name.fullmatch(each.name) for name in names))
+    return sorted(each for each in own if each.is_symlink() or is_folder(each))
+
+
+def _artifacts(objects: Sequence[Path], use: InUse) -> Iterator[Item]:
+    for folder in objects:
+        if _is_leftover(folder):
+            yield Item(folder, "leftover", folder_size(folder), _leftover_label(folder))
+        else:
+            why = use.digests.get(folder.name, "")
+            yield Item(folder, "artifact", folder_size(folder), _artifact_label(folder), why)
+
+
+def _work(store: Store, use: InUse) -> Iterator[Item]:
+    for folder in _own(store.path / "work", IN_WORK, REMOVED_FROM_WORK):
+        if folder.is_symlink():
+            yield Item(folder, "leftover", folder_size(folder), "a link in the place of a work folder")
+            continue
+        if REMOVED_FROM_WORK.fullmatch(folder.name):
+            yield Item(folder, "leftover", folder_size(folder), "the rest of a work folder that was removed")
+            continue
+        run = str((read_object(folder / "lease") or {}).get("run") or "?")
+        node = (read_object(folder / "work.json") or {}).get("node") or folder.name[:12]
+        why = held_now(folder)
+        if not why and (folder.name in use.unfinished_keys or run in use.unfinished_runs):
+            why = f"unfinished work that `dflow resume {run}` goes on with"
+        yield Item(folder, "work", folder_size(folder), f"unfinished work of {node}, run {run}", why)
+
+
+def _is_leftover(folder: Path) -> bool:
+    return folder.is_symlink() or DIGEST.fullmatch(folder.name) is None
+
+
+def _leftover_label(folder: Path) -> str:
+    if folder.is_symlink():
+        return "a link in the place of an artifact"
+    return "a damaged artifact" if folder.name.endswith(DAMAGED) else "the rest of an artifact that was removed"
+
+
+def _artifact_label(folder: Path) -> str:
+    manifest = read_object(folder / MANIFEST) or {}
+    return f"{manifest.get('node', '?')} ({manifest.get('op', '?')}), run {manifest.get('run', '?')}"
+
+
+def _out_of_the_way(item: Item) -> Path | None:
+    """Rename what goes; None where somebody took it meanwhile, or removed it."""
+    if item.kind == "work":
+        return put_away(item.path)
+    if item.kind == "leftover":
+        return item.path
+    gone = item.path.with_name(f"{GONE}{item.path.name}-{os.getpid()}")
+    with clear_errors(item.path):
+        remove(gone)  # of a killed process that had the same id
+        item.path.rename(gone)
+    fail_point("gc:renaming")
+    return gone
+
+
+def _shorten(path: Path, digests: set[str]) -> None:
+    """Drop the lines of these digests from a file of lines; a file without lines goes."""
+    lines: list[dict[str, Any]] = read_lines(path)
+    kept = [line for line in lines if line.get("digest") not in digests]
+    if len(kept) == len(lines):
+        return
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with clear_errors(path):
+        if not kept:
+            path.unlink()
+            return
+        with new_file(fresh) as file:
+            file.writelines(map(compact, kept))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        sync_folder(path.parent)

@@ -1,0 +1,261 @@
+"""`dflow push` and `dflow pull`: artifacts with their manifests and index lines, to and from what a team shares.
+
+A push sends files first and the manifest last. A pull holds the lease of the key, as a stage would, fetches into the
+work folder, compares with the manifest, and places the artifact by a rename. Both go on where they were interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
+from executor.maintenance.remote import Remote
+from executor.maintenance.remote_records import NotAsExpected, manifest_files
+from executor.maintenance.retention import ACCEPTED, PULLED, read_index
+from executor.planning.planner import Planner
+from executor.records.run_record import Record
+from executor.store.artifact_store import IndexLine, Store
+from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
+from executor.store.integrity import check
+from executor.system.crash_points import fail_point
+from executor.system.jsonlines import sync_folder
+from executor.system.os_errors import clear_errors
+from executor.system.symlinks import links_in, new_file
+
+FILES_AT_ONCE = 8
+PART = ".pulling-"  # how the names of files begin that are not whole yet
+
+Progress = Callable[[int], None]
+
+
+@frozen
+class Wanted:
+    """An artifact to be sent or fetched: what a node gave for its key, and the line of the index that says so.
+
+    op: the node's; None where the record does not tell it.
+    """
+
+    node: str
+    key: str
+    digest: str
+    line: IndexLine
+    op: str | None = None
+
+
+def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
+    """What a run's finished nodes gave, one of them where it is named, by the lines of this store's index."""
+    ops = record.op_names()
+    wanted = []
+    for node_id, state in record.state.nodes.items():
+        if state.digest is None or (node is not None and node_id != node):
+            continue
+        manifest = store.manifest(state.digest) or {}
+        key = state.key or manifest.get("key")
+        if key is None:
+            continue
+        lines = [line for line in store.index(key) if line.digest == state.digest]
+        line = lines[-1] if lines else IndexLine(state.digest, record.run, time.time())
+        wanted.append(Wanted(node_id, key, state.digest, line, ops.get(node_id)))
+    return wanted
+
+
+def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
+    """The other keys for which a user declared that one of these artifacts holds."""
+    by_digest = {each.digest: each for each in reversed(wanted)}
+    keys = {each.key for each in wanted}
+    newest_lines = {key: lines[-1] for key, lines in read_index(store).items() if lines and key not in keys}
+    return [
+        attrs.evolve(by_digest[line.digest], key=key, line=line)
+        for key, line in newest_lines.items()
+        if line.acceptance == ACCEPTED and line.digest in by_digest
+    ]
+
+
+def require_node(nodes: Iterable[str], node: str | None) -> None:
+    """Raises PipelineError where a node is asked for that is not among these."""
+    names = list(nodes)
+    if node is not None and node not in names:
+        hint = did_you_mean(node, names) or f"nodes: {', '.join(names)}"
+        raise PipelineError([Mistake(f'--node: there is no node "{node}"', hint=hint)])
+
+
+def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bool:
+    """Send one artifact; False where it was there. Raises StoreError where it is damaged here."""
+    damages = check(store, [wanted.digest])
+    if damages:
+        raise StoreError(
+            f'the artifact of node "{wanted.node}" is damaged, so it is not sent: {damages[0]}; see `dflow verify`'
+        )
+    folder = store.object_path(wanted.digest)
+    there = remote.sizes(wanted.digest)
+    files = {name: entry["size"] for name, entry in (store.manifest(wanted.digest) or {})["files"].items()}
+    missing = [name for name, size in files.items() if there.get(name) != size]
+
+    def send(name: str) -> None:
+        remote.put(folder / name, f"objects/{wanted.digest}/{name}")
+        progress(files[name])
+        fail_point("push:file")
+
+    _side_by_side(send, missing)
+    sent = bool(missing) or MANIFEST not in there
+    if sent:
+        remote.put(folder / MANIFEST, f"objects/{wanted.digest}/{MANIFEST}")
+    fail_point("push:manifest")
+    push_key(remote, wanted)
+    return sent
+
+
+def push_key(remote: Remote, wanted: Wanted) -> bool:
+    """Tell there what the key stands for; False where that is told already."""
+    entry = f"index/{wanted.key}/{wanted.digest}"
+    if remote.has(entry):
+        return False
+    remote.put_text(entry, json.dumps(wanted.line.to_json(), ensure_ascii=False) + "\n")
+    return True
+
+
+def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
+    """Of a pipeline, node by node: what is missing here and is there, or the id of a node that is nowhere.
+
+    An artifact need not be fetched before the next key is known: its digest stands in the index.
+    """
+    digests: dict[str, str] = {}
+    for node_id in planner.graph.nodes:
+        decision = planner.decide(node_id, digests)
+        if decision.cache == "hit" and decision.digest is not None:
+            digests[node_id] = decision.digest
+            continue
+        found = None if decision.key is None else newest(remote, decision.key)
+        if found is None or decision.key is None:
+            yield node_id
+            continue
+        digests[node_id] = found.digest
+        yield Wanted(node_id, decision.key, found.digest, found, planner.graph.nodes[node_id].op.name)
+
+
+def newest(remote: Remote, key: str) -> IndexLine | None:
+    """What a key stands for at the remote, where its artifact is there as well."""
+    found = next(reversed(remote.lines(key)), None)
+    return found if found is not None and remote.manifest(found.digest) is not None else None
+
+
+def missing_bytes(remote: Remote, wanted: Iterable[Wanted]) -> int:
+    """How much there is to fetch."""
+    return sum(size for each in wanted for size in remote.sizes(each.digest).values())
+
+
+def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, tell: Callable[[str], None]) -> bool:
+    """Fetch one artifact; False where it is here. Raises StoreError where it is damaged or incomplete there."""
+    with store.lease(wanted.key, f"dflow pull {remote.url}") as lease:
+        lease.acquire(lambda holder: tell(f"{wanted.node}: waiting, {holder}"), lambda: False)
+        lease.wait_for_ranks()
+        store.finish_commit(lease, wanted.key)
+        entry = _entry(wanted.line, remote)
+        if store.has(wanted.digest):
+            newest_here = store.newest(wanted.key)
+            if newest_here is None or newest_here.digest != wanted.digest:
+                store.accept(wanted.key, entry)
+            lease.remove()
+            return False
+        fresh = lease.folder / f"pulled-{wanted.digest[:16]}"
+        manifest, files = _manifest(remote, wanted)
+        with clear_errors(fresh):
+            for link in links_in(fresh):
+                link.unlink()
+            fresh.mkdir(exist_ok=True)
+            _fetch(remote, wanted.digest, files, fresh, progress)
+            fail_point("pull:fetched")
+            _seal(remote, wanted, files, fresh)
+            _write_manifest(fresh / MANIFEST, manifest)
+        fail_point("pull:sealed")
+        lease.check()
+        store.place(fresh, wanted.key, entry)
+        lease.remove()
+    return True
+
+
+def _entry(line: IndexLine, remote: Remote) -> IndexLine:
+    """What is entered here: what was accepted there is, as there, by whom, when and why."""
+    if line.acceptance == ACCEPTED:
+        return attrs.evolve(line, source=remote.url)
+    return attrs.evolve(line, time=time.time(), acceptance=PULLED, source=remote.url)
+
+
+def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, dict[str, FileEntry]]:
+    """The manifest's bytes and files. Raises StoreError where they are not those of the digest."""
+    data = remote.manifest(wanted.digest)
+    if data is None:
+        raise _damaged(remote, wanted, [f"{MANIFEST} is missing"])
+    try:
+        files = manifest_files(data, wanted.op)
+    except NotAsExpected as error:
+        raise _damaged(remote, wanted, [f"{MANIFEST} cannot be used: {error}"]) from None
+    if artifact_digest(files) != wanted.digest or json.loads(data)["digest"] != wanted.digest:
+        raise _damaged(remote, wanted, [f"{MANIFEST} is not that of this artifact"])
+    return data, files
+
+
+def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: Path, progress: Progress) -> None:
+    """What is not here yet: a file gets its name when it is whole."""
+
+    def get(name: str) -> None:
+        target = fresh / name
+        if not target.is_file() or target.stat().st_size != files[name].size:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(f"{PART}{hashlib.sha256(name.encode()).hexdigest()[:16]}")
+            remote.get(f"objects/{digest}/{name}", part)
+            part.replace(target)
+            fail_point("pull:file")
+        progress(files[name].size)
+
+    for path in sorted(fresh.rglob(f"{PART}*")):
+        path.unlink()  # of a pull that was killed
+    _side_by_side(get, files)
+
+
+def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh: Path) -> None:
+    """Bring what was fetched to disk, and compare it. What is wrong is removed, to be fetched again."""
+    (fresh / MANIFEST).unlink(missing_ok=True)
+    found = seal_artifact_files(fresh)
+    wrong = sorted(name for name in {*files, *found} if files.get(name) != found.get(name))
+    for name in wrong:
+        (fresh / name).unlink(missing_ok=True)
+    if wrong:
+        raise _damaged(remote, wanted, [f"{name} holds something else" for name in wrong])
+
+
+def _write_manifest(path: Path, data: bytes) -> None:
+    with new_file(path) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    path.chmod(0o444)
+    sync_folder(path.parent)
+
+
+def _damaged(remote: Remote, wanted: Wanted, what: list[str]) -> StoreError:
+    return StoreError(
+        f'{remote.url}: the artifact of node "{wanted.node}" is damaged there: {"; ".join(what[:3])}; remove '
+        f"objects/{wanted.digest} there and push it again"
+    )
+
+
+def _side_by_side(do: Callable[[str], None], names: Iterable[str]) -> None:
+    """The first error ends it, after what had begun is done."""
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        done = [pool.submit(do, name) for name in names]
+        try:
+            for each in done:
+                each.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

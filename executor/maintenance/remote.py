@@ -1,0 +1,201 @@
+"""A directory or bucket that a team shares: artifacts and the keys they stand for, by any URL that fsspec knows.
+
+    <url>/format                     version of the layout, that of a store
+    <url>/objects/<digest>/          an artifact's files; its manifest.json comes last, so that it is whole or absent
+    <url>/index/<key>/<digest>       one index line: nobody's push is in the way of another's
+
+A store can be read the same way, though nothing is pushed into one. The only module that loads fsspec.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+import fsspec.core
+from fsspec.registry import known_implementations
+
+from dsl.errors import StoreError
+from dsl.secrets import redact
+from executor.maintenance.remote_records import NotAsExpected, index_line
+from executor.store.artifact_store import FORMAT, IndexLine
+from executor.store.digests import MANIFEST
+
+# What the libraries below fsspec raise on their own, none of it an OSError: no credentials, no such host, a refusal.
+FOREIGN_ERRORS = {
+    "botocore.exceptions": ("BotoCoreError", "ClientError"),
+    "aiohttp": ("ClientError",),
+    "gcsfs.retry": ("HttpError",),
+    "google.auth.exceptions": ("GoogleAuthError",),
+    "azure.core.exceptions": ("AzureError",),
+    "paramiko": ("SSHException",),
+}
+# A put makes an object there as a whole; elsewhere a file comes under another name, and is renamed when it is whole.
+WHOLE_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "memory"})
+
+
+class Remote:
+    """Raises StoreError, with the URL and what the other side said, wherever it does not answer or refuses."""
+
+    def __init__(self, url: str) -> None:
+        self.url = _shown(url)
+        self._hidden = [part for part in (urlsplit(url).query, urlsplit(url).fragment) if part and "://" in url]
+        with self._clear():
+            self._files, root = fsspec.core.url_to_fs(url if "://" in url else str(Path(url).expanduser().absolute()))
+        self._root = str(root).rstrip("/")
+        protocols = self._files.protocol
+        names = {protocols} if isinstance(protocols, str) else set(protocols)
+        self._puts_whole = bool(names & WHOLE_PUTS)
+
+    def check_format(self, *, write: bool) -> None:
+        """Raises StoreError where nothing was pushed, or the layout is newer; write: begin one where nothing is."""
+        with self._clear():
+            version = self._json("format")
+            found = [] if version is not None else self._names("")
+        if version is not None and (not isinstance(version, int) or version > FORMAT):
+            raise StoreError(f"{self.url}: has layout {version}, this dflow knows up to {FORMAT}; use a newer dflow")
+        if version is None and not write:
+            raise StoreError(f"{self.url}: nothing was pushed there; check the URL, or begin with `dflow push`")
+        if found and version is None:
+            raise StoreError(f"{self.url}: holds other files; push to a directory of its own")
+        if write and version is not None and set(self._names("")) & {"records", "work"}:
+            raise StoreError(f"{self.url}: is the store of runs; push to a directory of its own")
+        if version is None:
+            self.put_text("format", f"{FORMAT}\n")
+
+    def lines(self, key: str) -> list[IndexLine]:
+        """What the index says of a key, oldest first. Raises StoreError where that is no line of an index."""
+        with self._clear():
+            path = self._path(f"index/{key}")
+            if self._files.isfile(path):  # a store keeps the lines of a key in one file
+                texts = self._files.cat_file(path).splitlines()
+            else:
+                texts = [
+                    self._files.cat_file(self._path(f"index/{key}/{name}")) for name in self._names(f"index/{key}")
+                ]
+        found = [line for text in texts if (line := _object(text)) is not None]
+        try:
+            lines = [index_line(line) for line in found]
+        except NotAsExpected as error:
+            raise StoreError(
+                f"{self.url}: what it says of the key {key[:12]} cannot be used: {error}; "
+                f"remove index/{key} there and push again"
+            ) from None
+        return sorted(lines, key=lambda line: line.time)
+
+    def manifest(self, digest: str) -> bytes | None:
+        """The bytes of an artifact's manifest; None where the artifact was not pushed, or not to its end."""
+        with self._clear():
+            return self._bytes(f"objects/{digest}/{MANIFEST}")
+
+    def sizes(self, digest: str) -> dict[str, int]:
+        """The files of an artifact that are there, whole or not, by relative name."""
+        folder = self._path(f"objects/{digest}")
+        with self._clear():
+            self._files.invalidate_cache()
+            try:
+                found = self._files.find(folder, detail=True)
+            except FileNotFoundError:
+                return {}
+        inside = {str(path).rpartition(f"/objects/{digest}/")[2]: entry for path, entry in found.items()}
+        return {name: int(entry["size"]) for name, entry in inside.items()}
+
+    def get(self, name: str, target: Path) -> None:
+        """Fetch a file; `name` is relative to the URL."""
+        with self._clear():
+            self._files.get_file(self._path(name), str(target))
+
+    def put(self, source: Path, name: str) -> None:
+        """Bring a file there; it is whole under its name, or is not there."""
+        target = self._path(name)
+        with self._clear():
+            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+            if self._puts_whole:
+                self._files.put_file(str(source), target)
+                return
+            part = f"{target}.{uuid.uuid4().hex}.part"
+            self._files.put_file(str(source), part)
+            self._files.mv(part, target)
+
+    def put_text(self, name: str, text: str) -> None:
+        target = self._path(name)
+        with self._clear():
+            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+            part = target if self._puts_whole else f"{target}.{uuid.uuid4().hex}.part"
+            self._files.pipe_file(part, text.encode())
+            if part != target:
+                self._files.mv(part, target)
+
+    def has(self, name: str) -> bool:
+        with self._clear():
+            return bool(self._files.exists(self._path(name)))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}".rstrip("/")
+
+    def _names(self, folder: str) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(self._path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        names = (os.path.basename(str(path).rstrip("/")) for path in found)  # noqa: PTH119
+        return sorted(name for name in names if not name.endswith(".part"))
+
+    def _bytes(self, name: str) -> bytes | None:
+        try:
+            return bytes(self._files.cat_file(self._path(name)))
+        except FileNotFoundError:
+            return None
+
+    def _json(self, name: str) -> Any:
+        found = self._bytes(name)
+        return None if found is None else json.loads(found)
+
+    @contextmanager
+    def _clear(self) -> Iterator[None]:
+        try:
+            yield
+        except ImportError as error:
+            raise StoreError(f"{self.url}: {redact(str(error), self._hidden)}{_to_install(self.url)}") from error
+        except _errors() as error:
+            said = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            raise StoreError(f"{self.url}: cannot be reached or used: {redact(said, self._hidden)}") from error
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What may be raised for a refusal. Of the libraries that are loaded: the others can have raised nothing."""
+    loaded = [(sys.modules[name], errors) for name, errors in FOREIGN_ERRORS.items() if name in sys.modules]
+    foreign = [getattr(module, error) for module, errors in loaded for error in errors if hasattr(module, error)]
+    return (OSError, ValueError, *foreign)
+
+
+def _to_install(url: str) -> str:
+    """The command that brings what fsspec lacks for a URL."""
+    implementation = known_implementations.get(urlsplit(url).scheme, {}).get("class", "")
+    package = implementation.partition(".")[0]
+    return f": pip install {package}" if package not in ("", "fsspec") else ""
+
+
+def _shown(url: str) -> str:
+    """The URL as it may be printed and recorded: without the name and password of a user, and without tokens."""
+    if "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,55 @@
+"""`dflow rm`: take a run out of the store. Its artifacts stay until `dflow gc` finds that nothing uses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsl.errors import StoreError
+from executor.records.run_record import Record, RunState
+from executor.records.run_tags import tags_of
+from executor.records.serving_lock import is_served
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import nothing_taken
+from executor.store.names import RUN_ID
+from executor.system.crash_points import fail_point
+from executor.system.os_errors import clear_errors
+from executor.system.symlinks import is_folder, links_in, remove
+
+
+def remove_run(store: Store, folder: Path) -> None:
+    """Remove a run's record, logs and figures, also where the record is damaged.
+
+    It is renamed out of its place first; what a kill leaves of it goes when the store is opened the next time.
+    Of a record that is a link the link goes, and what is behind it stays as it is.
+    Raises StoreError where the run is going on, being served, or tagged.
+    """
+    record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # what it holds does not matter
+    with nothing_taken(store.path), clear_errors(folder):
+        if RUN_ID.fullmatch(folder.name) is None:
+            raise StoreError(f"{folder}: this is no record of a run, so it is not removed")
+        if folder.is_symlink():
+            folder.unlink()
+            return
+        if not is_folder(folder):
+            raise StoreError(f"run {folder.name} is gone already")
+        require_untagged(folder)
+        if is_served(folder):
+            raise StoreError(f"run {folder.name} is being served; stop that first")
+        for link in links_in(folder):
+            link.unlink()
+        record.lock()
+        gone = store.path / "work" / f".{folder.name}"
+        folder.rename(gone)
+    fail_point("rm:renamed")
+    remove(gone, ignore_errors=True)
+    record.unlock()
+
+
+def require_untagged(folder: Path) -> None:
+    """Raises StoreError where the run has a tag."""
+    tags = tags_of(folder)
+    if tags:
+        raise StoreError(
+            f"run {folder.name} is tagged {', '.join(tags)}; to remove it, take that away first: "
+            f"dflow tag {folder.name} {tags[0]} --remove"
+        )

@@ -1,0 +1,1 @@
+"""What commands do with a run's target and draft: serve, compare, diagnose."""

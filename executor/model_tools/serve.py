@@ -1,0 +1,178 @@
+"""Serve a run's target with its draft: start SGLang's server, wait until it is ready, and ask it something.
+
+This is what `dflow serve` becomes: python -m executor.model_tools.serve ASKED, a JSON object with the fields of Asked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import ConfigError, DflowError
+from executor.model_tools.chat_request import Answer, ServerError, ask
+from executor.model_tools.served import ChatPrompt, ServedRun, find_served
+from executor.model_tools.server import Server, wait_until_ready
+from executor.records.run_record import Record, find_record
+from executor.records.serving_lock import serving
+from executor.store.artifact_store import Store
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
+from executor.system.port import require_free_port
+from ops.lib.sglang.serve_command import Address, launch_command, shell_line
+from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
+
+MAX_TOKENS = 128
+HELLO = ChatPrompt(
+    "no held-out sample", [{"role": "user", "content": [{"type": "text", "text": "Hello! Who are you?"}]}]
+)
+OF_THE_RUN = "the run decides it; for another draft name its run, or choose with --node"
+OWN = {
+    "--port": "give --port before the --",
+    "--host": "give --host before the --",
+    "--model-path": OF_THE_RUN,  # or --model
+    "--speculative-algorithm": OF_THE_RUN,
+    "--speculative-draft-model-path": OF_THE_RUN,  # or --speculative-draft-model
+}
+# What SGLang says where there is no GPU: before it loads a model it picks a device, and then checks the algorithm.
+REFUSALS = re.compile(r"^.*(speculative decoding is not supported by|No accelerator \(CUDA).*$", re.MULTILINE)
+
+
+@frozen(kw_only=True)
+class Asked:
+    """What the command line says. run, node: None for the latest run and its only draft. extra: SGLang's arguments."""
+
+    store: str
+    run: str | None
+    node: str | None
+    host: str
+    port: int
+    check: bool
+    extra: list[str]
+
+
+class SGLangServer(Server):
+    """A server of SGLang's, whose refusals are told as such."""
+
+    def died(self) -> ServerError:
+        refusals = list(REFUSALS.finditer(self.log.read_text("utf-8", errors="replace")))
+        if not refusals:
+            return super().died()
+        said = refusals[-1].group().strip()
+        return ServerError(
+            f"SGLang refuses DFLASH on this machine; run the command on one with a GPU\n    {said}\nlog: {self.log}"
+        )
+
+
+def main(asked: str) -> int:
+    """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
+    # A shell starts what runs in the background with this signal ignored, and Python leaves it at that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        serve_run(Asked(**json.loads(asked)))
+    except DflowError as error:
+        print_lines(f"dflow: {error}", error=True)
+        return FAILED
+    except KeyboardInterrupt:
+        print_lines("dflow: interrupted; the server was stopped", error=True)
+        return FAILED
+    return OK
+
+
+def serve_run(asked: Asked) -> None:
+    """Start the server, ask it one prompt, and stay until it is interrupted, or with `check` until it has answered.
+
+    Raises ConfigError for an argument of SGLang's that dflow gives, StoreError where the run has nothing to serve,
+    DataError where the pinned SGLang is not installed, and ServerError where the server does not start or does not use
+    the draft.
+    """
+    refuse_own(asked.extra)
+    store = Store.open(Path(asked.store), write=True)
+    record = find_record(store.records, asked.run)
+    with serving(store.path, record.folder):
+        _serve(find_served(store, record, asked.node), record, asked)
+
+
+def _serve(run: ServedRun, record: Record, asked: Asked) -> None:
+    address = Address(host=asked.host, port=asked.port)
+    for warning in run.warnings:
+        print_lines(f"warning: {warning}", error=True)
+    command = launch_command(str(run.target), run.served, run.draft, address=address, extra=asked.extra)
+    command[0] = sys.executable
+    print_lines(shell_line(command, run.served.environment))
+    if run.served.is_mended:
+        print_lines(
+            f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for {run.served.model_type} targets; "
+            "this launcher gives it to them and then runs SGLang's own"
+        )
+    require_sglang("the command above, which runs wherever that version is installed,")
+    require_free_port(asked.host, asked.port)
+    log = record.folder / f"serve-{address.port}.log"
+    with SGLangServer(command, run.served.environment, log) as server:
+        wait_until_ready(server, address.url)
+        print_lines(f"ready: {address.url}/v1 (log: {log})")
+        try_prompt(address.url, run)
+        if not asked.check:
+            try:
+                print_lines("Ctrl-C stops it")
+                server.wait()
+            except KeyboardInterrupt:
+                print_lines("stopping")
+
+
+def refuse_own(extra: Sequence[str]) -> None:
+    """Raises ConfigError for arguments that contradict what dflow waits for and says, as SGLang takes them: with "=",
+    with underscores, and shortened.
+    """
+    wrong = []
+    for argument in extra:
+        name = argument.partition("=")[0].replace("_", "-")
+        own = next((each for each in OWN if name.startswith("--") and len(name) > 2 and each.startswith(name)), None)
+        if own is not None:
+            wrong.append(f"  {argument}: {OWN[own]}")
+    if wrong:
+        raise ConfigError("behind -- stand arguments that dflow serve gives itself:\n" + "\n".join(wrong))
+
+
+def try_prompt(url: str, run: ServedRun) -> None:
+    """Ask one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
+    prompt = run.prompts[0] if run.prompts else HELLO
+    answer = ask(url, prompt.messages, MAX_TOKENS)
+    print_lines(f"prompt: {prompt_text(prompt)}\nanswer: {answer.text}")
+    if answer.tau is None:
+        if answer.tokens > 1:
+            raise ServerError(
+                f"{url}: {answer.tokens} tokens without a verification step; the server does not use the draft"
+            )
+        print_lines("the answer is one token long, which takes no verification step")
+        return
+    print_lines(accepted_lengths(answer))
+    if run.tau is not None:
+        print_lines(f"tau of the evaluation, over all its prompts: {run.tau:.3g}")
+    if answer.tau == 1.0:
+        print_lines("warning: no proposal of the draft was accepted for this prompt", error=True)
+
+
+def accepted_lengths(answer: Answer) -> str:
+    """tau as dflow counts it, beside SGLang's figure."""
+    own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens behind the first in {answer.steps} verification steps)"
+    if answer.spec_accept_length is None:
+        return f"{own}; the server tells no spec_accept_length"
+    return f"{own}; SGLang's spec_accept_length, which counts the first token too: {answer.spec_accept_length:.3g}"
+
+
+def prompt_text(prompt: ChatPrompt) -> str:
+    parts: list[Any] = [part for message in prompt.messages for part in message["content"]]
+    images = sum(part["type"] == "image_url" for part in parts)
+    text = " ".join(part["text"].strip() for part in parts if part["type"] == "text")
+    return f"{text} ({prompt.id}{f', {images} image(s)' if images else ''})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

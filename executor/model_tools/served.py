@@ -1,0 +1,242 @@
+"""What a run made that a server needs: the draft, its target, how images were prepared, and a prompt to try."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import StoreError
+from dsl.graph import Graph, GraphNode
+from executor.records.run_record import Record
+from executor.store.artifact_store import Store
+from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
+from ops.lib.sglang.serve_command import DraftOption, Served
+
+LONGEST_ERROR = 500
+HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first of these that holds one
+
+
+@frozen(kw_only=True)
+class ServedRun:
+    """warnings: why the draft may not be what one wants to serve. tau: what `evaluate` measured, if it did.
+
+    prompts: held-out ones; none where the store holds no samples.
+    """
+
+    target: Path
+    served: Served
+    draft: DraftOption
+    warnings: tuple[str, ...]
+    tau: float | None
+    prompts: tuple[ChatPrompt, ...]
+
+
+@frozen
+class ChatPrompt:
+    """A sample's id, and its turns before the first answer as chat messages that a server takes."""
+
+    id: str
+    messages: Sequence[Mapping[str, Any]]
+
+
+def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
+    """Find the draft that the node, or else the run's only one, made or checked, and so many prompts at most.
+
+    Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target.
+    """
+    made = _Made(store, record, record.graph())
+    export, check = made.choose(node)
+    draft, warnings = made.draft_of(export, check)
+    target = made.path(export.inputs["target"][0])
+    info = _read(target / "target.json")
+    config = _read(draft / "config.json")
+    model = target / "model"
+    return ServedRun(
+        target=model,
+        served=Served.as_trained(info, _read(model / "config.json"), made.captured(export), model),
+        draft=DraftOption(path=str(draft), block_size=config["block_size"]),
+        warnings=tuple(warnings),
+        tau=made.tau(export),
+        prompts=made.prompts(export, info["vision"], prompts),
+    )
+
+
+@frozen
+class _Made:
+    store: Store
+    record: Record
+    graph: Graph
+
+    def choose(self, named: str | None) -> tuple[GraphNode, GraphNode | None]:
+        """The node that exported the draft, and the one that checked it, if there is one."""
+        exports = [node for node in self.graph.nodes.values() if node.op.output is Draft]
+        pairs = [(export, next(iter(self._readers(export, CheckedDraft)), None)) for export in exports]
+        wanted = [
+            (export, check)
+            for export, check in pairs
+            if named is None or named in (export.id, check.id if check is not None else export.id)
+        ]
+        if len(wanted) == 1:
+            return wanted[0]
+        found = ", ".join(export.id for export in exports) or "none"
+        if named is not None:
+            raise StoreError(f'run {self.record.run}: "{named}" is no node that exports a draft; those are: {found}')
+        if not exports:
+            raise StoreError(f"run {self.record.run} of {self.graph.name} exports no draft (op export_draft)")
+        raise StoreError(f"run {self.record.run} exports several drafts: {found}; choose one with --node")
+
+    def draft_of(self, export: GraphNode, check: GraphNode | None) -> tuple[Path, list[str]]:
+        """The serving directory: as it was checked where it passed, else as it was exported, with a warning."""
+        if check is None:
+            return self.path(export.id), [
+                f"no node checks the draft of {export.id} (op check_export): SGLang says nothing of a draft that it "
+                "reads wrongly"
+            ]
+        state = self.record.state.nodes[check.id]
+        if state.state == "done":
+            self._require_unaltered(export, check)
+            return self.path(check.id) / "draft", self._not_asked(check)
+        why = f"failed: {_one_line(state.error or '')}" if state.state == "failed" else f"is {state.state}"
+        return self.path(export.id), [f"the draft of {export.id} was not passed by its gate; {check.id} {why}"]
+
+    def _not_asked(self, check: GraphNode) -> list[str]:
+        """A warning where the gate could not ask SGLang, whose result is kept all the same."""
+        live = _read(self.path(check.id) / "check.json").get("live", {})
+        if live.get("status") != "skipped":
+            return []
+        return [
+            f"{check.id} checked the draft without SGLang ({_one_line(live['reason'])}): run it where SGLang can "
+            f"serve, dflow resume {self.record.run} --from {check.id}"
+        ]
+
+    def _require_unaltered(self, export: GraphNode, check: GraphNode) -> None:
+        """Raises StoreError where a file is not as the gate passed it. The export may share it, as a hard link."""
+        altered = self._altered(check)
+        if altered:
+            first = export.id if self._altered(export) else check.id
+            raise StoreError(
+                f"{altered[0]}: the checked draft is damaged: {', '.join(path.name for path in altered)} "
+                f"is gone or was altered; make it again: dflow resume {self.record.run} --from {first}"
+            )
+
+    def _altered(self, node: GraphNode) -> list[Path]:
+        digest = self.record.state.nodes[node.id].digest
+        return [self.store.object_path(digest) / name for name in self.store.altered(digest)] if digest else []
+
+    def captured(self, export: GraphNode) -> dict[str, Any]:
+        """How the images of the training were prepared: by its training.json, or where the store has lost the training,
+        by tokens.json of the evaluation, which has the same fields.
+        """
+        for producer in export.inputs["draft"]:
+            digest = self.record.state.nodes[producer].digest
+            if self.graph.nodes[producer].op.output is DraftCheckpoint and digest and self.store.has(digest):
+                return dict(_read(self.store.object_path(digest) / "training.json")["captured"])
+        for tokens in self._tokens(export):
+            digest = self.record.state.nodes[tokens.id].digest
+            if digest is not None and self.store.has(digest):
+                return _read(self.store.object_path(digest) / "tokens.json")
+        return {}
+
+    def tau(self, export: GraphNode) -> float | None:
+        for node in self._readers(export, Report):
+            measured = self.record.state.nodes[node.id].metrics.get("eval/tau")
+            if measured is not None:
+                return measured
+        return None
+
+    def prompts(self, export: GraphNode, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
+        """The first held-out samples, for a target that sees images only those with images."""
+        for samples in self._samples(export):
+            rows: dict[str, list[dict[str, Any]]] = {split: [] for split in HELD_OUT}
+            for row in _rows(samples / "samples.jsonl"):
+                fits = bool(row["images"]) == vision and any(turn["role"] == "user" for turn in row["messages"])
+                if fits and len(rows[row["split"]]) < count:
+                    rows[row["split"]].append(row)
+                if len(rows[HELD_OUT[0]]) == count:
+                    break
+            for split in HELD_OUT:
+                if rows[split]:
+                    return tuple(ChatPrompt(str(row["id"]), chat_messages(row, samples)) for row in rows[split])
+        return ()
+
+    def _tokens(self, export: GraphNode) -> Iterator[GraphNode]:
+        """The nodes that made the tokens on which the draft was evaluated or checked."""
+        for reader in (*self._readers(export, Report), *self._readers(export, CheckedDraft)):
+            for node in reader.inputs.get("tokens", ()):
+                if self.graph.nodes[node].op.output is TokenShards:
+                    yield self.graph.nodes[node]
+
+    def _samples(self, export: GraphNode) -> Iterator[Path]:
+        """The conversations behind those tokens, where the store has them."""
+        for tokens in self._tokens(export):
+            for producer in tokens.inputs.get("samples", ()):
+                digest = self.record.state.nodes[producer].digest
+                is_chat = self.graph.nodes[producer].op.output is ImageSamples
+                if is_chat and digest is not None and self.store.has(digest):
+                    yield self.store.object_path(digest)
+
+    def path(self, node: str) -> Path:
+        state = self.record.state.nodes[node]
+        if state.state != "done" or state.digest is None:
+            raise StoreError(f"run {self.record.run}: {node} is {state.state}; first: dflow resume {self.record.run}")
+        if not self.store.has(state.digest):
+            raise StoreError(
+                f"{self.store.object_path(state.digest)}: what {node} made is gone or incomplete; make it again: "
+                f"dflow resume {self.record.run}"
+            )
+        return self.store.object_path(state.digest)
+
+    def _of(self, output: type) -> list[GraphNode]:
+        return [node for node in self.graph.nodes.values() if node.op.output is output]
+
+    def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
+        """Nodes of this output that read the exported draft."""
+        return [node for node in self._of(output) if export.id in node.inputs.get("draft", ())]
+
+
+def _one_line(text: str) -> str:
+    """The lines of an error one behind the other, cut where they are many."""
+    joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
+    return joined if len(joined) <= LONGEST_ERROR else joined[:LONGEST_ERROR] + " ..."
+
+
+def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """The turns of a sample before its first answer, as chat messages with the images as data URLs."""
+    images = iter(row["images"])
+    messages = []
+    for turn in row["messages"]:
+        if turn["role"] == "assistant":
+            break
+        parts = [
+            {"type": "image_url", "image_url": {"url": _data_url(folder, next(images))}}
+            if part["type"] == "image"
+            else {"type": "text", "text": part["text"]}
+            for part in turn["content"]
+        ]
+        messages.append({"role": turn["role"], "content": parts})
+    return messages
+
+
+def _data_url(folder: Path, image: Mapping[str, Any]) -> str:
+    """An image reference of ops/artifacts.py; SGLang recognises the format by the bytes."""
+    with (folder / image["pack"]).open("rb") as pack:
+        pack.seek(image["offset"])
+        return "data:image/png;base64," + base64.b64encode(pack.read(image["size"])).decode()
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read ({error}); verify the store") from error

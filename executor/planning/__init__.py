@@ -1,0 +1,1 @@
+"""Which nodes run, and why; what a command starts from."""

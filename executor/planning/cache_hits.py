@@ -1,0 +1,80 @@
+"""What a run puts down of a node that it takes from the store: who made it, with which metrics and warnings."""
+
+from __future__ import annotations
+
+from executor.planning.planner import Decision
+from executor.records.events import final_metrics
+from executor.records.run_record import NodeState, Record, load_begun
+from executor.store.artifact_store import Store
+from executor.store.digests import MANIFEST
+from executor.store.run_measurements import own_files
+from executor.system.jsonlines import read_object
+
+
+class SourceRuns:
+    """The runs that computed what is taken; the record of each is read once, when it is first asked for."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._made: dict[str, dict[str | None, NodeState]] = {}
+
+    def take(self, record: Record, node_id: str, decision: Decision) -> None:
+        """Make the node's state in the record that of a hit.
+
+        Where this very run committed the artifact, just before it was killed, the node is this run's own.
+        """
+        state = record.state.nodes[node_id]
+        state.state, state.key, state.digest, state.error = "done", decision.key, decision.digest, None
+        if state.started and decision.source_run == record.run:
+            self._own(record, node_id, state)
+            return
+        state.cache, state.reason, state.started = "hit", "", None
+        state.source_run, state.acceptance = decision.source_run, decision.acceptance
+        made = self.made(decision.source_run, decision.key)
+        if made is not None and (made.metrics or made.warnings):
+            state.metrics, state.warnings = made.metrics, made.warnings
+        else:
+            state.metrics, state.warnings = self._sealed(decision)
+
+    def _sealed(self, decision: Decision) -> tuple[dict[str, float], list[str]]:
+        """The metrics in the manifest that the source run wrote, and what has to be said where that one is gone.
+
+        The artifact may hold the manifest of a run that made the same content before, and measured something else.
+        """
+        if decision.digest is None:
+            return {}, []
+        folder, run, key = self._store.object_path(decision.digest), decision.source_run, decision.key
+        own = own_files(self._store.records, run, self._store.computed_key(run, key), folder)
+        if MANIFEST in own:
+            return dict((read_object(own[MANIFEST]) or {}).get("metrics", {})), []
+        other = read_object(folder / MANIFEST) or {}
+        gone = f"the figures of run {run}, which made this, are not kept here; run {other.get('run')} made the same"
+        return {}, [gone] if other.get("metrics") else []
+
+    def made(self, run: str | None, key: str | None) -> NodeState | None:
+        """The node of a run that computed a key's artifact, maybe for another one; None without its record."""
+        if run is None or key is None:
+            return None
+        if run not in self._made:
+            maker = load_begun(self._store.records / run)
+            nodes = maker.state.nodes.values() if maker is not None else ()
+            self._made[run] = {node.key: node for node in nodes if node.cache != "hit"}
+        return self._made[run].get(key) or self._made[run].get(self._store.computed_key(run, key))
+
+    def _own(self, record: Record, node_id: str, state: NodeState) -> None:
+        line = self._store.newest(state.key or "")
+        assert line is not None and state.started is not None
+        state.ended = line.time
+        state.seconds = max(0.0, state.ended - state.started)
+        state.metrics = final_metrics(record.events_path, node_id)
+
+
+def made_meanwhile(store: Store, key: str, run: str, *, forced: bool) -> Decision | None:
+    """What is committed for a key by now: by another run while this one waited, or by this one before it was killed.
+
+    forced: what another run made does not count.
+    """
+    line = store.newest(key)
+    if line is None or not store.has(line.digest) or (forced and line.run != run):
+        return None
+    return Decision("hit", "", key, line.digest, line.run, line.acceptance)

@@ -1,0 +1,117 @@
+"""What the nodes of a pipeline were when they ran before: read from earlier records only when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from attrs import frozen
+
+from executor.planning.cache_hits import SourceRuns
+from executor.planning.planner import Previous
+from executor.records.run_record import NodeState, newest_records, plan_of
+from executor.store.artifact_store import Store
+
+RECORDS_SEARCHED = 50
+COMPARED = 10
+
+
+@frozen
+class Earlier:
+    """An earlier record of the pipeline: its nodes, and the rows of its plan."""
+
+    nodes: Mapping[str, NodeState]
+    rows: Mapping[str, Any]
+    run: str = ""
+
+
+class PreviousNodes:
+    """Each node in the newest record of the pipeline that finished it, else in the newest that began it."""
+
+    def __init__(self, store: Store, pipeline: str) -> None:
+        self._store = store
+        self._sources = SourceRuns(store)
+        self._read: list[Earlier] = []
+        self._unread = self._earlier(pipeline)
+        self._known: dict[str, Previous | None] = {}
+
+    def get(self, node_id: str) -> Previous | None:
+        if node_id not in self._known:
+            self._known[node_id] = self._found(node_id)
+        return self._known[node_id]
+
+    def nearest(self, node_id: str, differences: Callable[[Previous], int]) -> Previous | None:
+        """Of the latest records that finished the node, the one with the fewest differences; the newest of several.
+
+        After an experiment that was taken back, that is the record before it.
+        """
+        best = self.get(node_id)
+        if best is None or best.digest is None:
+            return best
+        fewest = differences(best)
+        for earlier in islice(self._records(), COMPARED):
+            if fewest <= 1:  # less there is not where a node has to run
+                break
+            previous = previous_in(self._store, earlier, node_id)
+            if previous is not None and previous.digest is not None and differences(previous) < fewest:
+                best, fewest = previous, differences(previous)
+        return best
+
+    def seconds(self, node_id: str) -> float | None:
+        """How long the node took when it was computed for the last time; None where that is not known."""
+        for earlier in self._records():
+            state = earlier.nodes.get(node_id)
+            if state is not None and state.state == "done":
+                made = state if state.cache != "hit" else self._sources.made(state.source_run, state.key)
+                if made is not None and made.seconds is not None:
+                    return made.seconds
+        return None
+
+    def _found(self, node_id: str) -> Previous | None:
+        present = None
+        for earlier in self._records():
+            previous = previous_in(self._store, earlier, node_id)
+            if previous is not None and previous.digest is not None:
+                return previous
+            if previous is not None and earlier.nodes[node_id].attempt:  # one that only waited was nothing yet
+                present = present or previous
+        return present
+
+    def _records(self) -> Iterator[Earlier]:
+        """From the newest on; each is read once."""
+        yield from self._read
+        for earlier in self._unread:
+            self._read.append(earlier)
+            yield earlier
+
+    def _earlier(self, pipeline: str) -> Iterator[Earlier]:
+        for record in islice(newest_records(self._store.records, pipeline), RECORDS_SEARCHED):
+            yield Earlier(record.state.nodes, plan_of(record.folder), record.run)
+
+
+def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None:
+    """What a node was in one record; None where the record lacks it, or its key parts are nowhere any more."""
+    if node_id not in earlier.rows or node_id not in earlier.nodes:
+        return None
+    row, state = earlier.rows[node_id], earlier.nodes[node_id]
+    parts = row["parts"] if "parts" in row else _parts(store, state)
+    if parts is None:
+        return None
+    parents = [parent for parent in row["parents"] if parent in earlier.nodes]
+    inputs = {parent: digest for parent in parents if (digest := earlier.nodes[parent].digest) is not None}
+    return Previous(parts, inputs, state.digest, earlier.run)
+
+
+def _parts(store: Store, state: NodeState) -> Mapping[str, Any] | None:
+    """The key parts with which the artifact of a cached node was computed.
+
+    They are the artifact's, or where another key made that first, its run's.
+    """
+    key = store.computed_key(state.source_run, state.key)
+    manifest = store.manifest(state.digest) if state.digest is not None else None
+    if manifest is not None and manifest.get("key") == key:
+        parts: Mapping[str, Any] = manifest["key_parts"]
+        return parts
+    rows = plan_of(store.records / (state.source_run or "-")).values()
+    return next((row["parts"] for row in rows if row["key"] == key and "parts" in row), None)

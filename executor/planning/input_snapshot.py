@@ -1,0 +1,83 @@
+"""What a node's stage is started with: its key parts, the very sources that they were made of, and how its data lay.
+
+The stage runs these sources, so an edit while it runs is one for the next run. Data it reads at any time: it is looked
+at again before the commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+from attrs import frozen
+
+from dsl.graph import Graph, GraphNode
+from executor.keys.external_inputs import ExternalDigests, ListedOnce, Look
+from executor.keys.library_versions import LibraryVersions
+from executor.keys.node_key import KeyParts, Sources, changes, library_versions, node_parts, of_externals
+from executor.store.artifact_store import Store
+from executor.system.jsonlines import write_json
+
+
+@frozen
+class Meanwhile:
+    """What is not as it was: of the key, a line for each kind of change, and files that were written."""
+
+    changes: tuple[str, ...]
+    written: tuple[str, ...]
+
+
+@frozen
+class Snapshot:
+    """sources: by the path of each file that the key's code was read from; torn: those that changed since that."""
+
+    node: GraphNode
+    parts: KeyParts
+    sources: Mapping[str, bytes]
+    torn: tuple[str, ...]
+    looks: Mapping[str, Look]
+
+    @classmethod
+    def of(cls, store: Store, graph: Graph, node_id: str) -> Snapshot:
+        """Code and data as they are now. Raises DataError or ConfigError where they cannot be read."""
+        node, listed = graph.nodes[node_id], ListedOnce()
+        externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
+        keys_sources = Sources.with_externals(externals, store.external_memo)
+        parts = node_parts(graph, node_id, keys_sources)
+        contents = keys_sources.code.contents
+        read = ((file, _content(file)) for file in sorted(contents))
+        sources = {file: source for file, source in read if hashlib.sha256(source).hexdigest() == contents[file]}
+        torn = tuple(sorted(contents.keys() - sources.keys()))
+        return cls(node, parts, sources, torn, of_externals(node, listed.look, listed.look_at_all))
+
+    def write_sources(self, path: Path) -> None:
+        """For the ranks of the stage: JSON, a character for each byte."""
+        write_json(path, {file: source.decode("latin-1") for file, source in self.sources.items()}, in_one_line=True)
+
+    def since(self, store: Store) -> Meanwhile:
+        """What was written of the data since then; contents are read only of what was. Raises DataError."""
+        listed = ListedOnce()
+        looks = of_externals(self.node, listed.look, listed.look_at_all)
+        written = [look.newest for name, look in looks.items() if look.listing != self.looks[name].listing]
+        external = self.parts.external
+        if written:
+            externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
+            external = of_externals(self.node, externals.of, externals.of_all)
+        now = attrs.evolve(self.parts, external=external, libraries=library_versions(self.node, LibraryVersions()))
+        lines = changes(self.node.id, self.parts.to_json(), now.to_json())
+        return Meanwhile(tuple(lines), tuple(dict.fromkeys(written)))
+
+    def unseen(self, loaded: Sequence[str]) -> list[str]:
+        """Of the files that a stage loaded those that are no part of the key."""
+        seen = {Path(file).resolve() for file in self.sources}
+        return [file for file in loaded if Path(file).resolve() not in seen]
+
+
+def _content(file: str) -> bytes:
+    """Nothing where the file is gone."""
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""

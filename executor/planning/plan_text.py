@@ -1,0 +1,63 @@
+"""The plan as a user reads it: what is taken from the store, what runs and why, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsl.graph import Graph
+from dsl.resources import Resources
+from dsl.sizes import shown_bytes
+from executor.results.run_table import shown_digest
+from executor.system.output import columns, print_lines
+
+WORDS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
+
+
+def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> None:
+    """The plan: what is taken from the store, what runs and why, what may be cut off; and what is not there for it."""
+    shown = [
+        (row["id"], row["op"], WORDS[row["cache"]], shown_digest(row["digest"]), row["reason"] or "") for row in rows
+    ]
+    print_lines(columns(("node", "op", "plan", "digest", "why"), shown))
+    if any(row["cache"] == "maybe" for row in rows):
+        print_lines(f"\n{WORDS['maybe']}: runs unless its inputs come out the same")
+    if missing:
+        print_lines("\n".join(["", "not there or not right, so that `dflow run` would refuse:", *missing]))
+
+
+def print_resources(graph: Graph, needs: Mapping[str, Resources], free_disk: int, store: Path) -> None:
+    """What the nodes need of memory and of the disk: a table of the sums, then the parts and what is to be said.
+
+    Nothing is printed for a graph whose ops tell nothing. Memory is that of one rank.
+    """
+    rows = []
+    details = []
+    for node_id, need in needs.items():
+        if need.memory or need.disk:
+            rows.append((node_id, str(graph.nodes[node_id].launch.world_size), _total(need.memory), _disk(need)))
+        for kind, parts in (("memory", need.memory), ("disk", need.disk)):
+            if len(parts) > 1:
+                details.append(f"{node_id}: {kind}: {_parts(parts)}")
+        details += [f"{node_id}: {note}" for note in need.notes]
+    if rows:
+        header = ("node", "ranks", "memory each", "disk")
+        print_lines("\n" + columns(header, rows, right=header[1:]))
+        print_lines(f"memory: of a GPU, or else of the machine; {shown_bytes(free_disk)} of disk are free at {store}")
+    for line in details:
+        print_lines(line)
+
+
+def _total(parts: Mapping[str, int]) -> str:
+    return shown_bytes(sum(parts.values())) if parts else ""
+
+
+def _disk(need: Resources) -> str:
+    return _total(need.disk) + (f" for {need.disk_per}" if need.disk_per else "")
+
+
+def _parts(parts: Mapping[str, int]) -> str:
+    """The largest first."""
+    ordered = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
+    return ", ".join(f"{name} {shown_bytes(size)}" for size, name in ordered)

@@ -1,0 +1,162 @@
+"""Which nodes run, and why: a pure function of the graph, the key parts, what the store holds and what ran before.
+
+A node whose inputs are known has a key, and is a hit or runs. A node below one that will run has no key yet: where the
+inputs' previous digests would make it a hit, the re-run may give the same bytes again and stop there ("maybe").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from attrs import frozen
+
+from dsl.errors import StoreError
+from dsl.graph import Graph, GraphNode
+from executor.keys.node_key import KeyParts, changes, difference_count, node_inputs
+from executor.store.artifact_store import IndexLine
+
+Cache = Literal["hit", "miss", "maybe"]
+
+
+class StoreView(Protocol):
+    """What planning asks of a store."""
+
+    def newest(self, key: str) -> IndexLine | None: ...
+    def has(self, digest: str) -> bool: ...
+
+
+class PreviousView(Protocol):
+    """What planning asks of earlier records: only where it has to say why a node is not cached."""
+
+    def get(self, node_id: str, /) -> Previous | None: ...
+    def nearest(self, node_id: str, differences: Callable[[Previous], int], /) -> Previous | None: ...
+
+
+@frozen
+class Previous:
+    """A node in an earlier record: parts in JSON form, inputs by producer, what came out, and the run's id."""
+
+    parts: Mapping[str, Any]
+    input_digests: Mapping[str, str]
+    digest: str | None
+    run: str = ""
+
+
+@frozen
+class Decision:
+    """What happens with a node. key and digest are None where they are not known before another node has run.
+
+    source_run: the run that computed what a hit takes; None for a pinned node. acceptance: as in the index.
+    """
+
+    cache: Cache
+    reason: str
+    key: str | None = None
+    digest: str | None = None
+    source_run: str | None = None
+    acceptance: str = ""
+
+
+@frozen(kw_only=True)
+class Planner:
+    """Decides node after node. `parts` are by node id.
+
+    pinned: nodes whose artifact is taken as it is, whatever their key would be now (digest by node id).
+    forced: nodes that run whatever the store holds.
+    absent: nodes whose data is not there, so that they have no parts.
+    source: the run that made what is pinned.
+    """
+
+    graph: Graph
+    parts: Mapping[str, KeyParts]
+    store: StoreView
+    previous: PreviousView
+    pinned: Mapping[str, str] = {}
+    forced: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+    source: str = "RUN"
+
+    def plan(self) -> dict[str, Decision]:
+        """The decision for every node before anything has run. Raises StoreError where a pinned artifact is gone."""
+        decisions: dict[str, Decision] = {}
+        known: dict[str, str] = {}
+        for node_id in self.graph.nodes:
+            decisions[node_id] = decision = self.decide(node_id, known)
+            if decision.digest is not None:
+                known[node_id] = decision.digest
+        return decisions
+
+    def decide(self, node_id: str, digests: Mapping[str, str]) -> Decision:
+        """The decision for one node, given the digests that are known of nodes before it."""
+        node = self.graph.nodes[node_id]
+        if node_id in self.pinned:
+            return self._pinned(node_id)
+        if node_id in self.absent:
+            return Decision("miss", "its data is not there")
+        unknown = [parent for parent in node.parents if parent not in digests]
+        if unknown:
+            return self._below(node, digests, unknown)
+        key = self.key(node, digests)
+        if node_id in self.forced:
+            return Decision("miss", "forced", key)
+        line = self.store.newest(key)
+        if line is None:
+            return Decision("miss", self._why(node, digests), key)
+        if not self.store.has(line.digest):
+            return Decision("miss", f"artifact gone: {line.digest[:12]} is missing or damaged in the store", key)
+        return Decision("hit", "", key, line.digest, line.run, line.acceptance)
+
+    def key(self, node: GraphNode, digests: Mapping[str, str | None]) -> str:
+        return self.parts[node.id].key(node_inputs(node, digests.__getitem__))
+
+    def _pinned(self, node_id: str) -> Decision:
+        digest = self.pinned[node_id]
+        if not self.store.has(digest):
+            raise StoreError(
+                f'the artifact of node "{node_id}" ({digest[:12]}) is gone from the store or damaged, so it cannot be '
+                f"taken as it is; run the node again with `dflow resume {self.source} --from {node_id}`"
+            )
+        return Decision("hit", "", None, digest)
+
+    def _below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> Decision:
+        if node.id in self.forced:
+            return Decision("miss", "forced")
+        likely = {parent: digests.get(parent) or self._before(parent) for parent in node.parents}
+        if None not in likely.values():
+            line = self.store.newest(self.key(node, likely))
+            if line is not None and self.store.has(line.digest):
+                return Decision("maybe", f"input may change: {', '.join(unknown)}")
+        return Decision("miss", self._why_below(node, digests, unknown))
+
+    def _before(self, node_id: str) -> str | None:
+        previous = self.previous.get(node_id)
+        return previous.digest if previous is not None else None
+
+    def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
+        """What the reasons for a node are told against: of what it was before, that which differs least."""
+        now = self.parts[node.id].to_json()
+
+        def differences(previous: Previous) -> int:
+            changed = [p for p in node.parents if p in digests and previous.input_digests.get(p) != digests[p]]
+            return difference_count(previous.parts, now) + bool(changed)
+
+        return self.previous.nearest(node.id, differences)
+
+    def _why_below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> str:
+        previous = self.compared_with(node, digests)
+        if previous is None:
+            return "new"
+        own = changes(node.id, previous.parts, self.parts[node.id].to_json())
+        return "; ".join(own) or f"input changes: {', '.join(unknown)}"
+
+    def _why(self, node: GraphNode, digests: Mapping[str, str]) -> str:
+        previous = self.compared_with(node, digests)
+        if previous is None:
+            return "new"
+        lines = changes(node.id, previous.parts, self.parts[node.id].to_json())
+        now = {parent: digests[parent] for parent in node.parents if parent in digests}
+        changed = [parent for parent in now if previous.input_digests.get(parent) != now[parent]]
+        if changed:
+            lines.append(f"input changed: {', '.join(changed)}")
+        return "; ".join(lines) or "not finished before"

@@ -1,0 +1,59 @@
+"""What the nodes that will run lack, on this machine or in their files, asked of their ops before anything runs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dsl.errors import Mistake, PipelineError
+from dsl.graph import Graph, GraphNode
+from dsl.named_function import named_function
+from executor.planning.planner import Decision
+
+
+def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
+    """Of tracking, and of all nodes that are not cached, in the order of the data."""
+    running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
+    lacking = _of_tracking(graph) if running else []
+    lacking += [
+        Mistake(sentence, f"node.{node_id}.{field}")
+        for node_id, node in running.items()
+        for field, sentences in _of_node(node).items()
+        for sentence in sentences.splitlines()
+    ]
+    asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
+    if not asking:  # the usual case: nobody need know what this machine has
+        return lacking
+    from executor.system.resource_pool import too_much
+
+    return lacking + too_much(asking, graph.machine)
+
+
+def require_met(graph: Graph, decisions: Mapping[str, Decision]) -> None:
+    """Raises PipelineError with all that is not there, before there is a record."""
+    missing = unmet(graph, decisions)
+    if missing:
+        raise PipelineError(missing)
+
+
+def _of_tracking(graph: Graph) -> list[Mistake]:
+    """MLflow, where runs are tracked: told before hours of work, not behind them."""
+    if not graph.tracking or importlib.util.find_spec("mlflow") is not None:
+        return []
+    hint = "install it (pip install mlflow), or run without tracking: -s mlflow.tracking=false"
+    return [Mistake("mlflow is not installed here, so the run cannot be tracked", "mlflow.tracking", hint=hint)]
+
+
+def _asks_for_something(node: GraphNode) -> bool:
+    launch = node.launch
+    by_ranks = launch.device == "cuda" or (node.op.gpu and launch.device == "auto" and launch.nproc > 1)
+    return any((launch.cpus, launch.gpus, launch.memory, launch.nnodes > 1, by_ranks))
+
+
+def _of_node(node: GraphNode) -> Mapping[str, str]:
+    if node.op.unmet is None:
+        return {}
+    function: Callable[[Any], Mapping[str, str]] = named_function(node.op.unmet)
+    return function(node.config)

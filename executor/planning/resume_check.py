@@ -1,0 +1,45 @@
+"""Before a run goes on: the artifacts that it will read are still what was committed, or it makes them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dsl.graph import Graph
+from executor.records.run_record import Record
+from executor.store.artifact_store import Store
+from executor.store.integrity import check, set_aside
+
+
+def check_inputs(
+    store: Store, record: Record, start: str | None, overrides: Sequence[str], tell: Callable[[str], None]
+) -> None:
+    """Read what the nodes that will run take in, see store/integrity.py; set aside and tell what is damaged.
+
+    start: the node of --from. Raises StoreError where something damaged cannot be set aside.
+    """
+    graph = record.graph()
+    anew = _anew(graph, record, start, overrides)
+    checked: set[str] = set()
+    while True:
+        parents = {parent for node_id in anew for parent in graph.nodes[node_id].parents if parent not in anew}
+        digests = {node_id: record.state.nodes[node_id].digest for node_id in graph.nodes if node_id in parents}
+        asked = {digest for digest in digests.values() if digest is not None} - checked
+        if not asked:
+            return
+        checked |= asked
+        damages = check(store, sorted(asked))
+        set_aside(store, [damage.digest for damage in damages])
+        damaged = {damage.digest: str(damage) for damage in damages}
+        for node_id, digest in digests.items():
+            if digest in damaged:
+                anew.add(node_id)  # so that what it reads is checked as well
+                tell(f'the artifact of node "{node_id}" was damaged after its commit: {damaged[digest]}')
+
+
+def _anew(graph: Graph, record: Record, start: str | None, overrides: Sequence[str]) -> set[str]:
+    """The nodes that may run; names that are in no graph are the mistakes of whoever plans the run."""
+    if start is not None:
+        return set(graph.below(start)) if start in graph.nodes else set()
+    changed = {override.partition(".")[0].strip() for override in overrides}
+    unfinished = {node_id for node_id, node in record.state.nodes.items() if node.state != "done"}
+    return unfinished.union(*(graph.below(node_id) for node_id in sorted(changed) if node_id in graph.nodes))

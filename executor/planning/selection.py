@@ -1,0 +1,41 @@
+"""A part of a pipeline: `--to NODE` is that node and all above it, `--only NODE` these nodes and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from dsl.errors import Mistake, PipelineError, did_you_mean
+from dsl.graph import Graph
+from executor.planning.planner import Decision
+
+
+def selected(graph: Graph, to: str | None, only: Sequence[str]) -> Graph:
+    """What has to be there for the part. Raises PipelineError for an unknown node."""
+    if to is not None and only:
+        raise PipelineError([Mistake("--to runs what is above a node, --only does not", hint="give one of them")])
+    given = [("--to", to)] if to is not None else [("--only", node_id) for node_id in only]
+    mistakes = [
+        Mistake(f'{flag}: there is no node "{node_id}"', hint=_near(graph, node_id))
+        for flag, node_id in given
+        if node_id not in graph.nodes
+    ]
+    if mistakes:
+        raise PipelineError(mistakes)
+    return graph.up_to([node_id for _flag, node_id in given]) if given else graph
+
+
+def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> None:
+    """Raises PipelineError where a node would have to run that `--only` does not name."""
+    lacking = {node_id: each for node_id, each in decisions.items() if node_id not in only and each.cache != "hit"}
+    if only and lacking:
+        told = "; ".join(f"{node_id} ({decision.reason})" for node_id, decision in lacking.items())
+        hint = f"name them too, or run everything above with --to {list(decisions)[-1]}"
+        raise PipelineError([Mistake(f"--only: not in the store: {told}", hint=hint)])
+
+
+def _near(graph: Graph, node_id: str) -> str:
+    """What was probably meant, or what there is: a node that for_each copied is there by its copies' names alone."""
+    copies = [other for other in graph.nodes if other.startswith(f"{node_id}-")]
+    if copies:
+        return f"its copies: {', '.join(copies)}"
+    return did_you_mean(node_id, list(graph.nodes)) or f"nodes: {', '.join(graph.nodes)}"

@@ -1,0 +1,232 @@
+"""What a command starts from: a graph, a plan that knows earlier runs, and the record to write to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
+from dsl.graph import Graph
+from dsl.overrides import overridden_nodes, override_graph
+from executor.keys.node_key import Sources, graph_parts, node_parts
+from executor.planning.cache_hits import SourceRuns
+from executor.planning.history import PreviousNodes
+from executor.planning.planner import Decision, Planner
+from executor.planning.preflight import require_met
+from executor.planning.selection import require_others
+from executor.records.run_record import NodeState, Record, find_record
+from executor.store.artifact_store import Store
+from executor.store.gc_lock import while_nothing_goes
+
+
+@frozen
+class Session:
+    """A planned run: all that the loop of scheduler/run_loop.py needs. What the plan takes from the store is done in
+    the record.
+    """
+
+    store: Store
+    record: Record
+    planner: Planner
+    decisions: Mapping[str, Decision]
+    is_resumed: bool = False
+
+    @property
+    def graph(self) -> Graph:
+        return self.planner.graph
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every node is done before anything has run."""
+        return all(node.state == "done" for node in self.record.state.nodes.values())
+
+
+def make_planner(
+    store: Store,
+    graph: Graph,
+    pinned: Mapping[str, str] | None = None,
+    forced: Iterable[str] = (),
+    absent: Collection[str] = (),
+    source: str = "RUN",
+) -> Planner:
+    """A planner for the graph as it stands now; code and data of pinned nodes are not looked at.
+
+    absent: nodes whose data is not there; their keys cannot be known. source: the run that made what is pinned.
+
+    Raises DataError where an external input cannot be read.
+    """
+    pinned = pinned or {}
+    parts = graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *absent})
+    return Planner(
+        graph=graph,
+        parts=parts,
+        store=store,
+        previous=PreviousNodes(store, graph.name),
+        pinned=pinned,
+        forced=frozenset(forced),
+        absent=frozenset(absent),
+        source=source,
+    )
+
+
+def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:
+    """The planner with one node's parts as they are now: code and data may change while the nodes above it run."""
+    fresh = node_parts(planner.graph, node_id, Sources.now(store.external_memo))
+    return attrs.evolve(planner, parts={**planner.parts, node_id: fresh})
+
+
+@while_nothing_goes
+def new_run(store: Store, graph: Graph, only: Collection[str] = ()) -> Session:
+    """A fresh record for a graph. only: the nodes that may run; all where none is given.
+
+    Raises PipelineError where another node would have to run, or one that runs lacks something of this machine.
+    """
+    planner = make_planner(store, graph)
+    if only:
+        require_others(planner.plan(), only)
+    return _new(store, planner, {})
+
+
+@while_nothing_goes
+def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
+    """The same record goes on: what is done stays done, forced nodes stay forced, the graph is the recorded one.
+
+    With overrides a new record is made instead; only nodes at or below an override are decided anew.
+    """
+    record = find_record(store.records, run)
+    if overrides:
+        return _resumed_with(store, record, overrides)
+    record.lock()
+    record.reload()
+    graph = record.graph()
+    # A kill may have left a part of the first lines of the state.
+    record.state.nodes = {node_id: record.state.nodes.get(node_id, NodeState()) for node_id in graph.nodes}
+    done = _done(store, record)
+    for node_id, node in record.state.nodes.items():
+        if node_id not in done:
+            kept = {name: getattr(node, name) for name in ("attempt", "metrics", "cache", "started")}
+            record.state.nodes[node_id] = NodeState(**kept)
+    pinned = {**record.state.pinned, **done}
+    planner = make_planner(store, graph, pinned, record.state.forced, source=record.run)
+    return attrs.evolve(_session(store, record, planner, _met(planner), record.plan()), is_resumed=True)
+
+
+def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
+    graph = override_graph(source.graph(), overrides)
+    anew = {node_id for owner in overridden_nodes(overrides).values() for node_id in graph.below(owner)}
+    done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in anew}
+    taken = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in anew}
+    forced = [node_id for node_id in source.state.forced if node_id not in done]
+    planner = make_planner(store, graph, {**taken, **done}, forced, source=source.run)
+    nodes = {node_id: _taken(source, node_id) for node_id in done}
+    return _new(store, planner, nodes, source, pinned=taken, forced=forced, goes_on_from=source.run)
+
+
+@while_nothing_goes
+def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
+    """A new record in which `node_id` and all below it run anew and all else is taken from an earlier run as it is.
+
+    What that run did not finish beside them runs as well.
+    Raises PipelineError for an unknown node or an override above it, StoreError where an artifact is gone.
+    """
+    source = find_record(store.records, run)
+    recorded = source.graph()
+    if node_id not in recorded.nodes:
+        hint = did_you_mean(node_id, list(recorded.nodes)) or f"nodes: {', '.join(recorded.nodes)}"
+        raise PipelineError([Mistake(f'--from: run {source.run} has no node "{node_id}"', hint=hint)])
+    graph = override_graph(recorded, overrides)
+    anew = graph.below(node_id)
+    outside = [override for override, owner in overridden_nodes(overrides).items() if owner not in anew]
+    if outside:
+        hint = (
+            f"a node that is not below --from is taken as it is; start from it, or use `dflow run` with -s {outside[0]}"
+        )
+        raise PipelineError([Mistake(f"-s {override}: not at or below {node_id}", hint=hint) for override in outside])
+    pinned = {}
+    states = {}
+    above = graph.up_to(list(anew)).nodes
+    for other, state in source.state.nodes.items():
+        if other in anew:
+            continue
+        if state.digest is None and other not in above:
+            continue  # it runs too
+        if state.digest is None:
+            raise StoreError(
+                f'node "{other}" was not finished in run {source.run}, so nothing can start below it; '
+                f"finish it with `dflow resume {source.run}`"
+            )
+        pinned[other] = state.digest
+        states[other] = _taken(source, other)
+    planner = make_planner(store, graph, pinned, anew, source=source.run)
+    return _new(store, planner, states, source, pinned=pinned, forced=sorted(anew))
+
+
+def _done(store: Store, record: Record) -> dict[str, str]:
+    """The digests of the nodes that the run finished and whose artifacts are still there."""
+    states = record.state.nodes.items()
+    digests = {node_id: node.digest for node_id, node in states if node.state == "done" and node.digest is not None}
+    return {node_id: digest for node_id, digest in digests.items() if store.has(digest)}
+
+
+def _taken(source: Record, node_id: str) -> NodeState:
+    """A node of an earlier run in the record of a new one."""
+    state = source.state.nodes[node_id]
+    return NodeState(
+        state="done",
+        cache="hit",
+        key=state.key,
+        digest=state.digest,
+        reason=f"taken from run {source.run} as it is",
+        metrics=state.metrics,
+        warnings=state.warnings,
+        source_run=state.source_run or source.run,
+    )
+
+
+def _new(
+    store: Store, planner: Planner, nodes: Mapping[str, NodeState], source: Record | None = None, **state: Any
+) -> Session:
+    """A session with a new record. nodes: those that are taken from an earlier run, `source`."""
+    decisions = _met(planner)
+    fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
+    record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
+    return _session(store, record, planner, decisions, source.plan() if source is not None else {})
+
+
+def _session(
+    store: Store, record: Record, planner: Planner, decisions: Mapping[str, Decision], earlier: Mapping[str, Any]
+) -> Session:
+    """Lock the record, write the plan and what it takes. Of pinned nodes, the rows of the earlier plan stay true."""
+    record.lock()
+    sources = SourceRuns(store)
+    for node_id, decision in decisions.items():
+        node = record.state.nodes[node_id]
+        if decision.cache == "hit" and node.state != "done":
+            sources.take(record, node_id, decision)
+        elif node.state != "done":
+            node.key, node.reason = decision.key, decision.reason
+    rows = {node_id: plan_row(planner, node_id, decisions[node_id]) for node_id in planner.parts}
+    kept = {node_id: row for node_id, row in earlier.items() if node_id in planner.pinned}
+    record.save_plan({**rows, **kept})
+    record.state.status = "running"
+    record.state.ended = None
+    record.save_all()
+    return Session(store, record, planner, decisions)
+
+
+def _met(planner: Planner) -> dict[str, Decision]:
+    """The plan. Raises PipelineError where a node that will run lacks something of this machine."""
+    decisions = planner.plan()
+    require_met(planner.graph, decisions)
+    return decisions
+
+
+def plan_row(planner: Planner, node_id: str, decision: Decision) -> dict[str, Any]:
+    """What plan.json says of a node. The key parts of what is cached stand in the manifest of its artifact."""
+    row = {"cache": decision.cache, "key": decision.key, "parents": list(planner.graph.nodes[node_id].parents)}
+    if decision.cache == "hit":
+        return row
+    return {**row, "reason": decision.reason, "parts": planner.parts[node_id].to_json()}

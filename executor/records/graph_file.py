@@ -1,0 +1,75 @@
+"""The graph in a run's record. Paths below the store's project are relative to the store: the project may be moved."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import StoreError
+from dsl.graph import Graph
+from dsl.graph_json import graph_from_json, graph_to_json
+from executor.system.jsonlines import read_json, write_json
+
+GRAPH = "graph.json"
+
+
+def save_graph(folder: Path, graph: Graph) -> None:
+    """Write the graph into a record's folder."""
+    data = graph_to_json(graph)
+    store = _store(folder)
+    paths = {"root": _relative(data["root"], store), "op_files": [_relative(file, store) for file in data["op_files"]]}
+    write_json(folder / GRAPH, {**data, **paths, "store": str(store)}, in_one_line=True, durable=True)
+
+
+def load_graph(folder: Path) -> Graph:
+    """Raises StoreError where it is damaged, PipelineError where it does not fit the ops as they are now."""
+    data = recorded_table(folder, GRAPH)
+    here = _store(folder)
+    try:
+        before = Path(data.pop("store", here))
+        root = _absolute(data["root"], here, before)
+        op_files = [_absolute(file, here, before) for file in data["op_files"]]
+        return graph_from_json({**data, "root": root, "op_files": op_files})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(folder, GRAPH) from error
+
+
+def written_nodes(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is recorded of each node by its id, without loading its op; nothing where there is no graph."""
+    try:
+        return {node["id"]: node for node in recorded_table(folder, GRAPH).get("nodes", ())}
+    except (KeyError, TypeError) as error:
+        raise damaged(folder, GRAPH) from error
+
+
+def recorded_table(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of a record; empty where it is not there. Raises StoreError where it is damaged."""
+    try:
+        value = read_json(folder / name)
+    except ValueError as error:
+        raise damaged(folder, name) from error
+    if value is not None and not isinstance(value, dict):
+        raise damaged(folder, name)
+    return value or {}
+
+
+def damaged(folder: Path, name: str) -> StoreError:
+    return StoreError(
+        f"the record of run {folder.name} is damaged ({folder / name}); start anew with `dflow run FILE`, "
+        f"or remove the record: dflow rm {folder.name}"
+    )
+
+
+def _store(folder: Path) -> Path:
+    return folder.absolute().parent.parent
+
+
+def _relative(path: str, store: Path) -> str:
+    return os.path.relpath(path, store) if Path(path).is_relative_to(store.parent) else path
+
+
+def _absolute(path: str, here: Path, before: Path) -> str:
+    """From where the store lies now; from where it lay, if it was moved without its project."""
+    found = os.path.normpath(here / path)
+    return found if Path(found).exists() else os.path.normpath(before / path)

@@ -1,0 +1,80 @@
+"""What runs are there: each told by a few figures, the newest first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from executor.records.run_record import Record, newest_records
+from executor.records.run_tags import tags_of
+from executor.system.output import columns
+
+RAN = ("miss", "resumed")
+UNFINISHED = ("failed", "stopped", "killed")
+LATEST = 20  # records that are read to find runs to go on with
+
+
+def run_rows(records: Path, limit: int | None) -> list[dict[str, Any]]:
+    """The newest runs as JSON values. seconds: from the start to the end, or until now."""
+    return [_row(record) for record in islice(newest_records(records), limit)]
+
+
+def running_runs(records: Path) -> list[Record]:
+    """The runs that a process works on now, the newest first."""
+    return [record for record in newest_records(records) if record.state.status == "running" and record.is_alive()]
+
+
+def unfinished_runs(records: Path) -> list[Record]:
+    """Of the latest runs those that one can go on with, the newest first.
+
+    Left out are those of a pipeline that a later run has finished.
+    """
+    finished: set[str] = set()
+    unfinished = []
+    for record in islice(newest_records(records), LATEST):
+        if record.status() in UNFINISHED and record.state.pipeline not in finished:
+            unfinished.append(record)
+        elif record.state.status == "done":
+            finished.add(record.state.pipeline)
+    return unfinished
+
+
+def runs_text(rows: Sequence[dict[str, Any]]) -> str:
+    header = ("run", "pipeline", "status", "started", "seconds", "nodes", "ran", "cached", "tags")
+    shown = [
+        (
+            row["run"],
+            row["pipeline"],
+            row["status"],
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"])),
+            f"{row['seconds']:.0f}" if row["seconds"] is not None else "",
+            str(row["nodes"]),
+            str(row["ran"]),
+            str(row["cached"]),
+            ", ".join(row["tags"]),
+        )
+        for row in rows
+    ]
+    return columns(header, shown, right=("seconds", "nodes", "ran", "cached"))
+
+
+def _row(record: Record) -> dict[str, Any]:
+    state = record.state
+    status = record.status()
+    end = time.time() if status == "running" else state.ended
+    nodes = state.nodes.values()
+    return {
+        "run": state.run,
+        "pipeline": state.pipeline,
+        "status": status,
+        "started": state.started,
+        "seconds": max(0.0, end - state.started) if end is not None else None,
+        "nodes": len(nodes),
+        "ran": sum(node.state == "done" and node.cache in RAN for node in nodes),
+        "cached": sum(node.state == "done" and node.cache == "hit" for node in nodes),
+        "failed": sum(node.state == "failed" for node in nodes),
+        "tags": tags_of(record.folder),
+    }

@@ -1,0 +1,397 @@
+"""The record of a run: what was to be done, what was done, and all that the stages reported.
+
+    <store>/records/<run id>/graph.json     the compiled graph
+                             plan.json      per node: decision, reason and key parts
+                             state.jsonl    {"run": ...} and {"node": id, ...}, append-only: the newest of each counts
+                             events.jsonl   what ops and the executor reported, append-only
+                             mlflow.json    what was sent to MLflow, see tracking/run_publisher.py
+                             mlflow.lock    flock by the process that sends it
+                             <node>.log     stdout and stderr of the node's stages
+                             figures/<node>/<name>.png
+                             outside_digest/<key>/<file>    as this run wrote them, see store/run_measurements.py
+                             tags.json      names that the user gave to the run, see run_tags.py
+                             lock           flock by the executor that works on this run; shared: by `dflow sync`
+
+An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind one of
+
+    metric    step, metrics {name: value}
+    cut       step: metrics of earlier attempts of this node at this step or later no longer count
+    progress  done, total
+    figure    name, path
+    system    metrics {name: value}: what the node's processes use now, see system/system_metrics.py
+    state     state, and what belongs to it: see docs/running.md
+    run       of the run itself, its node is empty: state "started", and in the end "done", "failed" or "stopped"
+    warning   message
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import define
+
+from dsl.errors import StoreError
+from dsl.graph import Graph
+from executor.records.graph_file import damaged, load_graph, recorded_table, save_graph, written_nodes
+from executor.records.run_tags import tagged_folder, tags_of
+from executor.store.names import RUN_ID
+from executor.system.file_locks import is_held, take
+from executor.system.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
+from executor.system.symlinks import links_in, open_own, refuse_links
+
+STATE = "state.jsonl"
+PLAN = "plan.json"
+
+State = Literal["pending", "running", "done", "failed"]
+Status = Literal["running", "done", "failed", "stopped", "killed"]
+NOT_RUN = "not run: "
+
+
+@define(kw_only=True)
+class NodeState:
+    """What a run knows of one of its nodes. cache: "hit", "miss" or "resumed"; source_run made a hit's artifact.
+
+    seconds: by a clock that never goes back. memory and gpu_memory: peak bytes of the stage, its ranks together.
+    acceptance: as in the index. warnings: what the stage printed behind "dflow: warning: ", each once.
+    """
+
+    state: State = "pending"
+    cache: str | None = None
+    key: str | None = None
+    digest: str | None = None
+    reason: str = ""
+    seconds: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    attempt: int = 0
+    metrics: dict[str, float] = attrs.Factory(dict)
+    warnings: list[str] = attrs.Factory(list)
+    source_run: str | None = None
+    memory: int | None = None
+    gpu_memory: int | None = None
+    acceptance: str = ""
+    error: str | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it was not run since another node failed, which its reason names."""
+        return self.state == "pending" and self.reason.startswith(NOT_RUN)
+
+
+@define(kw_only=True)
+class RunState:
+    """What a run knows of itself. pinned: digests taken as they are, forced: nodes that run whatever the store holds.
+
+    goes_on_from: the run that `resume -s` took up with other values. result_nodes: those whose figures are the
+    pipeline's. results_run: the run that made them. judged_by: the metrics among them that tell how good they are.
+    tracking: whether it is sent to MLflow without being asked for.
+    """
+
+    run: str
+    pipeline: str
+    experiment: str
+    tracking_uri: str | None = None
+    tracking: bool = True
+    status: Status = "running"
+    started: float = 0.0
+    ended: float | None = None
+    pinned: dict[str, str] = attrs.Factory(dict)
+    forced: list[str] = attrs.Factory(list)
+    goes_on_from: str | None = None
+    result_nodes: list[str] = attrs.Factory(list)
+    results_run: str | None = None
+    judged_by: list[str] = attrs.Factory(list)
+    nodes: dict[str, NodeState] = attrs.Factory(dict)
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any stage ran."""
+        return any(node.cache in ("miss", "resumed") for node in self.nodes.values())
+
+    @property
+    def is_for_mlflow(self) -> bool:
+        """Whether MLflow is to have the run: not where all of it is another run's."""
+        return self.has_run or self.results_run == self.run
+
+
+class Record:
+    """One run's folder under records/."""
+
+    def __init__(self, folder: Path, state: RunState) -> None:
+        self.folder = folder
+        self.state = state
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, records: Path, graph: Graph, **state: Any) -> Record:
+        """A new record with an id that comes after all that are there, e.g. 20261121-183012-ab12."""
+        record = cls.prepare(records, graph, **state)
+        record.save_all()
+        return record
+
+    @classmethod
+    def prepare(
+        cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
+    ) -> Record:
+        """The same, but nobody sees it before its state is saved."""
+        folder = _new_folder(records)
+        save_graph(folder, graph)
+        run_state = RunState(
+            run=folder.name,
+            pipeline=graph.name,
+            experiment=graph.experiment,
+            tracking_uri=graph.tracking_uri,
+            tracking=graph.tracking,
+            started=time.time(),
+            result_nodes=list(graph.result_nodes),
+            judged_by=sorted(graph.judged_by),
+            nodes={node: NodeState() for node in graph.nodes} if nodes is None else dict(nodes),
+            **state,
+        )
+        return cls(folder, run_state)
+
+    @classmethod
+    def load(cls, folder: Path) -> Record:
+        """Raises StoreError where there is no whole record, or it is damaged."""
+        try:
+            return cls._load(folder)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise damaged(folder, STATE) from error
+
+    @classmethod
+    def _load(cls, folder: Path) -> Record:
+        run: dict[str, Any] | None = None
+        nodes: dict[str, NodeState] = {}
+        for line in read_lines(folder / STATE) or _lines_of_format_1(folder):
+            run = line.get("run", run)
+            if "node" in line:
+                nodes[line["node"]] = NodeState(**_known(NodeState, line))
+        if run is None:
+            raise StoreError(f"{folder}: the record of this run was not written to its end (it has no {STATE})")
+        return cls(folder, RunState(**_known(RunState, run), nodes=nodes))
+
+    def reload(self) -> None:
+        """Read the state again: another process may have written it before this one got the lock."""
+        self.state = Record.load(self.folder).state
+
+    @property
+    def run(self) -> str:
+        return self.state.run
+
+    @property
+    def events_path(self) -> Path:
+        return self.folder / "events.jsonl"
+
+    def graph(self) -> Graph:
+        return load_graph(self.folder)
+
+    def op_names(self) -> dict[str, str]:
+        """The op of each node by its name; the ops themselves need not be there any more."""
+        return {node_id: node.get("op", "") for node_id, node in written_nodes(self.folder).items()}
+
+    def plan(self) -> dict[str, Any]:
+        """Per node: the decision, the key and the nodes it reads; of what was not cached, the reason and key parts."""
+        return recorded_table(self.folder, PLAN)
+
+    def save(self) -> None:
+        """Put down what the run knows of itself, its nodes left out."""
+        append_line(self.folder / STATE, self._run_line())
+
+    def save_node(self, node: str) -> None:
+        append_line(self.folder / STATE, self._node_line(node))
+
+    def save_nodes(self, nodes: Iterable[str]) -> None:
+        """Several nodes, by one write."""
+        lines = list(map(self._node_line, nodes))
+        if lines:
+            append_lines(self.folder / STATE, lines)
+
+    def save_all(self) -> None:
+        """The run and every node, by one write."""
+        append_lines(self.folder / STATE, [self._run_line(), *map(self._node_line, self.state.nodes)])
+
+    def _run_line(self) -> dict[str, Any]:
+        return {"run": _changed(self.state)}
+
+    def _node_line(self, node: str) -> dict[str, Any]:
+        return {"node": node, **_changed(self.state.nodes[node])}
+
+    def save_plan(self, rows: Mapping[str, Any]) -> None:
+        write_json(self.folder / PLAN, rows, in_one_line=True)
+
+    def log_path(self, node: str) -> Path:
+        return self.folder / f"{node}.log"
+
+    def event(self, node: str, kind: str, **values: Any) -> None:
+        """node is empty for an event of the run itself."""
+        self.events([{"node": node, "kind": kind, **values}])
+
+    def events(self, values: Iterable[Mapping[str, Any]]) -> None:
+        """Several events, by one write."""
+        now = time.time()
+        nodes = self.state.nodes
+        lines = [
+            {"time": now, "attempt": nodes[value["node"]].attempt if value["node"] else 0, **value} for value in values
+        ]
+        if lines:
+            append_lines(self.events_path, lines)
+
+    def lock(self, *, to_send: bool = False) -> None:
+        """Held by the process that works on this run, for its life; to_send: shared by those that send what it was.
+
+        Raises StoreError where another process keeps this one out, or where a link is in the record.
+        """
+        if self._lock is not None:
+            return
+        refuse_links(links_in(self.folder))
+        descriptor = open_own(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        if not take(descriptor, fcntl.LOCK_SH if to_send else fcntl.LOCK_EX):
+            os.close(descriptor)
+            is_alive = "still running; wait for it, or stop it first"
+            is_sent = "being sent to MLflow by `dflow sync`; wait for that"
+            raise StoreError(f"run {self.run} is {is_alive if self.is_alive() else is_sent}")
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def status(self) -> Status:
+        """As recorded, but "killed" where it says running and no process works on it any more."""
+        is_killed = self.state.status == "running" and not self.is_alive()
+        return "killed" if is_killed else self.state.status
+
+    def is_alive(self) -> bool:
+        """Whether a process works on this run now."""
+        return is_held(self.folder / "lock")
+
+    def is_locked(self) -> bool:
+        """Whether a process works on this run now, or sends it."""
+        return is_held(self.folder / "lock", alone=False)
+
+
+def _lines_of_format_1(folder: Path) -> list[dict[str, Any]]:
+    """The record of a store of layout 1, in which state.json was replaced as a whole."""
+    state = read_json(folder / "state.json")
+    if state is None:
+        return []
+    nodes = state.pop("nodes")
+    state["result_nodes"] = list(nodes)[-1:]
+    return [{"run": state}, *({"node": node_id, **node} for node_id, node in nodes.items())]
+
+
+def _changed(state: NodeState | RunState) -> dict[str, Any]:
+    """The fields that differ from their defaults, the nodes of a run left out."""
+    values = {name: getattr(state, name) for name in _DEFAULTS[type(state)] if name != "nodes"}
+    return {name: value for name, value in values.items() if value != _DEFAULTS[type(state)][name]}
+
+
+def _known(kind: type, line: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a line that this version of dflow knows: a newer one may have written more."""
+    return {name: value for name, value in line.items() if name in _DEFAULTS[kind]}
+
+
+_DEFAULTS = {
+    type(state): {name: getattr(state, name) for name in attrs.fields_dict(type(state))}
+    for state in (NodeState(), RunState(run="", pipeline="", experiment=""))
+}
+
+
+def _new_folder(records: Path) -> Path:
+    """The id ends with the fraction of the second, in 65,536ths; mkdir keeps two of one moment apart."""
+    while True:
+        now = time.time()
+        run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 65536):04x}"
+        newest = max((path.name for path in records.iterdir() if RUN_ID.fullmatch(path.name)), default="")
+        folder = records / max(run, _next_id(newest))
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+
+
+def _next_id(run: str) -> str:
+    """An id just after another: what a run gets where the clock is behind the newest one's, since it was put back."""
+    moment, _, fraction = run.rpartition("-")
+    if not fraction.strip("f"):
+        return f"{run}0"
+    return f"{moment}-{int(fraction, 16) + 1:0{len(fraction)}x}"
+
+
+def plan_of(folder: Path) -> dict[str, Any]:
+    """The rows of plan.json in a record's folder; none where it is gone or damaged."""
+    return read_object(folder / PLAN) or {}
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a folder holds a record; one without any state is that of a run which never began."""
+    return any((folder / name).exists() for name in (STATE, "state.json"))
+
+
+def load_begun(folder: Path) -> Record | None:
+    """None where the record is gone or damaged, or the run was killed before its state was written."""
+    if not is_begun(folder):
+        return None
+    try:
+        return Record.load(folder)
+    except StoreError:
+        return None
+
+
+def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Record]:
+    """Records from the newest to the oldest, those of one pipeline where its name is given."""
+    if not records.is_dir():
+        return
+    for folder in sorted(records.iterdir(), reverse=True):
+        record = load_begun(folder)
+        if record is not None and pipeline in (None, record.state.pipeline):
+            yield record
+
+
+def find_record(records: Path, run: str | None) -> Record:
+    """The record of a run by its tag, its id or a part of it; the newest one for None. Raises StoreError."""
+    if run is not None:
+        return Record.load(find_folder(records, run))
+    for record in newest_records(records):
+        return record
+    raise StoreError(f"{records.parent}: the store holds no run yet; start one with `dflow run FILE`")
+
+
+def find_folder(records: Path, run: str) -> Path:
+    """The folder of a run's record by its tag, its id or a part of it, whatever the record holds. Raises StoreError."""
+    tagged = tagged_folder(records, run)
+    if tagged is not None:
+        return tagged
+    folders = sorted(records.iterdir()) if records.is_dir() else []
+    ends = [folder for folder in folders if folder.name.startswith(run) or folder.name.endswith(run)]
+    named = ends or [folder for folder in folders if run in folder.name]
+    if len(named) != 1:
+        found = ", ".join(_with_tags(folder) for folder in (named or folders)[-5:]) or "none"
+        if Path(run).suffix in (".toml", ".py"):
+            found += f"; to run a pipeline: dflow run {run}"
+        problem = "fits several runs" if named else "is no run of this store"
+        raise StoreError(f'"{run}" {problem}; runs: {found}')
+    return named[0]
+
+
+def _with_tags(folder: Path) -> str:
+    return " ".join([folder.name, *(f"({tag})" for tag in tags_of(folder))])
+
+
+def mlflow_ids(records: Path, record: Record) -> dict[str, Any]:
+    """{"parent", "nodes"}: ids of MLflow runs by node id; for what was cached, those of the run that made it."""
+    sent = read_object(record.folder / "mlflow.json") or {}
+    if not sent and record.state.results_run not in (None, record.run):
+        sent = read_object(records / str(record.state.results_run) / "mlflow.json") or {}
+    return {
+        "parent": sent.get("parent"),
+        "nodes": {name: node["run_id"] for name, node in sent.get("nodes", {}).items()},
+    }

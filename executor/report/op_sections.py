@@ -1,0 +1,128 @@
+"""The sections that ops show of their artifacts. Each op's own function is called in a process beside this one.
+
+What it raises, prints, imports or starts, and how long it takes, harms nobody: a function that fails is named with the
+reason, and a fresh process goes on behind it. All together have a time: a report is written soon whatever they do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from executor.launchers.failure import killed
+from executor.report.carried import section_from_json
+from executor.system.jsonlines import read_lines
+from ops.lib.report_sections import Section
+
+TIME_S = 20.0  # of one op's function
+TOTAL_S = 30.0  # of all; the report of a run that MLflow gets is waited for a little longer
+
+
+@frozen
+class Asked:
+    """An artifact whose op is asked what it shows. own: name and path of its files outside the digest."""
+
+    op: str
+    op_files: tuple[Path, ...]
+    folder: Path
+    own: tuple[tuple[str, Path], ...]
+
+
+@frozen
+class Shown:
+    """The sections of an artifact; failed: why there are none."""
+
+    sections: Sequence[Section] = ()
+    failed: str = ""
+
+
+def shown_by_ops(asked: Sequence[Asked]) -> dict[Asked, Shown]:
+    """What each op shows of its artifact; nothing where it has no function for that."""
+    found: dict[Asked, Shown] = {}
+    pending = list(dict.fromkeys(asked))
+    end = time.monotonic() + TOTAL_S
+    while pending:
+        left = end - time.monotonic()
+        if left <= 0:
+            found |= dict.fromkeys(pending, Shown(failed=f"all ops together took longer than {TOTAL_S:g} s"))
+            break
+        answers, failed = _ask(pending, left)
+        found |= answers
+        pending = [one for one in pending if one not in answers]
+        if pending:  # the process ended within the first of them
+            found[pending.pop(0)] = Shown(failed=failed)
+    return found
+
+
+def _ask(asked: Sequence[Asked], left: float) -> tuple[dict[Asked, Shown], str]:
+    """The answers of one process, and why it answered no more. left: seconds that it has."""
+    with tempfile.TemporaryDirectory() as folder:
+        request, answers, errors = (Path(folder) / name for name in ("asked.json", "answers.jsonl", "errors"))
+        views = (Path(folder) / f"view-{at}" for at in range(len(asked)))
+        request.write_text(json.dumps(list(map(_to_json, asked, views))), encoding="utf-8")
+        # -P: what lies in the working directory is not imported in place of dflow's own.
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "executor.report.section_worker",
+            str(request),
+            str(answers),
+            str(TIME_S),
+        ]
+        failed = _ended(command, errors, left)
+        lines = read_lines(answers)
+    return {asked[line["at"]]: _answer(line, asked[line["at"]].folder) for line in lines}, failed
+
+
+def _ended(command: Sequence[str], errors: Path, left: float) -> str:
+    """Why the process ended, Nothing that it started is left, nor keeps anybody waiting."""
+    with errors.open("wb") as written:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=written, start_new_session=True
+        )
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(left)
+        is_late = process.returncode is None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if is_late:
+        return f"all ops together took longer than {TOTAL_S:g} s"
+    if process.returncode == -signal.SIGALRM:
+        return f"it took longer than {TIME_S:g} s"
+    if process.returncode < 0:
+        return killed(process.returncode)
+    lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"it ended with exit code {process.returncode}"
+
+
+def _to_json(one: Asked, view: Path) -> dict[str, Any]:
+    """view: where a folder with the run's own files is to be made."""
+    own = {name: str(path) for name, path in one.own}
+    return {
+        "op": one.op,
+        "op_files": list(map(str, one.op_files)),
+        "folder": str(one.folder),
+        "own": own,
+        "view": str(view),
+    }
+
+
+def _answer(line: Mapping[str, Any], folder: Path) -> Shown:
+    if "failed" in line:
+        return Shown(failed=str(line["failed"]))
+    return Shown([section_from_json(section, folder) for section in line["sections"]])

@@ -1,0 +1,218 @@
+"""What a report tells of a run, read from its record, its events, and the store: whatever of it is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from dsl.errors import DflowError, StoreError
+from executor.records.events import read_events, worked_seconds
+from executor.records.graph_file import recorded_table, written_nodes
+from executor.records.metric_points import NodeEvents
+from executor.records.run_record import NodeState, Record, load_begun, plan_of
+from executor.records.run_tags import tags_of
+from executor.results.combinations import combinations
+from executor.results.sweep_table import Row, sorted_rows
+from executor.store.artifact_store import Store
+from executor.store.digests import MANIFEST
+from executor.store.run_measurements import own_files
+from executor.system.jsonlines import read_object
+
+FIGURES, EVENTS = "figures", "events.jsonl"
+
+
+@frozen(kw_only=True)
+class NodeFacts:
+    """A node of a run. state: as recorded, "interrupted" where it says running and nothing runs any more.
+
+    seconds, memory, gpu_memory: what its artifact took, in this run or in source_run. size: bytes of the artifact, None
+    where there is none any more. folder: of the artifact, None likewise. own: its files outside the digest, by name, as
+    the run that made it wrote them; the manifest is that one too. config, launch: as recorded, secrets by their names.
+    template: the node that a sweep copied, empty for one that is no copy.
+    """
+
+    id: str
+    op: str
+    state: str
+    recorded: NodeState
+    seconds: float | None
+    memory: int | None
+    gpu_memory: int | None
+    parents: tuple[str, ...]
+    config: Mapping[str, Any]
+    launch: Mapping[str, Any]
+    manifest: Mapping[str, Any] | None
+    folder: Path | None
+    own: Mapping[str, Path]
+    size: int | None
+    events: NodeEvents
+    figures: Mapping[str, Path]
+    template: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it had an artifact that the store holds no more."""
+        return self.recorded.digest is not None and self.folder is None
+
+
+@frozen(kw_only=True)
+class RunFacts:
+    """A run. place: among those of the report, from 0; label: what it is called where there is little room.
+
+    worked: seconds that it was worked on, without those between its end and its resumption, None while it goes on.
+    results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the metric sorted_by first.
+    """
+
+    place: int
+    label: str
+    record: Record
+    status: str
+    tags: Sequence[str]
+    nodes: Mapping[str, NodeFacts]
+    worked: float | None = None
+    results: Sequence[str] = ()
+    combinations: Sequence[Row] = ()
+    sorted_by: str = ""
+    op_files: Sequence[Path] = ()
+    damage: Sequence[str] = field(factory=list)
+
+    @property
+    def run(self) -> str:
+        return self.record.run
+
+
+def read_runs(store: Store, records: Sequence[Record]) -> list[RunFacts]:
+    """The facts of all, in the order given."""
+    labels = _labels([record.run for record in records])
+    reader = _Reader(store)
+    return [reader.run(place, label, record) for place, (label, record) in enumerate(zip(labels, records, strict=True))]
+
+
+class _Reader:
+    """Reads each record and its events once, those of the runs that made what was cached too."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._events: dict[str, dict[str, NodeEvents]] = {}
+        self._sources: dict[str, Mapping[str, NodeState]] = {}
+
+    def run(self, place: int, label: str, record: Record) -> RunFacts:
+        damage: list[str] = []
+        status = record.status()
+        written: Mapping[str, Any] = {}
+        op_files: list[Path] = []
+        try:
+            written = written_nodes(record.folder)
+            op_files = [Path(file) for file in self._op_files(record)]
+        except StoreError as error:
+            damage.append(str(error))
+        rows, sorted_by = _combinations(record, written, damage)
+        plan = plan_of(record.folder)
+        self._sources[record.run] = record.state.nodes
+        nodes = {
+            node_id: self._node(record, node_id, written.get(node_id, {}), plan.get(node_id, {}), status)
+            for node_id in record.state.nodes
+        }
+        return RunFacts(
+            place=place,
+            label=label,
+            record=record,
+            status=status,
+            tags=tags_of(record.folder),
+            nodes=nodes,
+            worked=self._worked(record, status),
+            results=record.state.result_nodes,
+            combinations=rows,
+            sorted_by=sorted_by,
+            op_files=op_files,
+            damage=damage,
+        )
+
+    def _worked(self, record: Record, status: str) -> float | None:
+        return None if status == "running" else worked_seconds(read_events(record.folder / EVENTS)) or None
+
+    def _op_files(self, record: Record) -> list[Path]:
+        table = recorded_table(record.folder, "graph.json")
+        return [(record.folder.parent.parent / file).resolve() for file in table.get("op_files", ())]
+
+    def _node(
+        self, record: Record, node_id: str, written: Mapping[str, Any], row: Mapping[str, Any], status: str
+    ) -> NodeFacts:
+        state = record.state.nodes[node_id]
+        manifest = self._store.manifest(state.digest) if state.digest is not None else None
+        folder = self._store.object_path(state.digest) if manifest is not None and state.digest else None
+        maker = state.source_run if state.cache == "hit" else record.run
+        key = self._store.computed_key(maker, state.key)
+        own = {} if folder is None else own_files(self._store.records, maker, key, folder)
+        source, source_id = self._made_in(record, node_id, state)
+        made = self._nodes_of(source).get(source_id, state)
+        events = self._events_of(source).get(source_id, NodeEvents())
+        return NodeFacts(
+            id=node_id,
+            op=written.get("op", ""),
+            state="interrupted" if state.state == "running" and status != "running" else state.state,
+            recorded=state,
+            seconds=state.seconds if state.seconds is not None else made.seconds,
+            memory=state.memory if state.memory is not None else made.memory,
+            gpu_memory=state.gpu_memory if state.gpu_memory is not None else made.gpu_memory,
+            parents=tuple(parent for parent in row.get("parents", ()) if parent in record.state.nodes),
+            config=written.get("config", {}),
+            launch=written.get("launch", {}),
+            manifest=read_object(own[MANIFEST]) if MANIFEST in own else None,
+            folder=folder,
+            own=own,
+            size=None if manifest is None else sum(entry["size"] for entry in manifest["files"].values()),
+            events=events,
+            figures={
+                file.stem: file for file in sorted((self._store.records / source / FIGURES / source_id).glob("*.png"))
+            },
+            template=written.get("copy", {}).get("template", ""),
+        )
+
+    def _made_in(self, record: Record, node_id: str, state: NodeState) -> tuple[str, str]:
+        """The run and the node in it that computed the artifact."""
+        source = state.source_run
+        if state.cache != "hit" or source is None:
+            return record.run, node_id
+        nodes = self._nodes_of(source)
+        keys = (state.key, self._store.computed_key(source, state.key))
+        same = [other_id for other_id, other in nodes.items() if other.key in keys and other.cache != "hit"]
+        return source, same[0] if same else node_id
+
+    def _nodes_of(self, run: str) -> Mapping[str, NodeState]:
+        """The nodes of a run's record; none where it is gone or damaged."""
+        if run not in self._sources:
+            record = load_begun(self._store.records / run)
+            self._sources[run] = record.state.nodes if record is not None else {}
+        return self._sources[run]
+
+    def _events_of(self, run: str) -> dict[str, NodeEvents]:
+        if run not in self._events:
+            nodes: dict[str, NodeEvents] = {}
+            for event in read_events(self._store.records / run / EVENTS):
+                nodes.setdefault(event["node"], NodeEvents()).add(event)
+            self._events[run] = nodes
+        return self._events[run]
+
+
+def _combinations(
+    record: Record, written: Mapping[str, Mapping[str, Any]], damage: list[str]
+) -> tuple[Sequence[Row], str]:
+    """Those of a sweep and the metric that they are sorted by; none where the ops that tell of it do not load."""
+    if not any("copy" in node for node in written.values()):
+        return (), ""
+    try:
+        graph = record.graph()
+    except DflowError as error:
+        damage.append(f"the combinations of the sweep cannot be told: {error}")
+        return (), ""
+    return sorted_rows(graph, record.state.nodes, combinations(graph))
+
+
+def _labels(runs: Sequence[str]) -> list[str]:
+    """The ends of the ids, as long as it takes to tell them apart."""
+    ends = [run.rpartition("-")[2] for run in runs]
+    return ends if len(set(ends)) == len(ends) else list(runs)

@@ -1,0 +1,1 @@
+"""What a run computed, as tables and metrics."""

@@ -1,0 +1,159 @@
+"""How a run ended, as a user reads it: its nodes, the final metrics of the last ones, and what they warned of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from dsl.graph import Graph
+from executor.records.run_record import NodeState, RunState
+from executor.results.metric_order import JUDGED, figures_in_order, is_judged
+from executor.system.output import columns, print_lines
+
+METRICS_SHOWN = 4
+ROWS_SHOWN = 40
+MOST_COLUMNS = 5  # of copies in a table of results
+
+
+def print_results(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
+    """The table of the nodes; then the figures of those that are named, and the warnings of all."""
+    print_lines(nodes_text(state))
+    print_figures(state, result_nodes, graph)
+
+
+def nodes_text(state: RunState) -> str:
+    """One row per node: state, where its artifact came from, seconds, digest, and its error, why it ran or whose it is.
+
+    Of a long pipeline, what was cached is counted only.
+    """
+    names = list(state.nodes)
+    if len(names) > ROWS_SHOWN:
+        names = [node_id for node_id, node in state.nodes.items() if node.state != "done" or node.cache != "hit"]
+    rows = [_row(node_id, state.nodes[node_id]) for node_id in names]
+    header = ("node", "state", "cache", "seconds", "digest", "why")
+    lines = [f"{state.pipeline}, run {state.run}", *columns(header, rows, right=("seconds",)).splitlines()]
+    if len(names) < len(state.nodes):
+        lines.append(f"and {len(state.nodes) - len(names)} cached nodes")
+    return "\n".join(lines)
+
+
+def _row(node_id: str, node: NodeState) -> tuple[str, ...]:
+    why = first_line(node.error) if node.error else node.reason
+    if not why and node.cache == "hit" and node.source_run:
+        why = f"from run {node.source_run}"
+    return (node_id, node.state, node.cache or "", shown_seconds(node), shown_digest(node.digest), why)
+
+
+def first_line(text: str) -> str:
+    """With a sign where there is more."""
+    first, *more = text.splitlines() or [""]
+    return f"{first} ..." if more else first
+
+
+def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
+    """The final metrics of those of these nodes that are done, copies of a node in one table; then the warnings of all
+    nodes that are done, each text once behind the names of all that say it.
+
+    What the result is judged by stands in the last table, which is what a terminal still shows.
+    graph: where it is given, copies are told as the combinations that they belong to.
+    """
+    copies_told = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
+    judged = frozenset(state.judged_by) or JUDGED
+    done = {node_id: state.nodes[node_id] for node_id in result_nodes if state.nodes[node_id].state == "done"}
+    tables: dict[tuple[str, ...], dict[str, list[tuple[str, str, str]]]] = {}
+    for node_id, node in done.items():
+        if node.metrics and node_id not in copies_told:
+            rows = result_rows(node.metrics, judged)
+            alike = (_without_variant(node_id), *(name for name, _, _ in rows))
+            tables.setdefault(alike, {})[node_id] = rows
+    for copies in sorted(tables.values(), key=lambda copies: _is_judged(copies, judged)):
+        print_lines(figures_text(copies))
+    if graph is not None and copies_told:
+        from executor.results.sweep_table import sweep_table
+
+        print_lines(sweep_table(graph, state.nodes))
+    _print_warnings(state)
+
+
+def _print_warnings(state: RunState) -> None:
+    warned: dict[str, list[str]] = {}
+    for node_id, node in state.nodes.items():
+        for warning in dict.fromkeys(node.warnings) if node.state == "done" else ():
+            warned.setdefault(warning, []).append(node_id)
+    for warning, node_ids in warned.items():
+        print_lines(f"{', '.join(node_ids)}: warning: {warning}")
+
+
+def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
+    """The table of one node, or of several whose metrics have the same names: a column each, where they are many a row.
+
+    copies: by node id, the rows of `result_rows`.
+    """
+    (first, rows), *others = copies.items()
+    if not others:
+        table = columns(("metric", "value", "interval"), rows, right=("value",))
+        return f"results of {first}\n{table}"
+    base = _without_variant(first)
+    cells = {
+        node_id.removeprefix(f"{base}-"): [f"{value} {interval}".rstrip() for _, value, interval in own]
+        for node_id, own in copies.items()
+    }
+    metrics = [name for name, _, _ in rows]
+    if len(cells) > MOST_COLUMNS:
+        table = columns((base, *metrics), [(name, *own) for name, own in cells.items()])
+    else:
+        table = columns(("metric", *cells), list(zip(metrics, *cells.values(), strict=True)))
+    return f"results of {', '.join(copies)}\n{table}"
+
+
+def _without_variant(node_id: str) -> str:
+    """The id of the node that was copied: `train` of `train-small`."""
+    return node_id.partition("-")[0]
+
+
+def _is_judged(copies: Mapping[str, Sequence[tuple[str, str, str]]], judged: Collection[str]) -> bool:
+    return any(is_judged(name, judged) for rows in copies.values() for name, _, _ in rows)
+
+
+def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) -> list[tuple[str, str, str]]:
+    """Name, value and interval of each metric, as `figures_in_order` has them: `x_low` and `x_high` are the interval
+    of `x`, and a numbered series such as `x_01`, `x_02`, ... is one row with its first and its last value.
+    """
+    rows = {}
+    series: dict[str, list[str]] = {}
+    for name in figures_in_order(metrics, judged):
+        whole, _, end = name.rpartition("_")
+        bounds = [metrics[bound] for bound in (f"{name}_low", f"{name}_high") if bound in metrics]
+        if end.isdecimal():
+            series.setdefault(whole, []).append(name)
+        elif end not in ("low", "high") or not {whole, f"{whole}_low", f"{whole}_high"} <= metrics.keys():
+            interval = f"[{shown_number(bounds[0])}, {shown_number(bounds[1])}]" if len(bounds) == 2 else ""
+            rows[name] = (name, shown_number(metrics[name]), interval)
+    for names in series.values():
+        first, last = names[0], names[-1]
+        if first == last:
+            rows[first] = (first, shown_number(metrics[first]), "")
+        else:
+            shown = f"{first}..{last.rpartition('_')[2]}"
+            rows[first] = (shown, f"{shown_number(metrics[first])} .. {shown_number(metrics[last])}", "")
+    return [rows[name] for name in figures_in_order(metrics, judged) if name in rows]
+
+
+def shown_digest(digest: str | None) -> str:
+    return digest[:12] if digest else ""
+
+
+def shown_seconds(node: NodeState) -> str:
+    """Of a node that runs, the seconds since it began."""
+    if node.state == "running" and node.started is not None:
+        return f"{time.time() - node.started:.0f} s"
+    return "" if node.seconds is None else f"{node.seconds:.1f} s"
+
+
+def shown_number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> str:
+    """The first few, in one line; nothing where there are none."""
+    return ", ".join(f"{name} {shown_number(value)}" for name, value in list(metrics.items())[:METRICS_SHOWN])

@@ -1,0 +1,129 @@
+"""What a user sees of a run while it goes on: plain lines for logs, pipes and CI; on a terminal see rich_display.py."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from executor.records.run_record import RunState
+from executor.results.run_table import shown_digest, shown_metrics, shown_seconds
+from executor.system.output import print_lines
+from executor.system.unrepeated import Unrepeated
+
+PLAIN_PROGRESS_S = 10.0
+CACHED_SHOWN = 20
+
+
+class Display:
+    """Plain lines. Several nodes may run at once. Warnings and errors go to stderr."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._progress: dict[str, tuple[int, int]] = {}
+        self._metrics: dict[str, Mapping[str, float]] = {}
+        self._said_at = time.monotonic()
+        self._lines: defaultdict[str, Unrepeated] = defaultdict(Unrepeated)  # of progress, by node
+        self._warned: set[str] = set()  # what nodes have warned of
+        self.last: list[str] = []  # what is to be said when all else was
+        self._done_before = {node_id for node_id, node in state.nodes.items() if node.state == "done"}
+        self._told_together = self._done_before if len(self._done_before) > CACHED_SHOWN else set()
+
+    def __enter__(self) -> Display:
+        if self._told_together:
+            self.note(f"{len(self._told_together)} of {len(self._state.nodes)} nodes are {self._word()}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def _word(self) -> str:
+        """What nodes are called that were done before the run began."""
+        is_all_cached = all(self._state.nodes[node_id].cache == "hit" for node_id in self._done_before)
+        return "cached" if is_all_cached else "done before or cached"
+
+    def changed(self, node_id: str) -> None:
+        """A node's state in the record is another one now."""
+        node = self._state.nodes[node_id]
+        self._said_at = time.monotonic()
+        if node.state == "running":
+            again = f" (attempt {node.attempt})" if node.attempt > 1 else ""
+            resumed = ", goes on with earlier work" if node.cache == "resumed" else ""
+            self.note(f"{node_id}: started{again}{resumed}: {node.reason}")
+        elif node_id in self._told_together:
+            return
+        elif node.state == "done" and node.cache == "hit":
+            self.note(f"{node_id}: cached {shown_digest(node.digest)}")
+        elif node.state == "done" and node_id in self._done_before:
+            self.note(f"{node_id}: done before {shown_digest(node.digest)}")
+        elif node.state == "done":
+            self.note(f"{node_id}: done in {shown_seconds(node)}{_behind(node.metrics)}")
+        elif node.state == "pending":
+            self.note(f"{node_id}: stopped after {shown_seconds(node)}")
+
+    def show(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take in what the running stages reported. Of the metrics, those of the newest event are shown."""
+        for event in events:
+            if event["node"] not in self._state.nodes:
+                continue
+            if event["kind"] == "progress":
+                self._progress[event["node"]] = (event["done"], event["total"])
+            elif event["kind"] == "metric":
+                self._metrics[event["node"]] = event["metrics"]
+        self._tick()
+
+    def note(self, text: str) -> None:
+        print_lines(text)
+
+    def warn(self, text: str) -> None:
+        print_lines(f"warning: {text}", error=True)
+
+    def warn_of(self, node_id: str, text: str) -> None:
+        """What a stage warns of; the same text once, however many stages say it: the results name them all."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.note(f"{node_id}: warning: {text}")
+
+    def say_last(self, text: str) -> None:
+        """When the results were shown."""
+        self.last.append(text)
+
+    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
+        """A failed node: its error, the last lines of its log, what to do and where the log is."""
+        print_lines(failure_text(node_id, error, tail, log, hint), error=True)
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._said_at < PLAIN_PROGRESS_S:
+            return
+        self._said_at = time.monotonic()
+        for node_id, (done, total) in self._progress.items():
+            if self._state.nodes[node_id].state == "running":
+                text = f"{node_id}: {done} of {total}{_behind(self._metrics.get(node_id, {}))}"
+                if line := self._lines[node_id].line(text):
+                    self.note(line)
+
+
+def make_display(state: RunState) -> Display:
+    if not sys.stdout.isatty():
+        return Display(state)
+    from executor.scheduler.rich_display import LiveDisplay  # loads rich
+
+    return LiveDisplay(state)
+
+
+def failure_text(node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> str:
+    """The error, the log's last lines where they say more than the error does, what to do, and where the log is."""
+    more = tail if any(line.strip() not in error for line in tail) else ()
+    return "\n".join(
+        [f"{node_id} failed: {error}", *(f"    {line}" for line in more), f"what to do: {hint}", f"log: {log}"]
+    )
+
+
+def _behind(metrics: Mapping[str, float]) -> str:
+    return f": {shown_metrics(metrics)}" if metrics else ""

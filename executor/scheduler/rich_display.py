@@ -1,0 +1,109 @@
+"""What a user sees of a run on a terminal: a table with progress bars that is drawn anew while the run goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, cast
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from executor.records.run_record import NodeState, RunState
+from executor.results.run_table import shown_digest, shown_metrics, shown_seconds
+from executor.scheduler.plain_display import Display, failure_text
+from executor.system.output import Enduring, printable
+
+STYLES = {"done": "green", "failed": "bold red", "running": "bold yellow", "pending": "dim"}
+LINES_BESIDE = 4  # the title, the header, what is left out, and the line of the cursor
+
+
+class LiveDisplay(Display):
+    """A long pipeline is shown as far as the terminal is high: what runs and what failed first."""
+
+    def __init__(self, state: RunState, console: Console | None = None) -> None:
+        super().__init__(state)
+        self._console = console or Console(file=cast(IO[str], Enduring(sys.stdout)))
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._draw)
+        self._failures: list[str] = []
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        for text in self._failures:
+            self.note(text)
+
+    def changed(self, node_id: str) -> None:
+        """The table shows it by itself."""
+
+    def note(self, text: str) -> None:
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.note(f"warning: {text}")
+
+    def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
+        self._failures.append(failure_text(node_id, error, tail, log, hint))
+
+    def _tick(self) -> None:
+        return
+
+    def _draw(self) -> Table:
+        title = f"{self._state.pipeline}, run {self._state.run}"
+        table = Table(title=title, title_justify="left", box=None, header_style="bold")
+        for name in ("node", "state", "cache"):
+            table.add_column(name)
+        table.add_column("seconds", justify="right")
+        table.add_column("digest")
+        table.add_column("progress", min_width=16)
+        shown = shown_nodes(self._state, self._console.height - LINES_BESIDE)
+        for node_id in shown:
+            node = self._state.nodes[node_id]
+            state = Text(node.state, style=STYLES[node.state])
+            row = (node_id, state, node.cache or "", shown_seconds(node), shown_digest(node.digest))
+            table.add_row(*row, self._bar(node_id, node))
+        if len(shown) < len(self._state.nodes):
+            table.caption = _left_out(self._state, shown)
+            table.caption_justify = "left"
+        return table
+
+    def _bar(self, node_id: str, node: NodeState) -> Table | str:
+        if node.state != "running":
+            return ""
+        done, total = self._progress.get(node_id, (0, 0))
+        beside = Table.grid(padding=(0, 1))
+        metrics = Text(shown_metrics(self._metrics.get(node_id, {})), style="dim")
+        beside.add_row(ProgressBar(total=total or None, completed=done, width=20, pulse=not total), metrics)
+        return beside
+
+
+def shown_nodes(state: RunState, limit: int) -> list[str]:
+    """At most `limit` nodes, in the order of the graph: what runs and what failed, what ended last, what comes next."""
+    if len(state.nodes) <= limit:
+        return list(state.nodes)
+
+    def rank(node_id: str) -> tuple[int, float]:
+        node = state.nodes[node_id]
+        if node.state in ("running", "failed"):
+            return (0, 0.0)
+        return (1, -(node.ended or 0.0)) if node.ended is not None else (2, 0.0)
+
+    unfinished = [node_id for node_id, node in state.nodes.items() if node.state != "done" or node.ended is not None]
+    first = set(sorted(unfinished, key=rank)[: max(limit, 1)])
+    return [node_id for node_id in state.nodes if node_id in first]
+
+
+def _left_out(state: RunState, shown: Sequence[str]) -> str:
+    hidden = Counter(node.state for node_id, node in state.nodes.items() if node_id not in set(shown))
+    return "and " + ", ".join(f"{number} {name}" for name, number in sorted(hidden.items()))

@@ -1,0 +1,183 @@
+"""`dflow run FILE --smoke N`: the chain on N samples in a store of its own, then what the full run will take.
+
+The small run is a run like any other, in <store>/smoke: what has not changed since the last one is not run again, and
+`dflow resume --store <store>/smoke` knows it. Nothing of it is ever taken for the full run, whose store is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import Mistake, PipelineError
+from dsl.graph import Graph, GraphNode
+from dsl.op_table import user_ops
+from dsl.resources import Resources
+from dsl.smoke import Amount, Trial, Work, load_smoke, load_work
+from executor.planning.resources import free_bytes, graph_resources
+from executor.planning.session import Session, make_planner, new_run
+from executor.records.events import read_events
+from executor.records.run_record import NodeState, Record
+from executor.results.run_table import print_results
+from executor.scheduler.plain_display import make_display
+from executor.scheduler.run_loop import run_session
+from executor.smoke.estimate import NodeEstimate, Report, full_time, reports, series_of
+from executor.smoke.smoke_table import print_estimates
+from executor.store.artifact_store import Store
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
+
+FOLDER = "smoke"
+FEWEST = 3  # one sample for each of train, val and test
+
+
+@frozen
+class Measured:
+    """A node of the trial: its state in the run that computed it, the progress it told, its artifact and its launch."""
+
+    state: NodeState
+    told: list[Report]
+    artifact: Path
+    size: int
+    device: str
+
+
+def smoke_run(path: Path, graph: Graph, samples: int) -> int:
+    """The exit code: 0 where the small chain went through, 1 where a node of it failed, 128 + a signal's number.
+
+    Raises PipelineError for too few samples.
+    """
+    if samples < FEWEST:
+        hint = f"take {FEWEST} at least, one for each of train, val and test; 16 is a good number"
+        raise PipelineError([Mistake(f"--smoke {samples}: too few samples", hint=hint)])
+    store = Store.open(path, write=True)
+    session = new_run(Store.open(path / FOLDER, write=True), small_graph(graph, samples))
+    as_they_are = _without_smoke(session)
+    if as_they_are:
+        print_lines(
+            f"as in the full run, since their ops name no smoke=: {', '.join(as_they_are)}; "
+            "only what they read is smaller"
+        )
+    record = session.record
+    code = run_session(session, make_display(record.state))
+    print_results(record.state, ())
+    if code == OK:
+        print_estimates(estimates(store, graph, session), samples, free_bytes(path), path)
+    elif code == FAILED:
+        print_lines(
+            f"the smoke run on {samples} samples failed, as the full run would have: mend it and give the same command "
+            f"again. A node that is left without samples may need more of them: --smoke {4 * samples}",
+            error=True,
+        )
+    else:
+        print_lines("the smoke run was stopped; give the same command again to go on", error=True)
+    return code
+
+
+def _without_smoke(session: Session) -> list[str]:
+    """The nodes of the user's own ops that will run with the values of the full run."""
+    own = user_ops(session.graph.op_files)
+    return [
+        node_id
+        for node_id, node in session.graph.nodes.items()
+        if node.op.name in own and node.op.smoke is None and session.decisions[node_id].cache != "hit"
+    ]
+
+
+def small_graph(graph: Graph, samples: int) -> Graph:
+    """The graph on a few samples, as its ops say how; tracked in its own store alone."""
+    nodes = {node_id: attrs.evolve(node, config=_small(node, samples)) for node_id, node in graph.nodes.items()}
+    return attrs.evolve(graph, nodes=nodes, tracking_uri=None)
+
+
+def _small(node: GraphNode, samples: int) -> Any:
+    smoke = load_smoke(node.op)
+    return node.config if smoke is None else attrs.evolve(node.config, **smoke(node.config, samples))
+
+
+def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEstimate]:
+    """By node, in the order of the data; session: the small run, which is done."""
+    decisions = make_planner(store, graph).plan()
+    made = {
+        node_id: store.object_path(decision.digest)
+        for node_id, decision in decisions.items()
+        if decision.cache == "hit" and decision.digest is not None
+    }
+    needs = graph_resources(graph, made, free_bytes(store.path))
+    measured = {node_id: _measured(session, node_id) for node_id in graph.nodes}
+    works: dict[str, Work] = {}
+    told = {}
+    for node_id, node in graph.nodes.items():
+        works[node_id] = _work(node, session.graph.nodes[node_id], measured, works)
+        if node_id in made:
+            told[node_id] = NodeEstimate(cached=True)
+        else:
+            told[node_id] = _estimate(node, measured[node_id], works[node_id], needs.get(node_id, Resources()))
+    return told
+
+
+def _measured(session: Session, node_id: str) -> Measured:
+    """Where the small run found a node in its store, the run that computed it is asked."""
+    store, record = session.store, session.record
+    state = record.state.nodes[node_id]
+    name, digest = node_id, state.digest
+    assert digest is not None
+    folder = store.records / (state.source_run or "-")
+    if state.cache == "hit" and folder.is_dir():
+        record = Record.load(folder)
+        nodes = record.state.nodes
+        name = next((name for name, node in nodes.items() if node.key == state.key), node_id)
+        state = nodes.get(name, state)
+    manifest = store.manifest(digest) or {}
+    return Measured(
+        state,
+        reports(read_events(record.events_path), name, state.attempt),
+        store.object_path(digest),
+        sum(entry["size"] for entry in manifest.get("files", {}).values()),
+        manifest.get("launch", {}).get("device", "cpu"),
+    )
+
+
+def _work(node: GraphNode, small: GraphNode, measured: Mapping[str, Measured], works: Mapping[str, Work]) -> Work:
+    """What the op says that grows; else all of it is taken to grow as its largest input does."""
+    inputs: dict[str, Any] = {}
+    foreseen: dict[str, Any] = {}
+    for name, edge in node.op.edges.items():
+        producers = node.inputs.get(name, ())
+        paths = tuple(measured[parent].artifact for parent in producers)
+        told = tuple(works[parent].foreseen for parent in producers)
+        inputs[name] = paths if edge.many else next(iter(paths), None)
+        foreseen[name] = told if edge.many else next(iter(told), None)
+    work = load_work(node.op)
+    here = measured[node.id]
+    trial = Trial(config=node.config, small=small.config, artifact=here.artifact, inputs=inputs, foreseen=foreseen)
+    said = work(trial) if work is not None else None
+    if said is not None:
+        return said
+    growth = max([1.0, *(works[parent].output for parent in node.parents)])
+    notes = (f"its op does not say what grows: all of it is taken to, {growth:,.3g} times",) if growth > 1 else ()
+    series = (Amount(1, growth, ""),) * max(1, len(series_of(here.told)))
+    return Work(series=series, output=growth, notes=notes)
+
+
+def _estimate(node: GraphNode, measured: Measured, work: Work, need: Resources) -> NodeEstimate:
+    state = measured.state
+    started, seconds = state.started or 0.0, state.seconds or 0.0
+    counted = work.output > 1 and node.op.work is not None  # which is better than what a plan expects
+    foretold = 0 if counted or need.disk_per else sum(need.disk.values())
+    return NodeEstimate(
+        cached=False,
+        tried=seconds,
+        time=full_time(started, started + seconds, measured.told, work),
+        disk=max(measured.size * work.output, foretold),
+        memory=state.memory,
+        gpu_memory=state.gpu_memory,
+        needed=sum(need.memory.values()),
+        ranks=node.launch.world_size,
+        device=measured.device,
+        notes=work.notes,
+    )

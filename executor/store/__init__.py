@@ -1,0 +1,1 @@
+"""The artifact store: committed artifacts, leases, locks and integrity."""

@@ -1,0 +1,385 @@
+"""The artifact store: a folder of committed artifacts by digest, and an index from keys to digests.
+
+<store>/format                  version of this layout
+<store>/objects/<digest>/       an artifact's files and manifest.json, never changed after commit
+<store>/index/<key>             append-only lines; the newest wins
+<store>/work/<key>/             work in progress of one stage, see lease.py
+<store>/records/<run id>/       what a run did, see records/run_record.py
+<store>/external.jsonl          digests of external inputs
+<store>/mlflow.db, mlartifacts  see tracking/mlflow_client.py
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import StageError, StoreError
+from executor.store.commit_journal import NOTE, Ended
+from executor.store.digests import MANIFEST, altered_files, artifact_digest, seal_artifact_files
+from executor.store.gc_lock import LOCK, artifacts_taken
+from executor.store.lease import Lease, remove_leftovers
+from executor.store.names import DIGEST, OUT, RUN
+from executor.store.run_measurements import keep_own_files
+from executor.system.crash_points import fail_point
+from executor.system.file_locks import keeps_others_out
+from executor.system.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
+from executor.system.os_errors import clear_error, clear_errors
+from executor.system.symlinks import is_folder, plain_status, refuse_links, remove
+
+FORMAT = 2  # 1: a record's state was one file, state.json, which is read still
+COMMIT = "commit.json"
+FOLDERS = ("objects", "index", "work", "records")
+MAY_BE_LINKS = ("mlflow.db", "mlartifacts")  # MLflow writes them, and dflow removes nothing there
+NO_LINKS = (*FOLDERS, "code", "smoke", "format", LOCK, "mlflow.lock")
+PROJECT_MARKS = ("pyproject.toml", ".git")
+
+
+def store_path(given: str | None, pipeline_file: Path | None) -> Path:
+    """Where the store lies: --store, else DFLOW_STORE, else runs/ in the project root.
+
+    The project root is the nearest folder above the pipeline file (without one, above the working directory) that holds
+    a pyproject.toml or .git, else that folder itself.
+    """
+    named = given or os.environ.get("DFLOW_STORE")
+    if named:
+        return Path(named).absolute()
+    start = pipeline_file.absolute().parent if pipeline_file is not None else Path.cwd()
+    for folder in (start, *start.parents):
+        if any((folder / mark).exists() for mark in PROJECT_MARKS):
+            return folder / "runs"
+    return start / "runs"
+
+
+@frozen
+class IndexLine:
+    """One line of the index: a run computed `digest` for the key.
+
+    acceptance: "computed", "forced" by --from, "pulled" from `source`, a URL, or "accepted": `user` declared, for
+    `reason`, that what was computed for accepted_key holds for this key too, of which only the code differs.
+    without_code: the key for any code.
+    """
+
+    digest: str
+    run: str
+    time: float
+    neutral: Mapping[str, Any] = {}
+    acceptance: str = "computed"
+    without_code: str = ""
+    accepted_key: str = ""
+    reason: str = ""
+    user: str = ""
+    source: str = ""
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> IndexLine:
+        """What this version of dflow knows of a line: a newer one may have written more, an older one less."""
+        return cls(**{name: line[name] for name in _LINE_FIELDS if name in line})
+
+    def to_json(self) -> dict[str, Any]:
+        """The line, without texts that are empty."""
+        return {name: value for name, value in attrs.asdict(self).items() if value != ""}
+
+
+_LINE_FIELDS = tuple(field.name for field in attrs.fields(IndexLine))
+_LINE_NEEDS = {"digest", "run", "time"}
+
+
+class Store:
+    """A store on disk. `Store.open` for reading works without one: everything is then absent."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._intact: set[str] = set()
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool) -> Store:
+        """Raises StoreError if the store is newer than this program, cannot be written, or has no working locks; also
+        where one of its folders is a link, since what is behind that is not the store's to remove.
+        """
+        refuse_links(
+            (path / name for name in NO_LINKS),
+            f"remove the link and move what is behind it into its place, or move all of {path} and link that",
+        )
+        _check_format(path)
+        store = cls(path)
+        if write:
+            store._make()
+        return store
+
+    @property
+    def records(self) -> Path:
+        return self.path / "records"
+
+    @property
+    def external_memo(self) -> Path | None:
+        """Where digests of external inputs are remembered; nothing is put into a folder that is no store yet."""
+        return self.path / "external.jsonl" if (self.path / "format").exists() else None
+
+    def object_path(self, digest: str) -> Path:
+        return self.path / "objects" / digest
+
+    def manifest(self, digest: str) -> dict[str, Any] | None:
+        """The manifest of an artifact whose files are all there with their sizes, else None."""
+        folder = self.object_path(digest)
+        manifest = _manifest(folder)
+        return manifest if manifest is not None and _is_intact(folder, manifest) else None
+
+    def has(self, digest: str) -> bool:
+        """Whether the artifact is there and none of its files is missing or of another size."""
+        if digest not in self._intact and self.manifest(digest) is not None:
+            self._intact.add(digest)
+        return digest in self._intact
+
+    def forget(self, digest: str) -> None:
+        """Look at the artifact anew when it is asked for the next time."""
+        self._intact.discard(digest)
+
+    def altered(self, digest: str) -> list[str]:
+        """Names of the artifact's files that are gone or hold something else, by reading them; its manifest's too."""
+        return _altered(self.object_path(digest))
+
+    def index(self, key: str) -> list[IndexLine]:
+        """All that was ever computed for a key, oldest first."""
+        lines = read_lines(self.path / "index" / key)
+        return [IndexLine.from_json(line) for line in lines if line.keys() >= _LINE_NEEDS]
+
+    def newest(self, key: str) -> IndexLine | None:
+        """What the key stands for, whether or not the artifact still is there."""
+        lines = self.index(key)
+        return lines[-1] if lines else None
+
+    def computed_key(self, run: str | None, key: str | None) -> str | None:
+        """The key for which a run computed what stands for this one: another where what it made was accepted."""
+        seen: set[str] = set()
+        while run is not None and key is not None and key not in seen:
+            seen.add(key)
+            lines = [line for line in self.index(key) if line.run == run]
+            key = (lines[-1].accepted_key if lines else "") or key
+        return key
+
+    def accept(self, key: str, line: IndexLine) -> None:
+        """Let a key stand for an artifact that was computed for another one."""
+        with artifacts_taken(self.path):
+            self._append(key, line)
+
+    def lease(self, key: str, run_id: str) -> Lease:
+        return Lease(self.path / "work" / key, run_id)
+
+    def commit(self, lease: Lease, key: str, manifest: Mapping[str, Any], line: Mapping[str, Any]) -> str:
+        """Turn a finished stage's out_dir into an artifact and return its digest; the work folder stays.
+
+        The manifest gets the files and the digest, the index line ("run", "neutral", "acceptance") the digest and the
+        time. Raises StageError if the op wrote nothing or left links, LeaseLost if the lease is gone.
+        """
+        lease.wait_for_ranks()
+        full = {**manifest, "key": key, "token": lease.token, "lease": lease.id}
+        lease.check()
+        ended = Ended(lease.out_dir, full, line)
+        with clear_errors(lease.folder):
+            ended.write(lease.folder, key)
+        fail_point("commit:waited")
+        return self._commit(lease, key, ended)
+
+    def _commit(self, lease: Lease, key: str, ended: Ended) -> str:
+        try:
+            with clear_errors(lease.folder):
+                digest = _seal(ended.out, ended.manifest, lease.go_on)
+        except StageError:  # the stage's fault: it is to run again
+            (lease.folder / NOTE).unlink()
+            raise
+        lease.check()
+        entry = IndexLine.from_json({**ended.line, "digest": digest, "time": time.time()})
+        keep_own_files(self.records / entry.run, key, ended.out)
+        write_json(lease.folder / COMMIT, {**attrs.asdict(entry), "out": ended.out.name})
+        self.place(ended.out, key, entry)
+        return digest
+
+    def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
+        """Make a folder whose files and manifest are on disk the artifact of a key: a rename, then the index line."""
+        fail_point("commit:placing")
+        with artifacts_taken(self.path):
+            self._place(sealed, entry.digest)
+            self._append(key, entry)
+
+    def finish_commit(self, lease: Lease, key: str) -> str | None:
+        """Complete a commit in the middle of which the holder before died or ran out of space.
+
+        Returns the digest, or None where there was no such commit, or what it had on disk is not whole. Raises
+        StopRequested where it was given up.
+        """
+        lease.wait_for_ranks()
+        begun = read_object(lease.folder / COMMIT)
+        if begun is None or not begun.keys() >= _LINE_NEEDS:
+            ended = Ended.read(lease.folder, key)
+            return None if ended is None else self._commit(lease, key, ended)
+        name, digest, run = (str(begun.get(each, "out")) for each in ("out", "digest", "run"))
+        if not (OUT.fullmatch(name) and DIGEST.fullmatch(digest) and RUN.fullmatch(run)):
+            return None
+        entry, out = IndexLine.from_json(begun), lease.folder / name
+        sealed = _manifest(out)
+        is_whole = (
+            sealed is not None and sealed["digest"] == entry.digest and not altered_files(out, sealed, lease.go_on)
+        )
+        with artifacts_taken(self.path):
+            if is_whole:
+                self._place(out, entry.digest)
+            if self.manifest(entry.digest) is None:
+                return None
+            if entry not in self.index(key):
+                self._append(key, entry)
+        return entry.digest
+
+    def _append(self, key: str, entry: IndexLine) -> None:
+        append_line(self.path / "index" / key, entry.to_json(), durable=True)
+        fail_point("commit:indexed")
+
+    def _place(self, out: Path, digest: str) -> None:
+        """Rename a sealed out_dir into objects/. The same content may be there already: that one stays."""
+        target = self.object_path(digest)
+        with clear_errors(target):
+            if not self.altered(digest):
+                remove(out)
+            else:
+                self._replace(out, target, digest)
+            fail_point("commit:renamed")
+            sync_folder(target.parent)
+        self._intact.add(digest)
+        fail_point("commit:placed")
+
+    def _replace(self, out: Path, target: Path, digest: str) -> None:
+        aside = out.with_name("altered")
+        remove(aside)
+        try:
+            # Files of it were lost or altered; the fresh ones take its place.
+            if target.exists() or target.is_symlink():
+                target.rename(aside)
+                fail_point("commit:aside")
+            out.rename(target)
+        except OSError:
+            if self.manifest(digest) is None:
+                raise
+            remove(out)  # another key's stage with the same content was faster
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:  # a link that leads nowhere
+            raise StoreError(
+                f"{self.path}: this link, or one above, leads nowhere; make the folder it leads to"
+            ) from error
+        except FileNotFoundError as error:  # where no folder can be made at all, below /proc say
+            raise StoreError(f"{self.path}: no folder can be made there; choose another --store") from error
+        except OSError as error:
+            raise clear_error(error, self.path) from error
+        with clear_errors(self.path):
+            # First of all: a folder without it is taken for something else, and an older dflow keeps away by it.
+            if read_json(self.path / "format") != FORMAT:
+                write_json(self.path / "format", FORMAT, durable=True)
+            if not all((self.path / name).is_dir() for name in FOLDERS):
+                for name in FOLDERS:
+                    (self.path / name).mkdir(exist_ok=True)
+                sync_folder(self.path)
+                sync_folder(self.path.parent)
+            _check_locks(self.path)
+            remove_leftovers(self.path / "work")
+
+
+def _seal(out: Path, manifest: Mapping[str, Any], go_on: Callable[[], None]) -> str:
+    """Bring out_dir to disk with its manifest, and return its digest."""
+    files = seal_artifact_files(out, go_on)
+    if not files:
+        raise StageError("the op wrote nothing to stage.out_dir, so there is no artifact")
+    if MANIFEST in files:
+        raise StageError(f"the op wrote {MANIFEST}, a name that the store keeps for itself")
+    fail_point("commit:hashed")
+    digest = artifact_digest(files)
+    entries = {name: attrs.asdict(entry) for name, entry in files.items()}
+    write_json(out / MANIFEST, {**manifest, "digest": digest, "files": entries}, durable=True)
+    (out / MANIFEST).chmod(0o444)
+    fail_point("commit:manifest")
+    sync_folder(out)
+    fail_point("commit:synced")
+    return digest
+
+
+def _altered(folder: Path) -> list[str]:
+    manifest = _manifest(folder)
+    return [MANIFEST] if manifest is None else altered_files(folder, manifest)
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """A manifest that names files and a digest; None where it is not there, or is not one after a crash.
+
+    An artifact is a folder: what a link in its place leads to is none.
+    """
+    if not is_folder(folder) or (folder / MANIFEST).is_symlink():
+        return None
+    manifest = read_object(folder / MANIFEST)
+    return manifest if manifest is not None and {"files", "digest"} <= manifest.keys() else None
+
+
+def _check_format(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise StoreError(f"{path} is no folder; a store is a folder, which dflow makes itself")
+    version = _version(path)
+    if version is None and (mistake := _other_than_a_store(path)):
+        version = _version(path)  # the first file of a store that another process has made meanwhile
+        if version is None:
+            raise StoreError(mistake)
+    if version is not None and (not isinstance(version, int) or version > FORMAT):
+        raise StoreError(
+            f"{path}: the store has layout {version}, this dflow knows up to {FORMAT}; "
+            "use a newer dflow or another --store"
+        )
+
+
+def _version(path: Path) -> Any:
+    try:
+        return read_json(path / "format")
+    except ValueError as error:
+        raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
+
+
+def _is_allowed_link(path: Path) -> bool:
+    return path.name in MAY_BE_LINKS and path.is_symlink()
+
+
+def _other_than_a_store(path: Path) -> str:
+    """What is wrong with a folder that has no file `format`; empty where it may become a store."""
+    if (path / "objects").exists():
+        return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
+    others = path.iterdir() if path.is_dir() else ()
+    known = (".", "format", "README")  # the last one: a repository keeps it in place of the folder
+    if any(not file.name.startswith(known) and not _is_allowed_link(file) for file in others):
+        return f"{path} holds other files and is no store of dflow; choose another --store"
+    return ""
+
+
+def _check_locks(path: Path) -> None:
+    """Raises StoreError where flock is missing or does not keep a second holder out."""
+    # The second by the first: another process that makes the store may replace the file in between.
+    with (path / "format").open("r+b") as first, Path(f"/proc/self/fd/{first.fileno()}").open("r+b") as second:
+        try:
+            if keeps_others_out(first, second):
+                return
+        except OSError as error:
+            raise StoreError(f"{path}: locks (flock) do not work on this file system ({error.strerror})") from error
+    raise StoreError(f"{path}: locks (flock) keep nobody out on this file system; put the store on another one")
+
+
+def _is_intact(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    for name, entry in manifest["files"].items():
+        try:
+            size = plain_status(folder, name).st_size
+        except OSError:
+            return False
+        if size != entry["size"]:
+            return False
+    return True

@@ -1,0 +1,77 @@
+"""A stage that has ended well is noted before its output is hashed: who comes after a kill goes on with the commit.
+
+<work folder>/ended.json    {"key", "out": its out_dir's name, "boot", "files", "manifest", "line"}
+
+A new holder removes the note with all the rest before it starts a stage, so that a note that is there speaks of the
+last one. It counts as long as the machine has not been started anew, since only then are the files as the stage left
+them without having been brought to disk; and only where each file still has the size, time and inode of then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from executor.store.digests import MANIFEST
+from executor.store.names import OUT, RUN
+from executor.system.jsonlines import read_object, write_json
+from executor.system.symlinks import is_folder
+
+NOTE = "ended.json"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@frozen
+class Ended:
+    """What is to be committed: the manifest without files and digest, and the line of the index without the digest."""
+
+    out: Path
+    manifest: Mapping[str, Any]
+    line: Mapping[str, Any]
+
+    def write(self, folder: Path, key: str) -> None:
+        """Leave the note in a work folder."""
+        note = {
+            "key": key,
+            "out": self.out.name,
+            "boot": _boot(),
+            "files": _files(self.out),
+            "manifest": self.manifest,
+            "line": self.line,
+        }
+        write_json(folder / NOTE, note, in_one_line=True)
+
+    @classmethod
+    def read(cls, folder: Path, key: str) -> Ended | None:
+        """None where there is no note that counts. What a commit that was cut off has added is removed."""
+        note = read_object(folder / NOTE) or {}
+        if (note.get("key"), note.get("boot")) != (key, _boot()):
+            return None
+        name = str(note["out"])
+        out = folder / name
+        if not (OUT.fullmatch(name) and is_folder(out) and RUN.fullmatch(str(note["line"]["run"]))):
+            return None
+        if MANIFEST not in note["files"]:
+            (out / MANIFEST).unlink(missing_ok=True)
+            for half_written in out.glob(f".{MANIFEST}.*"):
+                half_written.unlink()
+        return cls(out, note["manifest"], note["line"]) if _files(out) == note["files"] else None
+
+
+def _files(out: Path) -> dict[str, list[int]]:
+    """Size, time and inode of what lies there, links not followed; sealing changes none of them."""
+    found = {}
+    for here, _, names in os.walk(out):
+        for name in names:
+            path = Path(here, name)
+            status = path.lstat()
+            found[path.relative_to(out).as_posix()] = [status.st_size, status.st_mtime_ns, status.st_ino]
+    return found
+
+
+def _boot() -> str:
+    return BOOT.read_text().strip()

@@ -1,0 +1,112 @@
+"""Digests of artifacts: what an artifact is, and whether it still is that.
+
+An artifact's digest is a function of its files' names, sizes and contents. `measurements.json` (seconds, speed-ups) and
+`manifest.json` at its top are left out, since they differ between runs that computed the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import StageError
+from executor.system.jsonlines import sync_folder
+from executor.system.symlinks import plain_status
+
+MANIFEST = "manifest.json"
+MEASUREMENTS = "measurements.json"
+OUTSIDE_DIGEST = (MANIFEST, MEASUREMENTS)
+CHUNK = 1 << 20
+
+
+@frozen
+class FileEntry:
+    """A file of an artifact: its size in bytes and the SHA-256 of its content in hex."""
+
+    size: int
+    sha256: str
+
+
+def artifact_digest(files: Mapping[str, FileEntry]) -> str:
+    """SHA-256 in hex over the sorted files (relative name with "/", size, SHA-256), measured files left out."""
+    hashed = hashlib.sha256(b"dflow artifact 1\n")
+    for name in sorted(files):
+        if name not in OUTSIDE_DIGEST:
+            line = json.dumps([name, files[name].size, files[name].sha256])
+            hashed.update(line.encode() + b"\n")
+    return hashed.hexdigest()
+
+
+def seal_artifact_files(folder: Path, go_on: Callable[[], None] = lambda: None) -> dict[str, FileEntry]:
+    """Every file under an out_dir by relative name, made read-only; all but the folder itself is brought to disk.
+
+    go_on is called now and then, and may end it by an error. Raises StageError for links and the like.
+    """
+    files = {}
+    for here, _, _ in os.walk(folder, topdown=False):
+        with os.scandir(here) as entries:
+            found = list(entries)
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                continue
+            name = Path(entry.path).relative_to(folder).as_posix()
+            if not _is_utf8(name):
+                raise StageError(f"{name!a}: the op gave a file in out_dir a name that is not UTF-8; rename it")
+            if not entry.is_file(follow_symlinks=False):
+                raise StageError(
+                    f"{name}: the op left something that is not a plain file in out_dir; copy files, do not link"
+                )
+            files[name] = _sealed(Path(entry.path), go_on)
+        if Path(here) != folder:
+            sync_folder(Path(here))
+    return dict(sorted(files.items()))
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _sealed(path: Path, go_on: Callable[[], None]) -> FileEntry:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
+        sha256 = _sha256(file, go_on)
+        os.fchmod(file.fileno(), 0o444)
+        os.fsync(file.fileno())
+        return FileEntry(os.fstat(file.fileno()).st_size, sha256)
+
+
+def altered_files(folder: Path, manifest: Mapping[str, Any], go_on: Callable[[], None] = lambda: None) -> list[str]:
+    """Names of an artifact's files that are gone, or hold something else than when it was committed; reads them all.
+
+    A link in the place of a file, or of a folder that files are in, is something else.
+    """
+    altered = []
+    for name, entry in manifest["files"].items():
+        try:
+            plain_status(folder, name)
+            with (folder / name).open("rb", buffering=0) as file:
+                is_same = _sha256(file, go_on) == entry["sha256"]
+        except OSError:
+            is_same = False
+        if not is_same:
+            altered.append(name)
+    return altered
+
+
+def _sha256(file: RawIOBase, go_on: Callable[[], None]) -> str:
+    hashed = hashlib.sha256()
+    buffer = memoryview(bytearray(CHUNK))
+    while size := file.readinto(buffer):
+        hashed.update(buffer[:size])
+        go_on()
+    return hashed.hexdigest()

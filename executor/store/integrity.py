@@ -1,0 +1,206 @@
+"""Whether committed artifacts still are what was committed, by their sizes and by reading them.
+
+<store>/verified.jsonl     append-only: digest, name, size, mtime_ns, ctime_ns, inode of files that were read and found
+                           right. A file that still has this stamp need not be read again. Losing lines costs time only.
+                           A commit adds none: right after it the stamps cannot be relied on yet, see system/stamps.py.
+
+A damaged artifact is set aside as objects/<digest>.damaged, so that no run takes it: its node runs again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import StoreError
+from executor.store.artifact_store import Store
+from executor.store.digests import MANIFEST, FileEntry, artifact_digest
+from executor.store.names import DAMAGED, DIGEST
+from executor.system.jsonlines import append_lines, read_json, read_lines
+from executor.system.stamps import Stamp, is_settled
+from executor.system.symlinks import plain_status, remove
+
+MEMO = "verified.jsonl"
+CHUNK = 1 << 24  # bytes read between two calls of progress
+
+What = Literal["missing", "size", "content", "extra", "unreadable", "link"]
+Progress = Callable[[int], None]  # takes the bytes that were checked since the last call
+
+
+@frozen
+class Damage:
+    """A file of an artifact that is not what was committed."""
+
+    digest: str
+    name: str
+    what: What
+
+    def __str__(self) -> str:
+        said = {
+            "missing": "is missing",
+            "size": "has another size",
+            "content": "holds something else",
+            "extra": "does not belong there",
+            "unreadable": "cannot be read from the disk",
+            "link": "is a link, or lies behind one",
+        }
+        return f"{self.digest[:12]}: {self.name} {said[self.what]}"
+
+
+def check(
+    store: Store,
+    digests: Iterable[str],
+    *,
+    read_all: bool = False,
+    sizes_only: bool = False,
+    progress: Progress = lambda size: None,
+) -> list[Damage]:
+    """What is wrong with these artifacts. Files whose stamp is known from an earlier check are not read again.
+
+    read_all: read every file. sizes_only: read none but the manifests. Raises StoreError where a file may not be read.
+    """
+    known = {} if read_all else _known_stamps(store.path / MEMO)
+    found: list[Damage] = []
+    for digest in dict.fromkeys(digests):
+        artifact = _Artifact(store, digest, known, progress)
+        found += artifact.damages(sizes_only)
+        _append(store, digest, artifact.verified)
+    return found
+
+
+def committed(store: Store) -> list[str]:
+    """The digests of all artifacts in the store."""
+    folder = store.path / "objects"
+    return sorted(path.name for path in folder.iterdir() if DIGEST.fullmatch(path.name)) if folder.is_dir() else []
+
+
+def set_aside(store: Store, digests: Iterable[str]) -> None:
+    """Take damaged artifacts out of use. Raises StoreError where the store cannot be written."""
+    for digest in dict.fromkeys(digests):
+        target = store.object_path(digest)
+        damaged = target.with_name(target.name + DAMAGED)
+        try:
+            if target.exists() or target.is_symlink():
+                remove(damaged)  # of an earlier time: what came in its place is damaged too
+                target.rename(damaged)
+        except FileNotFoundError:  # another check was faster
+            pass
+        except OSError as error:
+            raise StoreError(f"{target}: cannot be set aside ({error.strerror}); runs would still take it") from error
+        store.forget(digest)
+
+
+class _Artifact:
+    """One check of one artifact. verified: stamps of the files that were read and found right."""
+
+    def __init__(self, store: Store, digest: str, known: Mapping[tuple[str, str], Stamp], progress: Progress) -> None:
+        self.verified: dict[str, Stamp] = {}
+        self._digest = digest
+        self._folder = store.object_path(digest)
+        self._known = known
+        self._progress = progress
+
+    def damages(self, sizes_only: bool) -> list[Damage]:
+        files = self._files()
+        if isinstance(files, Damage):
+            return [files]
+        found = [self._damage(name, what) for name, entry in files.items() if (what := self._file(name, entry, True))]
+        found += [self._damage(name, "extra") for name in _names(self._folder) if name not in files]
+        if sizes_only:
+            return found
+        wrong = {damage.name for damage in found}
+        rest = {name: entry for name, entry in files.items() if name not in wrong}
+        read = [self._damage(name, what) for name, entry in rest.items() if (what := self._file(name, entry, False))]
+        return found + read
+
+    def _damage(self, name: str, what: What) -> Damage:
+        return Damage(self._digest, name, what)
+
+    def _files(self) -> dict[str, FileEntry] | Damage:
+        """The files by the manifest, which must be those of the digest."""
+        if self._folder.is_symlink():
+            return self._damage("its folder", "link")
+        if (self._folder / MANIFEST).is_symlink():
+            return self._damage(MANIFEST, "link")
+        try:
+            manifest: dict[str, Any] | None = read_json(self._folder / MANIFEST)
+            if manifest is None:
+                return self._damage(MANIFEST, "missing")
+            files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
+        except PermissionError as error:
+            raise _refused(self._folder / MANIFEST, error) from error
+        except OSError:
+            return self._damage(MANIFEST, "unreadable")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return self._damage(MANIFEST, "content")
+        return files if artifact_digest(files) == self._digest else self._damage(MANIFEST, "content")
+
+    def _file(self, name: str, entry: FileEntry, size_only: bool) -> What | None:
+        path = self._folder / name
+        now = time.time()
+        try:
+            plain_status(self._folder, name)
+            stamp = Stamp.of(path)
+            if stamp.size != entry.size:
+                return "size"
+            if size_only:
+                return None
+            if self._known.get((self._digest, name)) == stamp:
+                self._progress(stamp.size)
+                return None
+            if self._sha256(path) != entry.sha256:
+                return "content"
+            if is_settled(stamp, now) and Stamp.of(path) == stamp:
+                self.verified[name] = stamp
+        except (FileNotFoundError, NotADirectoryError):
+            return "missing"
+        except PermissionError as error:
+            raise _refused(path, error) from error
+        except OSError as error:
+            return "link" if error.errno == errno.ELOOP else "unreadable"
+        return None
+
+    def _sha256(self, path: Path) -> str:
+        hashed = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                hashed.update(chunk)
+                self._progress(len(chunk))
+        return hashed.hexdigest()
+
+
+def _names(folder: Path) -> list[str]:
+    """Files under an artifact's folder; hidden ones are the file system's or an editor's own business."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    names = (path.relative_to(folder).as_posix() for path in files)
+    return [name for name in names if name != MANIFEST and not name.rpartition("/")[2].startswith(".")]
+
+
+def _refused(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"{path}: cannot be read ({error.strerror}); the store belongs to somebody else")
+
+
+def _known_stamps(memo: Path) -> dict[tuple[str, str], Stamp]:
+    fields = [field.name for field in attrs.fields(Stamp)]
+    known = {}
+    for line in read_lines(memo):
+        if all(isinstance(line.get(name), int) for name in fields):
+            known[str(line.get("digest")), str(line.get("name"))] = Stamp(**{name: line[name] for name in fields})
+    return known
+
+
+def _append(store: Store, digest: str, stamps: Mapping[str, Stamp]) -> None:
+    if not stamps:
+        return
+    lines = [{"digest": digest, "name": name, **attrs.asdict(stamp)} for name, stamp in stamps.items()]
+    try:
+        append_lines(store.path / MEMO, lines)
+    except (OSError, StoreError):  # a store that may only be read, or a full disk: the next time they are read again
+        return

@@ -1,0 +1,383 @@
+"""The right to work on one key: a lock that dies with its holder, and a token that tells holders apart.
+
+    work/<key>/lease        flock by the executor for the whole stage: {"token", "id", "host", "pid", "run", "released"}
+    work/<key>/ranks        flock, shared, by every process of the stage for its life
+    work/<key>/out-<attempt>    what becomes the artifact; no other attempt writes there
+    work/<key>/state        what the op keeps between attempts
+    work/<key>/ended.json, commit.json      see commit_journal.py and artifact_store.py
+    work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launchers/stage_process.py
+    work/<key>/rendezvous-<attempt>/        mode 0700: where ranks on one host meet, see launchers/ranks.py
+    work/<key>/code-<attempt>.json          the source files that the stage runs, see planning/input_snapshot.py
+    work/<key>/hosts-<attempt>/                                             see launchers/host_folder.py
+    work/<key>.<id>/            work that data changed under, see scheduler/attempt.py
+
+A new holder ends what stages left running, see system/left_over.py, and waits until nobody holds `ranks`, so no late
+writer of a killed run can be alive beside it. A process that comes to `ranks` later still finds another token in
+`lease`, and ends. Tokens count the holders of one work folder, and start anew with it; the id is of this holder alone,
+whatever became of the folder. No clock is asked who comes first.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dsl.errors import LeaseLost, StopRequested, StoreError
+from executor.store.names import KEY, REMOVED_FROM_WORK
+from executor.system.crash_points import fail_point
+from executor.system.jsonlines import read_object
+from executor.system.left_over import end_left_over
+from executor.system.os_errors import clear_errors
+from executor.system.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
+
+KEPT = ("lease", "ranks")
+LATE_WRITERS_S = 60.0
+POLL_S = 0.1
+
+
+class Lease:
+    """The lease on the work folder of one key; a context manager that gives it back."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self.folder = folder
+        self.token = 0
+        self.id = ""
+        self.last_run: str | None = None
+        self._run_id = run_id
+        self._descriptor: int | None = None
+        self._given_up = threading.Event()
+
+    @property
+    def out_dir(self) -> Path:
+        return self.folder / f"out-{self.attempt}"
+
+    @property
+    def work_dir(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def attempt(self) -> str:
+        """Names the files of one attempt."""
+        return f"{self.token}-{self.id[:8]}"
+
+    def try_acquire(self) -> bool:
+        """Whether nobody held the lease, so that it is this one's now.
+
+        Raises LeaseLost if a process of another host had it and did not give it back: whether that one still lives
+        cannot be known here.
+        """
+        with clear_errors(self.folder):
+            remove_link(self.folder)
+            with suppress(FileExistsError):  # exist_ok would look again, when the holder may just have renamed it
+                self.folder.mkdir(parents=True)
+            return self._try_acquire()
+
+    def held_by(self) -> str:
+        """Who works on it, as far as the lease file says: empty where it does not."""
+        holder = self._holder()
+        return f"process {holder['pid']} on {holder['host']} (run {holder['run']}) works on it" if holder else ""
+
+    def acquire(self, on_wait: Callable[[str], None], should_stop: Callable[[], bool]) -> bool:
+        """Wait for the lease; False where `should_stop` said so first. `on_wait` gets one line about the holder."""
+        said = False
+        while not should_stop():
+            if self.try_acquire():
+                return True
+            if not said and (holder := self.held_by()):
+                on_wait(holder)
+                said = True
+            time.sleep(POLL_S)
+        return False
+
+    def wait_for_ranks(self) -> None:
+        """Return when no process of a stage on this folder is alive. Raises LeaseLost after a minute.
+
+        Those of this machine are ended; who calls has no stage that runs.
+        """
+        end_left_over(self.folder)
+        deadline = time.monotonic() + LATE_WRITERS_S
+        descriptor = open_own(self.folder / "ranks", os.O_RDWR | os.O_CREAT)
+        try:
+            while not _try_lock(descriptor):
+                if time.monotonic() > deadline:
+                    pids = ", ".join(map(str, lock_holders(self.folder / "ranks"))) or "unknown"
+                    raise LeaseLost(
+                        f"{self.folder}: processes of an earlier attempt still run there (process ids {pids}); end them"
+                    )
+                self.go_on()
+                time.sleep(POLL_S)
+        finally:
+            os.close(descriptor)
+
+    def give_up(self) -> None:
+        """Let what takes long under this lease, in another thread, end by StopRequested."""
+        self._given_up.set()
+
+    def go_on(self) -> None:
+        """Called by what takes long. Raises StopRequested where it was given up."""
+        if self._given_up.is_set():
+            raise StopRequested(f"{self.folder}: the run was stopped; the next one goes on here")
+
+    def adopt(self, key_without_code: str) -> str | None:
+        """Take the op's state out of the newest work folder that says this in work.json and that nobody holds.
+
+        Returns the run that left it there, None where there is none. This folder's own state must be empty.
+        """
+        others = [
+            path
+            for path in self.folder.parent.iterdir()
+            if path != self.folder and KEY.fullmatch(path.name) and is_folder(path)
+        ]
+        for folder in sorted(others, key=_started, reverse=True):
+            if (read_object(folder / "work.json") or {}).get("key_without_code") != key_without_code:
+                continue
+            with Lease(folder, self._run_id) as other:
+                if not (is_folder(other.work_dir) and other._try_acquire_quietly()):
+                    continue
+                remove(self.work_dir)
+                fail_point("lease:adopting")
+                other.work_dir.rename(self.work_dir)
+                fail_point("lease:adopted")
+                self.last_run = other.last_run
+                other.remove()
+                return self.last_run
+        return None
+
+    def check(self) -> None:
+        """Raises LeaseLost unless the folder still is the one that was leased, with this holder's token and id."""
+        if self._descriptor is None or not _same_file(self._descriptor, self.folder / "lease"):
+            raise LeaseLost(f"{self.folder}: the work folder was removed or replaced while the stage ran")
+        holder = self._holder() or {}
+        if (holder.get("token"), holder.get("id")) != (self.token, self.id):
+            raise LeaseLost(f"{self.folder}: another process took the lease over")
+
+    def empty(self, *, keep_state: bool) -> None:
+        """Remove what earlier attempts left; the op's own state only where it is not to be kept.
+
+        Nothing is kept through which the op would write out of the folder: of its state, links that lead there go.
+        """
+        with clear_errors(self.folder):
+            for path in self.folder.iterdir():
+                if path.name in KEPT or (keep_state and path == self.work_dir and is_folder(path)):
+                    continue
+                remove(path)
+                fail_point("lease:clearing")
+            remove_links_out_of(self.work_dir)
+            self.out_dir.mkdir()
+            self.work_dir.mkdir(exist_ok=True)
+        fail_point("lease:emptied")
+
+    def remove(self) -> None:
+        """Take the whole work folder away, after a commit; who waits for the lease finds a new, empty one."""
+        gone = self.folder.with_name(f".{self.folder.name}.{self.id}")
+        with clear_errors(self.folder):
+            self.folder.rename(gone)
+        fail_point("lease:removing")
+        self._drop()
+        fail_point("lease:released")
+        remove(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
+
+    def set_aside(self) -> Path:
+        """Give the lease back, and keep the work folder under another name, where no key and no `adopt` finds it."""
+        kept = self.folder.with_name(f"{self.folder.name}.{self.id[:8]}")
+        with clear_errors(self.folder):
+            self.folder.rename(kept)
+        self.release()
+        return kept
+
+    def release(self) -> None:
+        """Give the lease back. On this machine that is the lock; for other hosts the file says so, where it can."""
+        if self._descriptor is None:
+            return
+        with suppress(StoreError):
+            self._write({**(self._holder() or {}), "released": True})
+        self._drop()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _try_acquire(self) -> bool:
+        self._descriptor = self._open_locked()
+        if self._descriptor is None:
+            return False
+        try:
+            fail_point("lease:locked")
+            self._take_over()
+        except BaseException:
+            self._drop()
+            raise
+        fail_point("lease:taken")
+        return True
+
+    def _try_acquire_quietly(self) -> bool:
+        """False also where another host has the lease, or a process of an earlier attempt lives."""
+        try:
+            if not self._try_acquire():
+                return False
+            self.wait_for_ranks()
+        except LeaseLost:
+            return False
+        return True
+
+    def _open_locked(self) -> int | None:
+        """A locked descriptor of the lease file that stands at the path now, or None where somebody else holds it."""
+        try:
+            descriptor = open_own(self.folder / "lease", os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:  # the holder committed, and removed the folder just now
+            return None
+        if _try_lock(descriptor) and _same_file(descriptor, self.folder / "lease"):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def _take_over(self) -> None:
+        holder = self._holder() or {}
+        host = holder.get("host", socket.gethostname())
+        if host != socket.gethostname() and not holder.get("released"):
+            raise LeaseLost(
+                f"{self.folder}: leased by process {holder.get('pid')} on {host} (run {holder.get('run')}), which "
+                f"did not give it back; when nothing runs there any more, remove {self.folder / 'lease'}"
+            )
+        self.token, self.id = int(holder.get("token", 0)) + 1, os.urandom(16).hex()
+        self.last_run = holder.get("run")
+        host = socket.gethostname()
+        holder = {"token": self.token, "id": self.id, "host": host, "pid": os.getpid(), "run": self._run_id}
+        self._write({**holder, "released": False})
+
+    def _drop(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _holder(self) -> dict[str, Any] | None:
+        """What the lease file says. A file that is empty or half written says nothing."""
+        if self._descriptor is not None:
+            text = os.pread(self._descriptor, 65536, 0)
+        else:
+            try:
+                text = (self.folder / "lease").read_bytes()
+            except FileNotFoundError:
+                return None
+        try:
+            holder = json.loads(text)
+        except ValueError:
+            return None
+        return holder if isinstance(holder, dict) else None
+
+    def _write(self, holder: dict[str, Any]) -> None:
+        assert self._descriptor is not None
+        text = json.dumps(holder).encode() + b"\n"
+        with clear_errors(self.folder / "lease"):
+            if os.pwrite(self._descriptor, text, 0) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(self._descriptor, len(text))
+            os.fsync(self._descriptor)  # other hosts of a shared file system see it from now on
+
+
+def remove_leftovers(work: Path) -> None:
+    """Remove the folders that `Lease.remove` had renamed when its process was killed."""
+    for path in work.iterdir():
+        if REMOVED_FROM_WORK.fullmatch(path.name):
+            remove(path, ignore_errors=True)
+
+
+def put_away(folder: Path) -> Path | None:
+    """Rename a work folder that nobody holds out of everybody's way, to be removed; None where somebody has it."""
+    with Lease(folder, "gc") as lease:
+        if held_now(folder) or not lease._try_acquire_quietly():
+            return None
+        gone = folder.with_name(f".{folder.name}.{lease.id}")
+        with clear_errors(folder):
+            folder.rename(gone)
+        lease._drop()
+        return gone
+
+
+def held_now(folder: Path) -> str:
+    """Who has a work folder, without taking it: empty where nobody does, so that its work is only waiting there."""
+    lease = Lease(folder, "")
+    if any(_is_locked(folder / name) for name in KEPT):
+        return lease.held_by() or "a process works on it"
+    holder = lease._holder() or {}
+    elsewhere = holder.get("host", socket.gethostname()) != socket.gethostname() and not holder.get("released")
+    return lease.held_by() if elsewhere else ""
+
+
+def share_ranks(folder: Path, token: int, lease_id: str) -> int:
+    """Held by a process of a stage for its life: says that it may write to the work folder. Returns the descriptor.
+
+    Raises LeaseLost where the lease went on to another holder before this process came to work, and
+    FileNotFoundError where the work folder is gone.
+    """
+    descriptor = open_own(folder / "ranks", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    holder = read_object(folder / "lease") or {}
+    if (holder.get("token"), holder.get("id")) != (token, lease_id):
+        os.close(descriptor)
+        raise LeaseLost(f"{folder}: the lease went on to another attempt")
+    return descriptor
+
+
+def lock_holders(path: Path) -> list[int]:
+    """Process ids on this machine that the kernel lists as holders of a lock on a file."""
+    try:
+        inode = path.stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    rows = [line.split() for line in lines if "->" not in line]
+    return sorted({int(row[4]) for row in rows if row[5].rpartition(":")[2] == str(inode)})
+
+
+def _started(folder: Path) -> float:
+    try:
+        return (folder / "work.json").stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        return 0.0
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nobody waits for a pipe's writer
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False  # a link is nobody's lock
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        at_path = path.stat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return (mine.st_dev, mine.st_ino) == (at_path.st_dev, at_path.st_ino)

@@ -1,0 +1,30 @@
+"""The names that dflow gives to what it keeps in a store: what has another name is somebody else's, and stays.
+
+objects/<digest>                an artifact
+objects/<digest>.damaged        one that was set aside, see integrity.py
+objects/.gone-<digest>-<pid>    one that is being removed, see maintenance/gc.py
+index/<key>                     what a key gave
+work/<key>                      work in progress, see lease.py
+work/<key>.<id>                 work that data changed under, see scheduler/attempt.py
+work/.<key>.<id>                either of these two while it is being removed
+work/.<run id>                  the record of a run that is being removed, see maintenance/remove_run.py
+records/<run id>                a run
+"""
+
+from __future__ import annotations
+
+import re
+
+_HASH, _RUN = "[0-9a-f]{64}", r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4,}"
+
+DIGEST = re.compile(_HASH)
+KEY = re.compile(_HASH)
+RUN_ID = re.compile(_RUN)
+RUN = re.compile(r"\w[\w.-]*", re.ASCII)  # of any dflow, whose line of the index came from elsewhere
+OUT = re.compile(r"out(-[0-9]+-[0-9a-f]{8})?")  # in a work folder; without an attempt: of an older dflow
+DAMAGED = ".damaged"
+GONE = ".gone-"
+
+IN_OBJECTS = re.compile(rf"{_HASH}({re.escape(DAMAGED)})?|{re.escape(GONE)}{_HASH}-[0-9]+")
+IN_WORK = re.compile(rf"{_HASH}(\.[0-9a-f]{{8}})?")
+REMOVED_FROM_WORK = re.compile(rf"\.({_HASH}(\.[0-9a-f]{{8}})?\.[0-9a-f]{{32}}|{_RUN})")

@@ -1,0 +1,1 @@
+"""What every room uses: files and locks, output, processes, and what this machine has."""

@@ -1,0 +1,135 @@
+"""Append-only files of JSON lines, and JSON files replaced as a whole; both survive a kill at any moment.
+
+Durable ones survive a crash of the machine too. What the file system refuses is a StoreError, or DiskFull.
+
+Lines are one write() to a file opened with O_APPEND, so that several processes can write to one file. What a killed
+process left half written is one broken line: the next writer ends it, and readers skip it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from executor.system.os_errors import clear_errors
+from executor.system.symlinks import new_file, open_own
+
+
+def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Append one line; durable: return only when it is on disk."""
+    append_lines(path, [value], durable=durable)
+
+
+def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bool = False) -> None:
+    """Append several lines by one write."""
+    line = b"".join(compact(value) for value in values)
+    with clear_errors(path):
+        descriptor = open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            if os.write(descriptor, line) < len(line):  # the rest may no longer be one line with it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if durable:  # also where the file is not new: its maker may have died before this
+            sync_folder(path.parent)
+
+
+def compact(value: Any) -> bytes:
+    """A value as one line of JSON, its end included; half a surrogate pair, which UTF-8 has not, as its escape."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a file; none where it is not there."""
+    return LineReader(path).read()
+
+
+class LineReader:
+    """Reads the lines that were added since the last call, at first those from an offset on.
+
+    A last line without its end is left for later.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self._offset = offset
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        return [value for line in data[:end].splitlines() if (value := _parsed(line)) is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bool = False) -> None:
+    """Replace a JSON file as a whole: readers see the old one or the new one. durable: also after a machine's crash.
+
+    in_one_line: what is large and seldom read by people is written, and read, several times as quickly.
+    """
+    text = (
+        compact(value)
+        if in_one_line
+        else json.dumps(value, indent=1, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    )
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with clear_errors(path):
+        try:
+            with new_file(fresh) as file:
+                file.write(text)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        if durable:
+            sync_folder(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file, None where it is not there. Raises ValueError where it holds something else."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where it is not there, is empty after a crash, or holds something else."""
+    try:
+        value = read_json(path)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

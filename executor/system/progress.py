@@ -1,0 +1,95 @@
+"""What a long work does now, and how far it is: one moving line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from dsl.sizes import shown_bytes
+from executor.system.output import print_lines, printable
+from executor.system.unrepeated import Unrepeated
+
+PLAIN_S = 10.0
+
+
+class BytesDone:
+    """A context manager; `advance` takes the bytes that were done since the last call."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._lines = Unrepeated()
+        self._said_at = time.monotonic()
+        console = Console(stderr=True)
+        columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._task = self._bar.add_task(what, total=total) if self._bar is not None else None
+
+    def advance(self, size: int) -> None:
+        self._done += size
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, total=max(self._total, self._done))
+        elif time.monotonic() - self._said_at >= PLAIN_S:
+            self._said_at = time.monotonic()
+            if line := self._lines.line(f"{self._what}: {shown_bytes(self._done)} of {shown_bytes(self._total)}"):
+                print_lines(line, error=True)
+
+    def __enter__(self) -> BytesDone:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Doing:
+    """A context manager; `tell` takes what is done now, for standard error, and `say` prints a result."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._lines = Unrepeated()
+        console = console or Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._task = self._bar.add_task("", total=None) if self._bar is not None else None
+
+    def tell(self, text: str) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=printable(text))
+            self._bar.start()
+        elif line := self._lines.line(text):
+            print_lines(line, error=True)
+
+    def say(self, text: str) -> None:
+        """What is done now stands aside meanwhile, also where both are on the same terminal."""
+        is_shown = self._bar is not None and self._bar.live.is_started
+        if self._bar is not None:
+            self._bar.stop()
+        print_lines(text)
+        if self._bar is not None and is_shown:
+            self._bar.start()
+
+    def __enter__(self) -> Doing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,119 @@
+"""What MLflow holds of a run as a whole, and of each combination of its sweep, when it has ended.
+
+The final metrics, linked to the model that they judge, a description, and the report. As all that is sent, each of it
+may be sent again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.graph import Graph, GraphNode
+from executor.keys.node_key import PROJECT
+from executor.records.run_record import Record
+from executor.results.combinations import final_metrics
+from executor.results.metric_order import is_judged
+from executor.tracking.ask_model import described
+from executor.tracking.mlflow_client import Tracker
+from executor.tracking.model_files import ModelFiles
+from executor.tracking.node_files import artifact_files
+from executor.tracking.run_description import REPORT
+
+REPORT_WITHIN_S = 45.0
+FAILED = "failed"
+ARTIFACT = "artifact/"
+
+
+def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph, node: GraphNode, digest: str) -> None:
+    """The artifact of a node that is done as a logged model, where it is one. sent: that of the run as a whole.
+
+    Raises StageError where the op does not describe it.
+    """
+    folder = store / "objects" / digest
+    child = sent["nodes"][node.id]
+    if node.op.model is None or not folder.is_dir():
+        return
+    model = described(graph, node, folder)
+    small, large = artifact_files(folder, {})  # a model is one for all runs, whatever they measured
+    files = ModelFiles(child["run_id"], {name.removeprefix(ARTIFACT): path for name, path in small.items()}, large)
+    child["model"] = tracker.logged_model(sent["experiment"], node.id, digest, model, files)
+    tracker.log_output(child["run_id"], child["model"])
+
+
+def send_metrics(
+    tracker: Tracker, run_id: str, sent: Mapping[str, Any], record: Record, graph: Graph, nodes: Iterable[GraphNode]
+) -> None:
+    """The final metrics of these nodes at a run; those of nodes below a model are that model's too.
+
+    What a result is judged by comes first: MLflow's charts start with the first metric.
+    """
+    states = record.state.nodes
+    by_node: dict[str, dict[str, float]] = {}
+    found, telling = final_metrics(nodes, states), graph.judged_by
+    for name, (node_id, value) in sorted(found.items(), key=lambda each: not is_judged(each[0], telling)):
+        by_node.setdefault(node_id, {})[name] = value
+    results = {node_id: (states[node_id].ended or record.state.started, values) for node_id, values in by_node.items()}
+    models = {node_id: child.get("model") for node_id, child in sent["nodes"].items()}
+    for model_node in [node_id for node_id in graph.nodes if models.get(node_id) not in (None, FAILED)]:
+        judged = [result for node_id, result in results.items() if node_id in graph.below(model_node)]
+        model_id = models[model_node]
+        if judged:
+            tracker.log_model_results(run_id, model_id, judged)
+            tracker.tag_model(model_id, _judgement(graph, judged))
+            tracker.log_output(run_id, model_id)
+    tracker.log_results(run_id, results.values())
+
+
+def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, str]:
+    """The figures by which ops say that a result is judged: tau, say.
+
+    Where several nodes have it, the first one's stands under its own name too, so that models can be told by it.
+    """
+    telling = graph.judged_by
+    found = {name: value for _, values in judged for name, value in values.items() if is_judged(name, telling)}
+    own = {each: next((found[name] for name in found if is_judged(name, (each,))), None) for each in sorted(telling)}
+    known = {**{name: value for name, value in own.items() if value is not None}, **found}
+    return {name: f"{value:.4g}" for name, value in known.items()}
+
+
+def send_note(tracker: Tracker, run_id: str, sent: dict[str, Any], note: str, save: Callable[[], None]) -> None:
+    """sent: that of the run with this id, which holds the descriptions that may be there."""
+    last = sent.get("notes", [""])
+    sent["notes"] = [*last[-1:], note]
+    save()
+    tracker.log_note(run_id, note, sent["notes"])
+
+
+def send_report(tracker: Tracker, store: Path, record: Record, sent: dict[str, Any]) -> str | None:
+    """The report of the run as an artifact; a warning where it could not be written.
+
+    A process of its own writes it: whatever ops make of their sections, MLflow gets the rest.
+    """
+    command = [sys.executable, "-m", "executor.cli", "report", record.run, "--store", str(store)]
+    path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    file = record.folder / REPORT
+    try:
+        done = subprocess.run(
+            [*command, "-o", str(file)],
+            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=REPORT_WITHIN_S,
+            check=False,
+        )
+        why = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {REPORT_WITHIN_S:.0f} s"
+    if why:
+        sent["report"] = FAILED
+        return f"the report of the run could not be written ({why}); try it: dflow report {record.run}"
+    tracker.log_files(sent["parent"], {REPORT: file}, {})
+    sent["report"] = time.time()
+    return None

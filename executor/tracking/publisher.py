@@ -1,0 +1,152 @@
+"""The executor's side of the process that sends a run to MLflow beside it: starts it, ends it, and tells the user."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from executor.keys.node_key import PROJECT
+from executor.launchers.failure import killed
+
+# How long the end of a run waits for MLflow, and for that of a stopped run, which somebody wants to be over.
+END_WITHIN_S = 60.0
+STOPPED_WITHIN_S = 15.0
+SILENT_S = 3.0
+POLL_S = 0.2
+STARTS = 2
+COMMAND = (sys.executable, "-m", "executor.tracking.publisher_process")
+FOR_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Display(Protocol):
+    """Where the user is told."""
+
+    def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def say_last(self, text: str) -> None: ...
+
+
+class Follower:
+    """Starts a process that sends what the record holds every few seconds, until `finish`; see publisher_process.py.
+
+    The user is warned once, when something is wrong for the first time, and told when it is over. Where the process is
+    killed, or breaks, another one goes on, once. None of them is alive when `finish` returns.
+    """
+
+    def __init__(self, store: Path, folder: Path, display: Display) -> None:
+        self._store = store
+        self._folder = folder
+        self._display = display
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_finishing = self._is_given_up = False
+        self._is_all_sent = self._is_warned = False
+        self._warning: str | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def finish(self, give_up: Callable[[], bool], *, stopped: bool = False) -> None:
+        """Send the rest, within a bounded time; what MLflow has not got by then, or by give_up, stays in the record."""
+        within = STOPPED_WITHIN_S if stopped else END_WITHIN_S
+        started = time.monotonic()
+        is_told = False
+        self._ask_to_finish()
+        while self._thread.is_alive() and not give_up() and time.monotonic() - started < within:
+            self._thread.join(POLL_S)
+            if not is_told and self._thread.is_alive() and time.monotonic() - started > SILENT_S:
+                self._display.note(f"sending the rest to MLflow, for {within:.0f} s at most (Ctrl-C: leave it)")
+                is_told = True
+        self._kill()
+        self._thread.join()
+        if not self._is_all_sent:
+            lacks = f"MLflow lacks a part of this run; send it with: dflow sync {self._folder.name}"
+            why = f"{self._warning.partition('; ')[0]}; " if self._warning else ""
+            self._display.say_last(f"{why}{lacks}")
+
+    def _follow(self) -> None:
+        """In a thread, which lives as long as the processes that it starts: they end with it."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ALL)  # inherited by them, until they ignore these
+        for _ in range(STARTS):
+            try:
+                process = self._started()
+            except OSError as error:
+                self._warn(self._kept(f"cannot be started ({error.strerror})"))
+                return
+            if process is None:
+                return
+            with process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    self._hear(line)
+            if process.returncode == 0 or self._is_all_sent or self._is_given_up:
+                return
+            self._warn(self._kept(_ended(process.returncode)))
+
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        """In a process group of its own, which Ctrl-C does not reach; None where nobody waits for it any more."""
+        path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with self._lock:
+            if self._is_given_up:
+                return None
+            self._process = subprocess.Popen(
+                [*COMMAND, str(self._store), str(self._folder), str(os.getpid())],
+                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                process_group=0,
+            )
+            if self._is_finishing:
+                self._tell_to_finish()
+            return self._process
+
+    def _ask_to_finish(self) -> None:
+        with self._lock:
+            self._is_finishing = True
+            self._tell_to_finish()
+
+    def _tell_to_finish(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError, ValueError):  # it has ended
+                os.write(self._process.stdin.fileno(), b"\n")
+
+    def _kill(self) -> None:
+        """Whatever it is doing; and no other one is started."""
+        with self._lock:
+            self._is_given_up = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _hear(self, line: bytes) -> None:
+        if not line.endswith(b"\n"):  # it was killed while it said this
+            return
+        said = json.loads(line)
+        self._warning = said["warning"]
+        self._is_all_sent = said["is_last"] and self._warning is None
+        if self._warning is not None:
+            self._warn(self._warning)
+        elif self._is_warned:
+            self._display.note("MLflow is there again and has all of the run until now")
+            self._is_warned = False
+
+    def _warn(self, text: str) -> None:
+        self._warning = text
+        if not self._is_warned:
+            self._display.warn(text)
+            self._is_warned = True
+
+    def _kept(self, what: str) -> str:
+        kept = f"nothing is lost: send it later with `dflow sync {self._folder.name}`"
+        return f"the process that sends to MLflow {what}; {kept}"
+
+
+def _ended(code: int) -> str:
+    return f"was {killed(code)}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,101 @@
+"""What stands above a run in MLflow: how it ended, its main figures, and where its report is. Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dsl.graph import Graph
+from executor.records.events import read_events, worked_seconds
+from executor.records.run_record import NodeState, Record, RunState
+from executor.results.combinations import Combination, combinations, final_metrics
+from executor.results.run_table import result_rows
+from executor.results.sweep_table import main_metrics, shown_metrics, sorted_rows
+
+REPORT = "report.html"
+MOST_ROWS = 30
+MOST_METRICS = 6
+
+
+def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
+    """Of a run as a whole, in which nothing runs any more: the user's notes first."""
+    state, worked = record.state, worked_seconds(read_events(record.events_path))
+    parts = [graph.notes, f"{_ending(state, worked)}. {_link(experiment, parent)}"]
+    alone = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
+    parts.append(_figures(final_metrics(alone, state.nodes), graph))
+    parts.append(_combinations(graph, state.nodes))
+    return "\n\n".join(part for part in parts if part)
+
+
+def combination_note(combination: Combination, state: RunState, graph: Graph, experiment: str, parent: str) -> str:
+    """Of one whose nodes have ended, or that nothing works on any more."""
+    figures = final_metrics(combination.result_nodes(graph), state.nodes)
+    shown = _figures(figures, graph)
+    ending = f"One combination of run {state.run}{_open(combination, state)}"
+    return "\n\n".join(part for part in (f"{ending}. {_link(experiment, parent)}", shown) if part)
+
+
+def _open(combination: Combination, state: RunState) -> str:
+    """What of it is not done, and why."""
+    nodes = {node.id: state.nodes[node.id] for node in combination.nodes}
+    failed = [node_id for node_id, node in nodes.items() if node.state == "failed"]
+    blocked = {node_id: node.reason for node_id, node in nodes.items() if node.is_blocked}
+    left = [node_id for node_id, node in nodes.items() if node.state != "done" and node_id not in {*failed, *blocked}]
+    parts = [f"failed: {', '.join(failed)}"] if failed else []
+    parts += [f"{node_id} {reason}" for node_id, reason in blocked.items()]
+    parts += [f"not done in a {_ended_status(state)} run: {', '.join(left)}"] if left else []
+    return f"; {'; '.join(parts)}" if parts else ""
+
+
+def _ended_status(state: RunState) -> str:
+    """Of a run in which nothing runs any more: one that says that it does was killed."""
+    return "killed" if state.status == "running" else state.status
+
+
+def _ending(state: RunState, worked: float) -> str:
+    nodes = state.nodes.values()
+    cached = sum(node.cache == "hit" for node in nodes)
+    failed = [node_id for node_id, node in state.nodes.items() if node.state == "failed"]
+    parts = [
+        f"{len(state.nodes)} nodes, {cached} of them cached",
+        *([f"failed: {', '.join(failed)}"] if failed else []),
+    ]
+    return f"**{_ended_status(state)}** after {worked:.0f} s: {'; '.join(parts)}"
+
+
+def _link(experiment: str, parent: str) -> str:
+    return f"[Report](#/experiments/{experiment}/runs/{parent}/artifacts/{REPORT})"
+
+
+def _figures(found: Mapping[str, tuple[str, float]], graph: Graph) -> str:
+    """The main ones alone. found: as `final_metrics` gives them."""
+    main = main_metrics(graph, found)
+    return _table(("metric", "value", "interval"), result_rows(main, graph.judged_by)) if main else ""
+
+
+def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
+    """The combinations of a sweep, the best first."""
+    found = combinations(graph)
+    if not found:
+        return ""
+    rows, sort_by = sorted_rows(graph, states, found)
+    shown = [
+        {name: f"{value} {interval}".rstrip() for name, value, interval in result_rows(row.metrics, graph.judged_by)}
+        for row in rows
+    ]
+    metrics = shown_metrics(rows, (name for cells in shown for name in cells), sort_by)[:MOST_METRICS]
+    groups = list(dict.fromkeys(group for each in found for group in each.values))
+    table = [
+        (
+            *(row.combination.values.get(group, "") for group in groups),
+            row.state or "done",
+            *(cells.get(name, "") for name in metrics),
+        )
+        for row, cells in zip(rows, shown, strict=True)
+    ]
+    more = f"\n\nand {len(table) - MOST_ROWS} more" if len(table) > MOST_ROWS else ""
+    return _table((*groups, "state", *metrics), table[:MOST_ROWS]) + more
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

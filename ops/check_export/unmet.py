@@ -1,0 +1,14 @@
+"""What the gate lacks here, before a run's first stage."""
+
+from __future__ import annotations
+
+from ops.check_export.op import CheckExport
+from ops.lib.missing_libraries import missing_sglang
+
+
+def unmet(config: CheckExport) -> dict[str, str]:
+    """SGLang, where the live stage must not be passed over."""
+    if config.live != "required":
+        return {}
+    missing = missing_sglang("live", "the gate")
+    return {name: f'{text}; live = "auto" passes the stage over' for name, text in missing.items()}

@@ -1,0 +1,20 @@
+"""What an evaluation lacks here, before a run's first stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsl.errors import DataError
+from ops.evaluate.benchmark_rows import check_benchmark
+from ops.evaluate.op import Evaluate
+
+
+def unmet(config: Evaluate) -> dict[str, str]:
+    """A benchmark file without mistakes: it is read when all else is done. A missing one is reported as such."""
+    if config.benchmark is None or not Path(config.benchmark).exists():
+        return {}
+    try:
+        check_benchmark(Path(config.benchmark))
+    except DataError as error:
+        return {"benchmark": str(error)}
+    return {}

@@ -1,0 +1,1 @@
+"""Shards of tokens, packs of images, files and the account of samples."""

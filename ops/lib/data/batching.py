@@ -1,0 +1,29 @@
+"""Batches of samples of similar length, and the length that they are padded to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | None = None) -> list[list[int]]:
+    """Indices in batches of similar length whose padded size stays within `batch_tokens` (one sample at least).
+
+    A batch of `filled` tokens takes only samples of its last one's length, so that nothing is padded for its sake:
+    padding needs a mask, which keeps attention from its fastest kernels on a GPU. None fills batches to the end.
+    """
+    batches: list[list[int]] = []
+    last = 0
+    for index in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
+        length, count = lengths[index], len(batches[-1]) if batches else 0
+        takes_others = filled is None or last * count < filled
+        if batches and length * (count + 1) <= batch_tokens and (takes_others or length == last):
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+        last = length
+    return batches
+
+
+def padded_length(length: int, pad_multiple: int) -> int:
+    """The length rounded up to a multiple."""
+    return -(-length // pad_multiple) * pad_multiple

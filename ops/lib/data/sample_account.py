@@ -1,0 +1,99 @@
+"""The account of samples that every data op keeps: kept + dropped by reason = in."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+
+from dsl.errors import DataError
+from dsl.stage import Stage
+from ops.lib.data.files import write_json
+
+SPLITS = ("train", "val", "test")
+NOT_TAKEN = "over max_samples"  # left out because the user asked for fewer: no fault of the sample
+SHOWN = 10
+
+
+class Tally:
+    """Counts samples, and writes those that are dropped to dropped.csv as it goes: id, reason, detail.
+
+    `group` names the metrics (`ingest/kept`). The file is there, with its header, where nothing was dropped too.
+    """
+
+    def __init__(self, stage: Stage, group: str) -> None:
+        self.group = group
+        self.splits: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self._stage = stage
+        self._first: dict[str, str] = {}
+        self._shown: list[str] = []
+        self._table = stage.out_dir / "dropped.csv"
+        self._table.write_text("id,reason,detail\n", encoding="utf-8")
+
+    def keep(self, split: str) -> None:
+        self.splits[split] += 1
+
+    def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
+        """`reason` is counted and so belongs to a small set; `detail` says what is particular to this sample."""
+        self.dropped[reason] += 1
+        self._first.setdefault(reason, sample_id)
+        with self._table.open("a", encoding="utf-8", errors="backslashreplace", newline="") as table:
+            csv.writer(table, lineterminator="\n").writerow((sample_id, reason, detail))
+        if reason != NOT_TAKEN and len(self._shown) < SHOWN:
+            self._shown.append(f'  sample "{sample_id}": {reason}{f" ({detail})" if detail else ""}')
+
+    def finish(self, max_dropped: int | None) -> None:
+        """Write summary.json and log the counts.
+
+        Raises DataError with the reasons where nothing is left, or where more than max_dropped samples were dropped
+        for their own fault.
+        """
+        kept, dropped = sum(self.splits.values()), sum(self.dropped.values())
+        at_fault = dropped - self.dropped[NOT_TAKEN]
+        if max_dropped is not None and at_fault > max_dropped:
+            raise DataError(f"more than max_dropped = {max_dropped} samples were dropped:\n{self.account()}")
+        if not kept:
+            raise DataError(f"no sample is left of {dropped}:\n{self.account() or '  the source is empty'}")
+        summary = {
+            "in": kept + dropped,
+            "kept": kept,
+            "dropped": dict(self.dropped),
+            "splits": {split: self.splits[split] for split in SPLITS},
+        }
+        write_json(self._stage.out_dir / "summary.json", summary)
+        self._tell()
+        figures = {f"{self.group}/kept": kept, f"{self.group}/dropped": at_fault}
+        if self.dropped[NOT_TAKEN]:
+            figures[f"{self.group}/left_out"] = self.dropped[NOT_TAKEN]
+        self._stage.log(figures, step=0)
+
+    def _tell(self) -> None:
+        """Print what a user should know before later nodes spend their time."""
+        counts = ", ".join(f"{split} {self.splits[split]}" for split in SPLITS)
+        print(f"dflow: kept {counts}", flush=True)
+        for line in self.reasons().splitlines():
+            print(f"dflow: {'left out' if NOT_TAKEN in line else 'dropped'} {line.strip()}", flush=True)
+        for line in self._shown:
+            print(f"dflow: {line.strip()}", flush=True)
+        if sum(self.dropped.values()) > self.dropped[NOT_TAKEN] + len(self._shown):
+            print("dflow: all of them are in dropped.csv", flush=True)
+        for split in SPLITS:
+            if not self.splits[split]:
+                why = "no sample of it is left here; dropped.csv says why each was dropped"
+                if self.group == "ingest":
+                    why = 'give samples a "split", or raise val_fraction or test_fraction'
+                print(f'dflow: the split "{split}" is empty; {why}', flush=True)
+
+    def account(self) -> str:
+        """The reasons, the first samples with what is particular to them, and where all of them are listed."""
+        if not self.dropped:
+            return ""
+        return "\n".join([self.reasons(), "the first of them:", *self._shown, f"all of them: {self._table}"])
+
+    def reasons(self) -> str:
+        """One line per reason with its count and the first sample, the most frequent reason first."""
+        lines = (
+            f'  {count:6d}  {reason} (first: sample "{self._first[reason]}")'
+            for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0]))
+        )
+        return "\n".join(lines)

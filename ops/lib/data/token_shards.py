@@ -1,0 +1,114 @@
+"""Token shards on disk: the writer of one shard, and a reader that maps shards into memory.
+
+Legend: N samples, T tokens, R pixel rows, I images, S tokens of one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ops.artifacts import TokenShards
+from ops.lib.data.files import read_json, read_jsonl
+
+OFFSETS = {
+    "input_ids": "token_offsets",
+    "loss_mask": "token_offsets",
+    "pixel_values": "pixel_offsets",
+    "image_grid_thw": "image_offsets",
+}
+
+
+@frozen(eq=False)
+class TokenSample:
+    """One sample; a text-only one has R = I = 0.
+
+    input_ids int64 [S]; loss_mask bool [S]; pixel_values float32 [R, patch_dim]; image_grid_thw int64 [I, 3];
+    prompt_tokens: how many tokens the target is given to answer, those of the generation prompt included.
+    """
+
+    id: str
+    category: str
+    input_ids: Tensor
+    loss_mask: Tensor
+    pixel_values: Tensor
+    image_grid_thw: Tensor
+    prompt_tokens: int
+
+
+@define
+class TokenReader:
+    """The samples of a token artifact (of one split, where given), in shard order, read from memory-mapped files."""
+
+    tokens: TokenShards
+    split: str | None = None
+    info: dict[str, Any] = field(init=False)
+    records: list[dict[str, Any]] = field(init=False)
+    _files: dict[str, Any] = field(init=False, factory=dict)
+    _offsets: dict[str, dict[str, Tensor]] = field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.info = read_json(self.tokens.path / "tokens.json")
+        rows = read_jsonl(self.tokens.path / "samples.jsonl")
+        self.records = [row for row in rows if self.split in (None, row["split"])]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def sample(self, index: int) -> TokenSample:
+        """The index-th sample; only its own rows are read."""
+        record = self.records[index]
+        parts = self._parts(record, OFFSETS)
+        return TokenSample(
+            id=record["id"],
+            category=record["category"],
+            input_ids=parts["input_ids"].to(torch.int64),
+            loss_mask=parts["loss_mask"].to(torch.bool),
+            pixel_values=parts["pixel_values"],
+            image_grid_thw=parts["image_grid_thw"],
+            prompt_tokens=record["prompt_tokens"],
+        )
+
+    def labels(self, index: int) -> tuple[Tensor, Tensor]:
+        """input_ids int64 [S] and loss_mask bool [S] of a sample, without reading its images."""
+        parts = self._parts(self.records[index], ("input_ids", "loss_mask"))
+        return parts["input_ids"].to(torch.int64), parts["loss_mask"].to(torch.bool)
+
+    def _parts(self, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
+        """The named tensors of one sample as they are stored."""
+        shard, row = record["shard"], record["row"]
+        if shard not in self._files:
+            self._files[shard] = safe_open(self.tokens.path / shard, framework="pt")
+            self._offsets[shard] = {name: self._files[shard].get_tensor(name) for name in set(OFFSETS.values())}
+        parts = {}
+        for name in names:
+            start, end = self._offsets[shard][OFFSETS[name]][row : row + 2].tolist()
+            parts[name] = self._files[shard].get_slice(name)[start:end]
+        return parts
+
+
+def write_token_shard(file: Path, samples: Sequence[TokenSample], patch_dim: int) -> None:
+    """Write the samples one after the other, with offsets [N + 1] for tokens, pixel rows and images."""
+    empty = {"pixel_values": torch.empty(0, patch_dim), "image_grid_thw": torch.empty(0, 3, dtype=torch.int64)}
+    tensors = {
+        "input_ids": torch.cat([sample.input_ids for sample in samples]).to(torch.int32),
+        "loss_mask": torch.cat([sample.loss_mask for sample in samples]).to(torch.uint8),
+        "pixel_values": torch.cat([empty["pixel_values"], *(sample.pixel_values for sample in samples)]),
+        "image_grid_thw": torch.cat([empty["image_grid_thw"], *(sample.image_grid_thw for sample in samples)]),
+        "token_offsets": _ends([len(sample.input_ids) for sample in samples]),
+        "pixel_offsets": _ends([len(sample.pixel_values) for sample in samples]),
+        "image_offsets": _ends([len(sample.image_grid_thw) for sample in samples]),
+    }
+    save_file(tensors, file)
+
+
+def _ends(lengths: list[int]) -> Tensor:
+    """0 and the running sums, int64 [N + 1]."""
+    return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)

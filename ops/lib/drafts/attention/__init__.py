@@ -1,0 +1,1 @@
+"""Attention of blocks over [context | block]: the definition and its fast paths."""

@@ -1,0 +1,1 @@
+"""Plain and speculative decoding, one prompt or a batch."""

@@ -1,0 +1,181 @@
+"""Greedy decoding of one prompt, plain and speculative, with KV caches for target and draft.
+
+The draft proposes block_size - 1 tokens behind the anchor; one forward pass of the target over the block verifies
+them; the longest matching prefix is kept, and the target's own next token becomes the new anchor.
+
+    S prompt length, K block size, F captured feature width, M hidden size, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from transformers import DynamicCache
+
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.finite import check_finite
+from ops.lib.drafts.decoding.rollback import roll_back, save
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
+
+
+@frozen
+class Decoded:
+    """The answer to one prompt.
+
+    tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
+    verification step, those behind EOS included. margins: distance of the target's two best logits where each token
+    was chosen. near: place in the answer -> the tokens, the chosen one among them, whose logits lie closer to the best
+    one than was asked for, with their distance; of places where there are several.
+    """
+
+    tokens: tuple[int, ...]
+    accepted: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
+    near: Mapping[int, Mapping[int, float]] = field(factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Verification steps."""
+        return len(self.accepted)
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the verification steps yielded: all but the first, none behind EOS."""
+        return len(self.tokens) - 1
+
+    @property
+    def generated_unclipped(self) -> int:
+        """The same, with what was accepted behind EOS or behind the length limit."""
+        return sum(self.accepted) + self.steps
+
+
+@torch.inference_mode()
+def decode_plain(target: Target, sample: TokenSample, max_new_tokens: int) -> Decoded:
+    """The target's own greedy answer, one token per forward pass."""
+    cache = DynamicCache(config=target.model.config.get_text_config())
+    logits_V = target.forward(target.prompts([sample]), past_key_values=cache, logits_to_keep=1).logits[0, -1]
+    tokens: list[int] = []
+    margins: list[float] = []
+    while True:
+        margins += margins_of(logits_V[None], sample.id, len(tokens))
+        tokens.append(int(logits_V.argmax()))
+        if tokens[-1] in target.eos_token_ids or len(tokens) > max_new_tokens:
+            return Decoded(tuple(tokens), margins=tuple(margins))
+        logits_V = _extend(target, cache, [tokens[-1]])[-1]
+
+
+@torch.inference_mode()
+def decode_speculative(
+    target: Target, draft: DraftModel, sample: TokenSample, max_new_tokens: int, use: DraftUse | None = None
+) -> Decoded:
+    """The same answer by speculative decoding; at most `max_new_tokens` behind the first token.
+
+    use: how the draft is fed, as in training unless given.
+    """
+    use = use or DraftUse.of(draft.config)
+    cache = DynamicCache(config=target.model.config.get_text_config())
+    with target.capture_inputs(use.target_layer_ids) as captured:
+        output = target.forward(target.prompts([sample]), past_key_values=cache, logits_to_keep=1)
+        context = DraftContext(draft)
+        context.append(captured.features()[0])
+        tokens = [int(output.logits[0, -1].argmax())]
+        margins = margins_of(output.logits[0, -1:], sample.id, 0)
+        accepted: list[int] = []
+        while tokens[-1] not in target.eos_token_ids and len(tokens) <= max_new_tokens:
+            proposal = propose(target, draft, context, tokens[-1], use)
+            before = save(cache)
+            block = [tokens[-1], *proposal]
+            logits_KV = _extend(target, cache, block)
+            choices = logits_KV.argmax(-1).tolist()
+            count = matching_prefix(proposal, choices)
+            accepted.append(count)
+            margins += margins_of(logits_KV[: count + 1], sample.id, len(tokens))
+            context.append(captured.features()[0, : count + 1])
+            if count < len(proposal) and roll_back(cache, before, count + 1):
+                _extend(target, cache, block[: count + 1])
+            tokens += until_eos([*proposal[:count], choices[count]], target.eos_token_ids)
+    tokens = tokens[: max_new_tokens + 1]
+    return Decoded(tuple(tokens), accepted=tuple(accepted), margins=tuple(margins[: len(tokens)]))
+
+
+@define
+class DraftContext:
+    """Keys and values of every draft layer for all tokens before the anchor."""
+
+    draft: DraftModel
+    length: int = 0
+    kv: list[tuple[Tensor, Tensor]] = field(factory=list)
+
+    def append(self, features_SF: Tensor) -> None:
+        """Take in the target's features of the next tokens."""
+        positions_S = torch.arange(self.length, self.length + len(features_SF), device=features_SF.device)
+        features_SF = features_SF.to(self.draft.fc.weight.dtype)
+        new = self.draft.context_kv(features_SF, positions_S)
+        if self.kv:
+            self.kv = [
+                (torch.cat([k, new_k], dim=-2), torch.cat([v, new_v], dim=-2))
+                for (k, v), (new_k, new_v) in zip(self.kv, new, strict=True)
+            ]
+        else:
+            self.kv = new
+        self.length += len(features_SF)
+
+
+def propose(
+    target: Target, draft: DraftModel, context: DraftContext, anchor: int, use: DraftUse | None = None
+) -> list[int]:
+    """The draft's K - 1 most likely tokens behind the anchor, all from one forward pass.
+
+    Raises DataError where its logits are not finite.
+    """
+    use = use or DraftUse.of(draft.config)
+    anchor_M, mask_M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
+    hidden_KM = draft.propose(anchor_M, mask_M, context.kv, use.block_size, use.block_offset)
+    best_K, tokens_K = (hidden_KM.to(target.head_weight.dtype) @ target.head_weight.T).max(-1)
+    check_finite(
+        best_K[None], "draft", best_K.dtype, lambda _, column: f"slot {column + 1} behind {context.length} tokens"
+    )
+    return tokens_K.tolist()
+
+
+def margins_of(logits_SV: Tensor, sample_id: str, first: int) -> list[float]:
+    """The distance of the two best logits of each row, by which the answer's tokens from `first` on are chosen.
+
+    Raises DataError where it is not finite.
+    """
+    best_S2 = logits_SV.float().topk(2).values
+    margins_S = best_S2[:, 0] - best_S2[:, 1]
+    check_finite(
+        margins_S[None],
+        "target",
+        logits_SV.dtype,
+        lambda _, column: f"sample {sample_id}, token {first + column} of the answer",
+    )
+    return margins_S.tolist()
+
+
+def matching_prefix(proposal: list[int], choices: list[int]) -> int:
+    """How many leading proposals equal the target's choice at their place."""
+    for count, (proposed, chosen) in enumerate(zip(proposal, choices, strict=False)):
+        if proposed != chosen:
+            return count
+    return len(proposal)
+
+
+def until_eos(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:
+    """The tokens up to and including the first EOS."""
+    for index, token in enumerate(tokens):
+        if token in eos_token_ids:
+            return tokens[: index + 1]
+    return tokens
+
+
+def _extend(target: Target, cache: DynamicCache, tokens: list[int]) -> Tensor:
+    """Logits [len(tokens), V] behind each token; positions follow from the cache and the prompt's rope deltas."""
+    input_ids = torch.tensor([tokens], device=target.device)
+    return target.model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits[0]

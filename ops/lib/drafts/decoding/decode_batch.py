@@ -1,0 +1,156 @@
+"""Decoding of a batch of prompts, plain and speculative, greedy or sampled.
+
+A batch gives the answers of `decode_plain` and `decode_speculative`, but for rounding: its forward passes have other
+shapes, and where two logits are nearly alike the other token may be taken (`Decoded.margins` tells how near they are).
+Rows accept different numbers of draft tokens, and leave the batch when their answer has ended.
+
+    B batch, D draft tokens of a block, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import field, frozen, validators
+from torch import Tensor
+from transformers import DynamicCache
+
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.answers import Answers
+from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.draft_rows import DraftRows
+from ops.lib.drafts.decoding.plain_batch import answer
+from ops.lib.drafts.decoding.prefill import prefill
+from ops.lib.drafts.decoding.rows import Rows
+from ops.lib.drafts.decoding.sampling import choose
+from ops.lib.drafts.decoding.token_choice import GreedyChoice, SampledChoice, draws
+from ops.lib.drafts.decoding.verify import BatchVerifier, SingleVerifier, keeps_all_columns
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
+
+
+@frozen
+class DecodeSettings:
+    """max_new_tokens: behind the first token, at most. temperature: 0 is greedy. seed: of the draws above 0.
+
+    within: tokens whose logits lie closer to the best one than this are kept in `Decoded.near`.
+    """
+
+    max_new_tokens: int = field(validator=validators.ge(0))
+    temperature: float = field(default=0.0, validator=validators.ge(0))
+    seed: int = 0
+    within: float = 0.0
+
+
+def decode_plain_batch(
+    target: Target, samples: Sequence[TokenSample], settings: DecodeSettings, clock: DecodeClock | None = None
+) -> list[Decoded]:
+    """The target's own answer to each prompt; the time goes into `clock`."""
+    most_tokens = settings.max_new_tokens + 1
+    decoded = []
+    for batch in _batches(target, samples):
+        sample_ids = [sample.id for sample in batch]
+        draws_BN = draws(settings.seed, sample_ids, "token", most_tokens).to(target.device)
+
+        def next_tokens(logits_BV: Tensor, rows_B: Tensor, step: int, draws_BN: Tensor = draws_BN) -> Tensor:
+            return choose(logits_BV, draws_BN[rows_B, step], settings.temperature)
+
+        prompts = target.prompts(batch)
+        decoded += answer(target, prompts, sample_ids, most_tokens, next_tokens, clock, settings.within)
+    return decoded
+
+
+def decode_speculative_batch(
+    target: Target,
+    draft: DraftModel,
+    samples: Sequence[TokenSample],
+    settings: DecodeSettings,
+    use: DraftUse | None = None,
+    clock: DecodeClock | None = None,
+) -> list[Decoded]:
+    """The answer to each prompt by speculative decoding; the time goes into `clock`.
+
+    use: how the draft is fed, as in training unless given.
+    """
+    use = use or DraftUse.of(draft.config)
+    batches = _batches(target, samples)
+    return [decoded for batch in batches for decoded in _speculate(target, draft, batch, settings, use, clock)]
+
+
+def _batches(target: Target, samples: Sequence[TokenSample]) -> list[Sequence[TokenSample]]:
+    """All samples at once; one by one for a target with layers that cannot leave columns out.
+
+    Plain answers too, although these layers could take batches there: the times of the two are compared.
+    """
+    if keeps_all_columns(DynamicCache(config=target.model.config.get_text_config())):
+        return [samples] if samples else []
+    return [[sample] for sample in samples]
+
+
+@torch.inference_mode()
+def _speculate(
+    target: Target,
+    draft: DraftModel,
+    samples: Sequence[TokenSample],
+    settings: DecodeSettings,
+    use: DraftUse,
+    clock: DecodeClock | None,
+) -> list[Decoded]:
+    """One batch: prefill, then draft, verify and accept until every answer has ended."""
+    names, most_tokens = [sample.id for sample in samples], settings.max_new_tokens + 1
+    answers = Answers.of(names, most_tokens, target.eos_token_ids, settings.within)
+    room = most_tokens + use.block_size
+    choice = _choice(settings, samples, room, target.device)
+    with target.capture_inputs(use.target_layer_ids) as captured:
+        start(clock)
+        begun = prefill(target, target.prompts(samples))
+        lap(clock, "prefill")
+        longest = begun.mask_BS.shape[1]
+        rows = Rows(longest - begun.mask_BS.sum(1), torch.full_like(begun.offset_B, longest), longest)
+        context = DraftRows(draft, use, rows)
+        context.fill(captured.features(), room)
+        lap(clock, "draft")
+        verifier = (
+            BatchVerifier.of(target, begun.cache, rows, begun.offset_B, room)
+            if keeps_all_columns(begun.cache)
+            else SingleVerifier(target, begun.cache, rows, begun.offset_B)
+        )
+        nearest = answers.nearest(begun.logits_BV[:, None])
+        left = answers.add_one(anchors_B := choice.first(begun.logits_BV), nearest)
+        while answers.open:
+            if left is not None:
+                anchors_B = anchors_B[left]
+                for part in (rows, context, verifier, choice):
+                    part.select(left)
+            done_B = answers.lengths(target.device)
+            lap(clock, "other")
+            draft_BDV = context.logits(target, anchors_B)
+            answers.check_draft(draft_BDV)
+            proposal_BD = choice.propose(draft_BDV, done_B)
+            lap(clock, "draft")
+            block_BK = torch.cat([anchors_B[:, None], proposal_BD], dim=1)
+            logits_BKV = verifier.verify(block_BK)
+            lap(clock, "verify")
+            context.append(captured.features())
+            lap(clock, "draft")
+            nearest = answers.nearest(logits_BKV)
+            count_B, anchors_B = choice.accept(proposal_BD, logits_BKV, done_B)
+            lap(clock, "other")
+            verifier.settle(block_BK, count_B + 1)
+            lap(clock, "verify")
+            rows.advance(count_B + 1)
+            left = answers.add_block(proposal_BD, count_B, anchors_B, nearest)
+        lap(clock, "other")
+    return answers.decoded()
+
+
+def _choice(
+    settings: DecodeSettings, samples: Sequence[TokenSample], count: int, device: torch.device
+) -> GreedyChoice | SampledChoice:
+    if settings.temperature == 0:
+        return GreedyChoice()
+    sample_ids = [sample.id for sample in samples]
+    return SampledChoice.of(settings.temperature, settings.seed, sample_ids, count, device)

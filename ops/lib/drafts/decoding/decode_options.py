@@ -1,0 +1,33 @@
+"""How a draft is fed when it decodes: the settings of training, unless they are changed to see what that does."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from dsl.errors import ConfigError
+from ops.lib.drafts.dflash.config import DraftConfig
+
+
+@frozen(kw_only=True)
+class DraftUse:
+    """How a draft is fed.
+
+    target_layer_ids: the layers whose outputs are its context. mask_token_id: the token of the slots behind the anchor.
+    block_size: slots of a block, that of the anchor included. block_offset: added to the positions of the block's
+    slots against the context; 0 is right.
+    """
+
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int
+    block_size: int
+    block_offset: int = 0
+
+    @classmethod
+    def of(cls, draft: DraftConfig, block_size: int | None = None) -> DraftUse:
+        """As it was trained, with smaller blocks where block_size says so. Raises ConfigError for larger ones."""
+        size = draft.block_size if block_size is None else block_size
+        if not 2 <= size <= draft.block_size:
+            raise ConfigError(
+                f"block_size: must lie in 2..{draft.block_size}, which is the draft's in training, got {size}"
+            )
+        return cls(target_layer_ids=tuple(draft.target_layer_ids), mask_token_id=draft.mask_token_id, block_size=size)

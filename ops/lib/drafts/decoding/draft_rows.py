@@ -1,0 +1,108 @@
+"""The draft's side of a batch: the context of every row, and one forward pass that proposes for all rows.
+
+B batch, K block size, D = K - 1, S new columns, T columns, W columns in use, F captured feature width, M hidden
+size, V vocabulary, H query heads, G key/value heads, R = H / G
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import define, field
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.rows import Rows, with_room, write
+from ops.lib.drafts.dflash.model import AttendBlocks, DraftModel
+from ops.lib.target.model import Target
+
+
+@define(eq=False)
+class DraftRows:
+    """Keys and values of every draft layer, in the columns in which the target holds the same tokens."""
+
+    draft: DraftModel
+    use: DraftUse
+    rows: Rows
+    kv: list[tuple[Tensor, Tensor]] = field(factory=list)  # by layer, each [B, G, T, D]
+
+    def fill(self, features_BSF: Tensor, room: int) -> None:
+        """Take in a prefill, whose padding is no context, and make room for as many columns behind it."""
+        columns_BS = torch.arange(features_BSF.shape[1], device=features_BSF.device).expand(features_BSF.shape[:2])
+        padding_BS = columns_BS < self.rows.start_B[:, None]
+        new = self._project(features_BSF.masked_fill(padding_BS[..., None], 0.0), columns_BS)
+        self.kv = [(with_room(k, room), with_room(v, room)) for k, v in new]
+
+    def append(self, features_BKF: Tensor) -> None:
+        """Take in the features of the columns behind each row's end; what is refused of them is written over later."""
+        columns_BK = self.rows.next(features_BKF.shape[1])
+        for buffers, new in zip(self.kv, self._project(features_BKF, columns_BK), strict=True):
+            for buffer, part in zip(buffers, new, strict=True):
+                write(buffer, part, columns_BK)
+
+    def select(self, places: Tensor) -> None:
+        """Go on with these rows alone."""
+        self.kv = [(k[places], v[places]) for k, v in self.kv]
+
+    def logits(self, target: Target, anchors_B: Tensor) -> Tensor:
+        """What the draft says of the K - 1 tokens behind each anchor, [B, D, V]."""
+        size, rows = self.use.block_size, self.rows
+        dtype, device = self.draft.fc.weight.dtype, anchors_B.device
+        slots = torch.arange(len(anchors_B) * size, device=device).view(-1, size)[:, 1:].flatten()
+        hidden = self.draft.forward_blocks(
+            target.embed_weight[anchors_B].to(dtype),
+            target.embed_weight[self.use.mask_token_id].to(dtype),
+            rows.length_B + self.use.block_offset,
+            [(k[:, :, : rows.longest], v[:, :, : rows.longest]) for k, v in self.kv],
+            self._attention(),
+            slots,
+            block_size=size,
+        )
+        hidden_BDM = hidden.view(len(anchors_B), size - 1, -1)
+        return hidden_BDM.to(target.head_weight.dtype) @ target.head_weight.T
+
+    def _project(self, features_BSF: Tensor, columns_BS: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [B, G, S, D] of every layer."""
+        positions_BS = (columns_BS - self.rows.start_B[:, None]).clamp(min=0)
+        features = features_BSF.flatten(0, 1).to(self.draft.fc.weight.dtype)
+        flat = self.draft.context_kv(features, positions_BS.flatten())
+        return [(self._by_row(k, len(columns_BS)), self._by_row(v, len(columns_BS))) for k, v in flat]
+
+    @staticmethod
+    def _by_row(flat: Tensor, count: int) -> Tensor:
+        """[B, G, S, D] from [G, B * S, D]."""
+        return flat.unflatten(1, (count, -1)).transpose(0, 1)
+
+    def _attention(self) -> AttendBlocks:
+        """The attention of this step's blocks; the masks are made once for all layers with the same window."""
+        masks: dict[int | None, Tensor] = {}
+
+        def attend(
+            q_BKHD: Tensor, k_BKGD: Tensor, v_BKGD: Tensor, k_BGWD: Tensor, v_BGWD: Tensor, window: int | None
+        ) -> Tensor:
+            G, R = k_BKGD.shape[2], q_BKHD.shape[2] // k_BKGD.shape[2]
+            if window not in masks:
+                masks[window] = self._visible(window).repeat(1, 1, R, 1)
+            keys = torch.cat((k_BGWD, k_BKGD.transpose(1, 2)), dim=2)
+            values = torch.cat((v_BGWD, v_BKGD.transpose(1, 2)), dim=2)
+            q_BGXD = q_BKHD.unflatten(2, (G, R)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # X = R * K
+            mixed = scaled_dot_product_attention(q_BGXD, keys, values, attn_mask=masks[window])
+            return mixed.unflatten(2, (R, -1)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+        return attend
+
+    def _visible(self, window: int | None) -> Tensor:
+        """bool [B, 1, K, W + K]: which keys of [context | own block] each slot sees; see
+        ops/lib/drafts/attention/blocks.py.
+        """
+        rows, size, device = self.rows, self.use.block_size, self.rows.end_B.device
+        column_W = torch.arange(rows.longest, device=device)
+        slot_K = torch.arange(size, device=device)
+        context_BKW = (column_W >= rows.start_B[:, None, None]) & (column_W < rows.end_B[:, None, None])
+        context_BKW = context_BKW.expand(-1, size, -1)
+        own_KK = torch.ones(size, size, dtype=torch.bool, device=device)
+        if window is not None:
+            behind_KK = slot_K[:, None] - slot_K
+            context_BKW = context_BKW & (rows.next(size)[..., None] - column_W < window)
+            own_KK = (behind_KK >= 0) & (behind_KK < window)
+        return torch.cat((context_BKW, own_KK.expand(len(rows.end_B), -1, -1)), dim=2)[:, None]

@@ -1,0 +1,86 @@
+"""The target's forward pass over a batch of prompts.
+
+Prompts of different lengths are padded on the left, so that the last column holds every prompt's last token. That
+side is exact for all families: attention masks the padding, positions are counted without it, and a linear-attention
+layer, whose state starts at zero, stays there while it reads zeroes (padding behind a prompt would decay its state).
+
+Padding on the left sees nothing, and the softmax over nothing is not a number on some devices and kernels. It would
+stay in the cache, where even a weight of zero spreads it. So here transformers' mask for "sdpa" lets a token that sees
+nothing see itself; nobody sees that token.
+
+The mask is replaced for the whole process, when this module is imported. A name of its own beside "sdpa" would not do:
+some models look "sdpa" up in tables of their own or compare with it, in transformers and in checkpoints' code. Masks
+without a row that sees nothing are bit for bit those of transformers, so that nothing else in the process changes.
+
+    B batch, S longest prompt, V vocabulary, Q queries, C keys
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+from transformers import AttentionMaskInterface, DynamicCache
+from transformers.masking_utils import sdpa_mask
+
+from ops.lib.target.model import Target
+from ops.lib.vision.batch import ModelInputs
+
+
+@frozen(eq=False)
+class Prefill:
+    """A cache that holds the prompts, and the logits behind them.
+
+    mask_BS: 1 where the cache holds a token. offset_B: how far the positions of what follows lie from the count of a
+    row's tokens (an image takes fewer positions than tokens).
+    """
+
+    cache: DynamicCache
+    logits_BV: Tensor
+    mask_BS: Tensor
+    offset_B: Tensor
+
+
+def prefill(target: Target, prompts: ModelInputs) -> Prefill:
+    """Run the prompts, padded on either side, through the target."""
+    inputs = pad_left(prompts)
+    mask_BS = inputs.attention_mask
+    # Three-dimensional positions of images are the model's own affair; those of text would count the padding.
+    given = {} if inputs.has_images else {"position_ids": (mask_BS.cumsum(-1) - 1).clamp(min=0)}
+    cache = DynamicCache(config=target.model.config.get_text_config())
+    output = target.forward(inputs, **given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    offset_B = torch.zeros(len(mask_BS), dtype=torch.int64, device=mask_BS.device)
+    return Prefill(cache, output.logits[:, -1], mask_BS, offset_B + target.family.position_offsets(target.model))
+
+
+def pad_left(inputs: ModelInputs) -> ModelInputs:
+    """The same batch with its padding moved from the right to the left."""
+    shifts = (inputs.input_ids.shape[1] - inputs.attention_mask.sum(dim=1)).tolist()
+
+    def moved(tensor_BS: Tensor) -> Tensor:
+        return torch.stack([row.roll(shift) for row, shift in zip(tensor_BS, shifts, strict=True)])
+
+    return evolve(
+        inputs,
+        input_ids=moved(inputs.input_ids),
+        attention_mask=moved(inputs.attention_mask),
+        loss_mask=moved(inputs.loss_mask),
+    )
+
+
+def mask_with_diagonal(*, q_offset: int = 0, kv_offset: int = 0, **others: Any) -> Tensor | None:
+    """transformers' `sdpa_mask`, bool [B, 1, Q, C] or None for the causal mask, with no row that sees nothing.
+
+    Arguments are those of `sdpa_mask`. Only the diagonal of rows that see nothing is set; all else is as it was.
+    """
+    mask_B1QC = sdpa_mask(q_offset=q_offset, kv_offset=kv_offset, **others)
+    if mask_B1QC is None:
+        return None
+    query_Q1 = torch.arange(mask_B1QC.shape[2], device=mask_B1QC.device)[:, None] + q_offset
+    key_C = torch.arange(mask_B1QC.shape[3], device=mask_B1QC.device) + kv_offset
+    return mask_B1QC | ((query_Q1 == key_C) & ~mask_B1QC.any(-1, keepdim=True))
+
+
+AttentionMaskInterface.register("sdpa", mask_with_diagonal)

@@ -1,0 +1,95 @@
+"""The target's side of speculative decoding: it runs over a block, and keeps what was accepted of it.
+
+`BatchVerifier` takes rows that accept different numbers of tokens. A target with layers that cannot leave columns out
+(linear attention, sliding windows) has its rows decoded one by one, by `SingleVerifier`.
+
+    B batch, K block size, V vocabulary
+"""
+
+from __future__ import annotations
+
+from attrs import define, field
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from ops.lib.drafts.decoding.rollback import Saved, roll_back, save
+from ops.lib.drafts.decoding.rows import Rows, causal_mask, row_cache
+from ops.lib.target.model import Target
+
+
+@define(eq=False)
+class BatchVerifier:
+    """offset_B: how far a row's positions lie from the count of its tokens."""
+
+    target: Target
+    cache: Cache
+    rows: Rows
+    offset_B: Tensor
+
+    @classmethod
+    def of(cls, target: Target, cache: Cache, rows: Rows, offset_B: Tensor, room: int) -> BatchVerifier:
+        """Over the cache of a prefill, with room for as many columns."""
+        return cls(target, row_cache(cache, room, rows), rows, offset_B)
+
+    def verify(self, block_BK: Tensor) -> Tensor:
+        """Logits [B, K, V] behind each token of the blocks that stand behind the rows."""
+        return self.target.model(
+            input_ids=block_BK,
+            attention_mask=causal_mask(self.rows, block_BK.shape[1]),
+            position_ids=_positions(self.rows, block_BK, self.offset_B),
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits
+
+    def settle(self, block_BK: Tensor, kept_B: Tensor) -> None:
+        """Keep the first tokens of each block: nothing to do before the rows advance."""
+
+    def select(self, places: Tensor) -> None:
+        """Go on with these rows alone."""
+        self.cache.reorder_cache(places)
+        self.offset_B = self.offset_B[places]
+
+
+@define(eq=False)
+class SingleVerifier:
+    """The same for a batch of one, over a cache that is rolled back."""
+
+    target: Target
+    cache: DynamicCache
+    rows: Rows
+    offset_B: Tensor
+    _before: Saved | None = field(default=None, init=False)
+
+    def verify(self, block_BK: Tensor) -> Tensor:
+        self._before = save(self.cache)
+        return self._run(block_BK)
+
+    def settle(self, block_BK: Tensor, kept_B: Tensor) -> None:
+        kept = int(kept_B[0])
+        if kept >= block_BK.shape[1]:
+            return
+        assert self._before is not None  # verify has run
+        if roll_back(self.cache, self._before, kept):
+            self._run(block_BK[:, :kept])
+
+    def select(self, places: Tensor) -> None:
+        """A batch of one loses no row before it ends."""
+
+    def _run(self, block_BK: Tensor) -> Tensor:
+        return self.target.model(
+            input_ids=block_BK,
+            position_ids=_positions(self.rows, block_BK, self.offset_B),
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits
+
+
+def keeps_all_columns(cache: Cache) -> bool:
+    """Whether every layer holds a key and a value for every token."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def _positions(rows: Rows, block_BK: Tensor, offset_B: Tensor) -> Tensor:
+    """int64 [B, K]; behind a prompt the three dimensions of a Qwen-VL position are alike."""
+    return rows.next(block_BK.shape[1]) - rows.start_B[:, None] + offset_B[:, None]

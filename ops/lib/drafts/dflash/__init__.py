@@ -1,0 +1,1 @@
+"""The DFlash draft: model, config, training step, reference and serving contract."""

@@ -1,0 +1,276 @@
+"""The draft's shape: `DraftConfig`, and its form in the config.json of the serving contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from dsl.errors import ConfigError
+
+ARCHITECTURE = "DFlashDraftModel"
+POSITIONS = "sequential"
+FORMAT = 1
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+# Converters with types: of plain `tuple` a type checker cannot tell what the argument may hold.
+def _numbers(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
+
+
+def _names(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
+@frozen(kw_only=True)
+class DraftConfig:
+    """Everything that decides the draft's weights and its forward pass.
+
+    hidden_size and vocab_size are the target's, because embedding and head are shared. target_layer_ids name the layers
+    whose outputs are the context features, ascending, since engines hand them over in the order of the layers.
+    rope_scaling holds {"rope_type", ...} for anything but plain RoPE. positions is always "sequential": absolute 1-D.
+    A full layer sees all of the context and all of its block. In a sliding layer a query at position p sees the keys at
+    positions j with 0 <= p - j < sliding_window, in the context and in its own block, which is causal there;
+    without such a layer sliding_window has no meaning, as in the engines.
+    Raises ConfigError that lists every value that does not fit.
+    """
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...] = field(converter=_numbers)
+    num_target_layers: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    partial_rotary_factor: float = 1.0
+    layer_types: tuple[str, ...] = field(default=(), converter=_names)
+    sliding_window: int | None = None
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+    positions: str = POSITIONS
+
+    def __attrs_post_init__(self) -> None:
+        if not self.layer_types:
+            object.__setattr__(self, "layer_types", (FULL_ATTENTION,) * self.num_hidden_layers)
+        mistakes = [*_size_mistakes(self), *_layer_mistakes(self), *_rope_mistakes(self)]
+        if mistakes:
+            raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+
+    @property
+    def slides(self) -> bool:
+        """Whether any layer has a sliding window."""
+        return SLIDING_ATTENTION in self.layer_types
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a query of this layer sees, its own included; None: all of the context and of its block."""
+        return self.sliding_window if self.layer_types[layer] == SLIDING_ATTENTION else None
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many of a head's dimensions RoPE turns."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+
+def _size_mistakes(config: DraftConfig) -> list[str]:
+    mistakes = [
+        f"{name}: must be at least 1, got {getattr(config, name)}" for name in _SIZES if getattr(config, name) < 1
+    ]
+    if mistakes:
+        return mistakes
+    if config.num_attention_heads % config.num_key_value_heads:
+        mistakes.append(
+            f"num_attention_heads: {config.num_attention_heads} is no multiple of "
+            f"num_key_value_heads = {config.num_key_value_heads}"
+        )
+    if config.block_size < 2:
+        mistakes.append(f"block_size: must be at least 2, got {config.block_size}; a block of 1 proposes nothing")
+    if not 0 <= config.mask_token_id < config.vocab_size:
+        mistakes.append(f"mask_token_id: {config.mask_token_id} is no id below vocab_size = {config.vocab_size}")
+    return mistakes
+
+
+def _layer_mistakes(config: DraftConfig) -> list[str]:
+    mistakes = []
+    ids = config.target_layer_ids
+    if not ids:
+        mistakes.append("target_layer_ids: names no layer")
+    if list(ids) != sorted(set(ids)):
+        mistakes.append(f"target_layer_ids: must be distinct and ascending, got {list(ids)}")
+    outside = [layer for layer in ids if not 0 <= layer < config.num_target_layers - 1]
+    if outside:
+        mistakes.append(
+            f"target_layer_ids: {outside} outside 0..{config.num_target_layers - 2} "
+            f"(the target has {config.num_target_layers} layers, and the last one cannot be captured)"
+        )
+    if len(config.layer_types) != config.num_hidden_layers:
+        mistakes.append(f"layer_types: {len(config.layer_types)} entries for {config.num_hidden_layers} layers")
+    unknown = sorted(set(config.layer_types) - {FULL_ATTENTION, SLIDING_ATTENTION})
+    if unknown:
+        mistakes.append(
+            f'layer_types: only "{FULL_ATTENTION}" and "{SLIDING_ATTENTION}" are supported, got {", ".join(unknown)}'
+        )
+    # Engines keep window - 1 and some of them read 0 as "no window", so 1 would be served as full attention.
+    if config.slides and (config.sliding_window is None or config.sliding_window < 2):
+        mistakes.append(
+            f"sliding_window: layers of {SLIDING_ATTENTION} need one of at least 2 tokens, got {config.sliding_window}"
+        )
+    return mistakes
+
+
+def _rope_mistakes(config: DraftConfig) -> list[str]:
+    mistakes = []
+    rope_type = (config.rope_scaling or {}).get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        mistakes.append(f'rope_scaling: rope_type "{rope_type}" is not one of {", ".join(ROPE_TYPES)}')
+    if config.rope_theta <= 0:
+        mistakes.append(f"rope_theta: must be positive, got {config.rope_theta}")
+    if not 0 < config.partial_rotary_factor <= 1 or config.rotary_dim < 2 or config.rotary_dim % 2:
+        mistakes.append(
+            f"partial_rotary_factor: {config.partial_rotary_factor} of head_dim = {config.head_dim} must give "
+            "an even number of dimensions, at least 2"
+        )
+    if config.positions != POSITIONS:
+        mistakes.append(f'positions: must be "{POSITIONS}", got "{config.positions}"')
+    return mistakes
+
+
+def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
+    """The config.json of the serving contract; `from_serving` gives the config back."""
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "dtype": dtype,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": dict(config.rope_scaling) if config.rope_scaling else None,
+        "partial_rotary_factor": config.partial_rotary_factor,
+        "layer_types": list(config.layer_types),
+        # Transformers' Qwen3Config forgets sliding_window where this is false.
+        "use_sliding_window": config.slides,
+        "sliding_window": config.sliding_window,
+        "attention_bias": config.attention_bias,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "block_size": config.block_size,
+        "num_target_layers": config.num_target_layers,
+        "dflash_config": {
+            "mask_token_id": config.mask_token_id,
+            "target_layer_ids": list(config.target_layer_ids),
+        },
+        "dflow": {"format": FORMAT, "positions": config.positions},
+    }
+
+
+def from_serving(data: Mapping[str, Any]) -> DraftConfig:
+    """The DraftConfig of a config.json of the serving contract.
+
+    Raises ConfigError that lists the fields that are missing, or those of another type, or the values that do not fit.
+    """
+    missing = missing_fields(data)
+    if missing:
+        raise ConfigError("draft config.json lacks " + ", ".join(missing))
+    names = [attribute.name for attribute in DraftConfig.__attrs_attrs__]
+    wrong = [f"{name}: {what}" for name, what in wrong_types(data) if name.rpartition(".")[2] in names]
+    if wrong:
+        raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in wrong))
+    nested = {**data["dflash_config"], **data["dflow"]}
+    config = DraftConfig(**{name: nested[name] if name in nested else data[name] for name in names})
+    if data["use_sliding_window"] is not config.slides:
+        raise ConfigError(
+            f"draft config:\n  use_sliding_window: must be {str(config.slides).lower()} with these layer_types; "
+            "engines ignore or refuse the window otherwise"
+        )
+    return config
+
+
+def missing_fields(data: Mapping[str, Any]) -> list[str]:
+    """The fields of the serving contract that a config.json lacks, nested ones as "dflash_config.mask_token_id"."""
+    missing = []
+    for name, value in EXAMPLE.items():
+        if name not in data:
+            missing.append(name)
+        elif isinstance(value, dict):
+            inner = data[name] if isinstance(data[name], Mapping) else {}
+            missing.extend(f"{name}.{key}" for key in value if key not in inner)
+    return missing
+
+
+def wrong_types(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The fields that are there with a value of another JSON type than the contract's, and what is wrong with each; a
+    whole number will do for a float.
+    """
+    for name, example in EXAMPLE.items():
+        inner = data.get(name)
+        if not isinstance(example, dict):
+            if name in data and (wanted := _wanted(name, example, inner)):
+                yield name, f"must be {wanted}, got {json.dumps(inner)}"
+        elif isinstance(inner, Mapping):
+            for key, value in example.items():
+                if key in inner and (wanted := _wanted(key, value, inner[key])):
+                    yield f"{name}.{key}", f"must be {wanted}, got {json.dumps(inner[key])}"
+
+
+def _wanted(name: str, example: Any, value: Any) -> str:
+    """What a field must be, where its value is something else."""
+    kind = OPTIONAL.get(name, type(example))
+    if value is None and name in OPTIONAL:
+        return ""
+    fits = isinstance(value, (int, float) if kind is float else kind)
+    if isinstance(example, list):
+        fits = fits and all(type(member) is type(example[0]) for member in value)
+    if fits and (kind is bool or not isinstance(value, bool)):
+        return ""
+    if isinstance(example, list):
+        return "a list of numbers" if isinstance(example[0], int) else "a list of strings"
+    return {dict: "a table", str: "a string", bool: "true or false"}.get(kind, "a number")
+
+
+OPTIONAL = {"rope_scaling": dict, "sliding_window": int}  # null where there is none
+EXAMPLE = to_serving(  # every field of the serving contract, with a value of its type
+    DraftConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=8,
+        vocab_size=8,
+        block_size=2,
+        mask_token_id=0,
+        target_layer_ids=(0,),
+        num_target_layers=2,
+        max_position_embeddings=8,
+    )
+)

@@ -1,0 +1,45 @@
+"""Floating-point operations of a DFlash training step, for model FLOP utilisation and for dealing samples by cost.
+
+A product of [a, b] with [b, c] counts 2 a b c. A product with trained weights and a differentiated input costs three of
+them (forward, and the gradients of input and weight); attention's two products cost three times two as well. Features
+need no gradient, so fc costs two; the head is frozen, so it costs two. Elementwise work is not counted, nor is what
+is done twice to save memory (flash attention, checkpointing), nor saved what a step can leave out (equal mask slots in
+layer 0, slot 0 in the last layer).
+
+Legend: T context tokens, F features (layers * hidden), M hidden, N blocks, K block size, H query heads, G key/value
+heads, D head size, I intermediate size, V vocabulary, W weighted slots, C context tokens seen, summed over the blocks:
+in a sliding layer at most N times the window.
+
+    fc           2 * 2 T F M
+    a layer      3 * 2 T M * 2 G D              context keys and values
+               + 3 * 2 N K M * (2 H D + 2 G D)  q and o, k and v of the blocks
+               + 3 * 2 N K * 3 M I              MLP
+               + 3 * 2 * 2 K H D (C + N K)      scores and their product with the values
+    head         2 * 2 W M V
+"""
+
+from __future__ import annotations
+
+from ops.lib.drafts.dflash.config import SLIDING_ATTENTION, DraftConfig
+
+
+def step_flops(
+    config: DraftConfig, context_tokens: int, blocks: int, prefix_tokens_sum: int, weighted_slots: int
+) -> float:
+    """FLOPs of forward and backward; prefix_tokens_sum is C, the sum over the blocks of the context each one sees."""
+    K, M, D = config.block_size, config.hidden_size, config.head_dim
+    H, G = config.num_attention_heads, config.num_key_value_heads
+    slots = blocks * K
+    fc = 2 * 2 * context_tokens * len(config.target_layer_ids) * M * M
+    context = 3 * 2 * context_tokens * M * 2 * G * D
+    projections = 3 * 2 * slots * M * (2 * H * D + 2 * G * D)
+    mlp = 3 * 2 * slots * 3 * M * config.intermediate_size
+    head = 2 * 2 * weighted_slots * M * config.vocab_size
+    attention = 0
+    for kind in config.layer_types:
+        seen = prefix_tokens_sum
+        if kind == SLIDING_ATTENTION:
+            assert config.sliding_window is not None  # DraftConfig is checked
+            seen = min(seen, blocks * config.sliding_window)
+        attention += 3 * 2 * 2 * K * H * D * (seen + slots)
+    return float(fc + config.num_hidden_layers * (context + projections + mlp) + attention + head)

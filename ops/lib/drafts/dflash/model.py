@@ -1,0 +1,270 @@
+"""The DFlash draft: Qwen3-style layers whose queries come from blocks and whose keys come from [context | own block].
+
+The context feature of a token is `hidden_norm(fc(target features))`. Every layer projects that same feature with its
+own k_proj and v_proj; it is no residual stream. So the context's keys and values can be computed once, for all layers
+and before any block is known. Submodules are named as in the serving contract; there is no embedding and no head.
+Computation is in the dtype of the inputs: weights are cast when they are used, so float32 master weights serve bf16.
+Source: DFlash, arXiv 2602.06036; z-lab's reference implementation.
+
+Legend: T context tokens, F features (layers * hidden), M hidden, N blocks, K block size, X = N * K slots, W slots whose
+hidden state is asked for, H query heads, G key/value heads, D head size, Z rotary size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ops.lib.drafts.attention.blocks import dense_attention
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.rope import rope_frequencies, rotate, rotation
+from ops.lib.kernels.compiled import compiled
+from ops.lib.kernels.host_to_device import to_device
+from ops.lib.sequence_parallel.context_range import Seen
+
+ContextKV = list[tuple[Tensor, Tensor]]
+
+# (q_NKHD, k_NKGD, v_NKGD, context keys, context values, window) -> mixed_NKHD
+AttendBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int | None], Tensor]
+
+
+class Linear(nn.Linear):
+    """x W^T in the dtype of x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, in the dtype of x."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class Attention(nn.Module):
+    """The projections around attention; the softmax itself is given to `DraftModel.forward_blocks`."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        bias = config.attention_bias
+        self.q_proj = Linear(config.hidden_size, self.heads * self.head_dim, bias=bias)
+        self.k_proj = Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[..., H, D], normed, not yet rotated."""
+        return self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)))
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys, normed and not yet rotated, and values, [..., G, D]."""
+        shape = (self.kv_heads, self.head_dim)
+        return self.k_norm(self.k_proj(x).unflatten(-1, shape)), self.v_proj(x).unflatten(-1, shape)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """A Qwen3-style decoder layer; only the block is normed by input_layernorm, the context comes as it is.
+
+    `project_first`, `project` and `finish` are what happens to every slot by itself, before and after the attention;
+    they can be compiled without a graph break. Slots lie in one dimension, so that one graph serves all of them and
+    those few that the last layer is asked for.
+    """
+
+    def __init__(self, config: DraftConfig, window: int | None) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = SwiGLU(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.window = window
+
+    def project_first(self, distinct: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`project` for the first layer, whose mask slots are alike: they are normed and projected once.
+
+        distinct: [N + 1, M], slot 0 of every block, then one row for all other slots.
+        """
+        x = self.input_layernorm(distinct)
+        block_size = len(cos_X1Z) // (len(distinct) - 1)
+        k, v = self.self_attn.keys_values(x)
+        q, k, v = _spread(self.self_attn.queries(x), block_size), _spread(k, block_size), _spread(v, block_size)
+        return rotate(q, cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v
+
+    def project(self, x_XM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [X, H, D] and keys [X, G, D], both rotated, and values [X, G, D]."""
+        x = self.input_layernorm(x_XM)
+        k, v = self.self_attn.keys_values(x)
+        return rotate(self.self_attn.queries(x), cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v
+
+    def finish(self, x_WM: Tensor, mixed: Tensor) -> Tensor:
+        """The layer's output [W, M] from its input and the attention's output [W, H * D]."""
+        x = x_WM + self.self_attn.o_proj(mixed)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DraftModel(nn.Module):
+    """The draft without embedding and head, which are the target's. Random weights until a state dict is loaded."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config = config
+        features = len(config.target_layer_ids) * config.hidden_size
+        self.fc = Linear(features, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(config, config.window(index)) for index in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # No buffer: `model.to(torch.bfloat16)` must not round the frequencies.
+        self.frequencies, self.rope_scale = rope_frequencies(config)
+        self._frequencies_on: dict[torch.device, Tensor] = {}
+
+    def initialise(self, seed: int, std: float = 0.02) -> None:
+        """Draw every matrix from N(0, std), by one generator on the CPU; norms stay at one, biases become zero."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if parameter.ndim == 2:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            for module in self.modules():
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    module.bias.zero_()
+
+    def compile_layers(self) -> None:
+        """Compile what happens to every slot by itself, with sizes left open."""
+        for layer in self.layers:
+            for name in ("project_first", "project", "finish"):
+                setattr(layer, name, compiled(getattr(layer, name)))
+
+    def context_kv(self, features_TF: Tensor, positions_T: Tensor) -> ContextKV:
+        """Per layer the context's keys (normed, rotated) and values, each [G, T, D].
+
+        features_TF are the target's, the layers concatenated in the order of target_layer_ids; positions_T are
+        absolute. A decoder appends to the result along dimension -2 as tokens are accepted.
+        """
+        x_TM = self.hidden_norm(self.fc(features_TF))
+        rope = self._rope(positions_T, x_TM.dtype)
+        pairs = [layer.self_attn.keys_values(x_TM) for layer in self.layers]
+        return [(rotate(k_TGD, *rope).transpose(0, 1), v_TGD.transpose(0, 1)) for k_TGD, v_TGD in pairs]
+
+    def forward_blocks(
+        self,
+        anchor_embeds_NM: Tensor,
+        mask_embed_M: Tensor,
+        positions_N: Tensor,
+        context_kv: ContextKV,
+        attend: AttendBlocks,
+        rows_W: Tensor,
+        activation_checkpointing: bool = False,
+        block_size: int | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, [W, M], of the slots rows_W (flat: n * K + k).
+
+        Slot 0 of a block carries its anchor's embedding and stands at positions_N, its other slots carry the mask
+        token's. `attend` mixes the blocks with the context's keys and values of a layer. block_size: K, the config's
+        unless given.
+        """
+        slots_K = torch.arange(block_size or self.config.block_size, device=positions_N.device)
+        rope = self._rope((positions_N[:, None] + slots_K).flatten(), anchor_embeds_NM.dtype)
+        distinct = torch.cat((anchor_embeds_NM, mask_embed_M[None]))
+        source_NK = torch.where(
+            slots_K == 0, torch.arange(len(positions_N), device=slots_K.device)[:, None], len(positions_N)
+        )
+        x_XM = distinct.index_select(0, source_NK.flatten())
+        for index, (layer, kv) in enumerate(zip(self.layers, context_kv, strict=True)):
+            project = partial(layer.project, x_XM) if index else partial(layer.project_first, distinct)
+            rows = rows_W if index == len(self.layers) - 1 else None
+            arguments = (layer, project, x_XM, rope, len(slots_K), *kv, attend, rows)
+            if activation_checkpointing:
+                x_XM = checkpoint(self._layer, *arguments, use_reentrant=False)
+            else:
+                x_XM = self._layer(*arguments)
+        return self.norm(x_XM)
+
+    def propose(
+        self,
+        anchor_embed_M: Tensor,
+        mask_embed_M: Tensor,
+        context_kv: ContextKV,
+        block_size: int | None = None,
+        block_offset: int = 0,
+    ) -> Tensor:
+        """Hidden states after the final norm, [K - 1, M], of slots 1.. of one block behind the whole context.
+
+        block_size: K, the config's unless given. block_offset: added to the positions of the slots.
+        """
+        size = block_size or self.config.block_size
+        length = context_kv[0][0].shape[-2]
+        seen = Seen(torch.tensor([0]), torch.tensor([length]))
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:
+            return dense_attention(q, k, v, k_GTD, v_GTD, seen, window)
+
+        device = anchor_embed_M.device
+        positions_N = torch.tensor([length + block_offset], device=device)
+        rows_W = torch.arange(1, size, device=device)
+        anchors_NM = anchor_embed_M[None]
+        return self.forward_blocks(anchors_NM, mask_embed_M, positions_N, context_kv, attend, rows_W, block_size=size)
+
+    def _layer(
+        self,
+        layer: Layer,
+        project: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
+        x_XM: Tensor,
+        rope: tuple[Tensor, Tensor],
+        block_size: int,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        attend: AttendBlocks,
+        rows_W: Tensor | None,
+    ) -> Tensor:
+        """One layer. project: from cos and sin to the queries, keys and values of x_XM.
+
+        With rows_W only these slots go on behind the attention, and the result is [W, M].
+        """
+        q, k, v = (part.unflatten(0, (-1, block_size)) for part in project(*rope))
+        mixed = attend(q, k, v, k_GTD, v_GTD, layer.window).flatten(0, 1).flatten(1)
+        if rows_W is not None:
+            x_XM, mixed = x_XM.index_select(0, rows_W), mixed.index_select(0, rows_W)
+        return layer.finish(x_XM, mixed)
+
+    def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin for positions [P], [P, 1, Z]."""
+        device = positions.device
+        if device not in self._frequencies_on:
+            self._frequencies_on[device] = to_device(self.frequencies, device)
+        return rotation(self._frequencies_on[device], self.rope_scale, positions, dtype)
+
+
+def _spread(distinct: Tensor, block_size: int) -> Tensor:
+    """[X, ...] from [N + 1, ...]: row n in slot 0 of block n, the last row in all other slots."""
+    first, others = distinct[:-1, None], distinct[-1:, None]
+    return torch.cat((first, others.expand(len(first), block_size - 1, *distinct.shape[1:])), dim=1).flatten(0, 1)

@@ -1,0 +1,221 @@
+"""The training step of one micro-batch: the draft's loss over its blocks, and the gradients.
+
+The context's keys and values are computed once, cut out of the graph, and the blocks go through the draft in chunks of
+anchors: given the context, blocks are independent. Every chunk is backpropagated at once, so that its activations can
+go, and adds to the gradient of the context's keys and values; that gradient then goes through the projections. Memory
+does not grow with the number of anchors; the result differs from one pass by rounding only.
+
+Under sequence parallelism a rank holds a slice of the context and some of the blocks, and an Exchange decides what
+travels: see ops/lib/sequence_parallel.
+
+What depends on values, such as which slots have a weight, the host knows before the step: nothing here waits for the
+device.
+
+Legend: T packed context tokens of the micro-batch, t those of this rank, F features, M hidden, N blocks of this rank,
+K block size, W weighted slots, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from attrs import Factory, field, frozen
+from torch import Tensor
+
+from ops.lib.drafts.attention.blocks import Attend
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
+from ops.lib.drafts.losses.loss import Loss, combine
+from ops.lib.drafts.losses.weighted import Weighted
+from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.exchange import Exchange
+
+
+@frozen(eq=False)
+class MicroBatch:
+    """What one rank computes in one pass; every tensor on the rank's device but those of `seen`.
+
+    features_tF: the rank's slice of the packed context, in the dtype to compute in; positions_t: absolute positions.
+    seen: per SP rank, what its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute positions;
+    labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_NKM: the target's final hidden states that
+    predict each slot's token, where the loss asks for the target's distribution. weighted: the slots with a weight;
+    made of labels and weights unless given, which waits for the device that these lie on.
+    """
+
+    features_tF: Tensor
+    positions_t: Tensor
+    seen: tuple[Seen, ...]
+    anchor_ids_N: Tensor
+    positions_N: Tensor
+    labels_NK: Tensor
+    weights_NK: Tensor
+    teacher_NKM: Tensor | None = None
+    weighted: Weighted = field(
+        default=Factory(lambda self: Weighted.of(self.labels_NK, self.weights_NK), takes_self=True), kw_only=True
+    )
+
+
+@frozen(eq=False)
+class Slots:
+    """The outcome of a micro-batch on one rank: sum(w * CE), float64 []; per weighted slot its number, from 1, and
+    whether its best token is the label."""
+
+    loss: Tensor
+    slots_W: Tensor
+    correct_W: Tensor
+
+
+@frozen(eq=False)
+class Chunk:
+    """Some blocks of a micro-batch, at least two, and at least two of their slots.
+
+    rows_W: the slots to compute, n * K + k: the weighted ones, ascending, then others if there are fewer than two.
+    weighted: how many those are. The other fields are as in MicroBatch.
+    """
+
+    seen: tuple[Seen, ...]
+    anchor_ids_N: Tensor
+    positions_N: Tensor
+    labels_NK: Tensor
+    weights_NK: Tensor
+    teacher_NKM: Tensor | None
+    rows_W: Tensor
+    weighted: int
+
+
+@frozen(eq=False)
+class Engine:
+    """The draft, the target's frozen ends [V, M], and how to compute.
+
+    anchor_chunk: blocks in one pass, all of them where None. computing: entered around the passes of a step, with the
+    weights that it computes with inside.
+    """
+
+    model: DraftModel
+    embed_VM: Tensor
+    head_VM: Tensor
+    loss: Loss
+    attend: Attend
+    exchange: Exchange
+    anchor_chunk: int | None = None
+    activation_checkpointing: bool = False
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def train(
+        self,
+        batch: MicroBatch,
+        scale: float,
+        before_last: Callable[[], None] | None = None,
+        before_blocks: Callable[[], None] | None = None,
+    ) -> Slots:
+        """Add the gradients of scale * sum(w * CE) to the parameters.
+
+        before_last is called before the last backward pass, that of the context, before_blocks before the last one of
+        blocks: the moments to let gradients be reduced over ranks.
+        """
+        context = self._context(batch)
+        # In float32 at least, as every chunk adds to their gradients.
+        wide = torch.promote_types(batch.features_tF.dtype, torch.float32)
+        leaves = [tensor.detach().to(wide).requires_grad_() for tensor in context]
+        outcomes = []
+        chunks = list(self._chunks(batch))
+        for number, chunk in enumerate(chunks, start=1):
+            outcome = self._blocks(chunk, leaves, batch.features_tF.dtype)
+            if before_blocks is not None and number == len(chunks):
+                before_blocks()
+            (outcome.loss * scale).backward()
+            outcomes.append(Slots(outcome.loss.detach(), outcome.slots_W, outcome.correct_W))
+        if before_last is not None:
+            before_last()
+        gradients = [_gradient(leaf).to(tensor.dtype) for leaf, tensor in zip(leaves, context, strict=True)]
+        torch.autograd.backward(context, gradients)
+        return _joined(outcomes)
+
+    @torch.no_grad()
+    def measure(self, batch: MicroBatch) -> Slots:
+        """The same without gradients."""
+        context = self._context(batch)
+        return _joined([self._blocks(chunk, context, batch.features_tF.dtype) for chunk in self._chunks(batch)])
+
+    def _context(self, batch: MicroBatch) -> list[Tensor]:
+        """Keys and values of one layer after the other, as this rank attends to them."""
+        pairs = self.model.context_kv(batch.features_tF, batch.positions_t)
+        return [tensor for pair in pairs for tensor in self.exchange.context(*pair)]
+
+    def _chunks(self, batch: MicroBatch) -> Iterator[Chunk]:
+        batch.weighted.check(len(self.head_VM))
+        count = len(batch.anchor_ids_N)
+        size = self.anchor_chunk or count
+        for start in range(0, count, size):
+            yield chunk_of(batch, start, min(start + size, count))
+
+    def _blocks(self, chunk: Chunk, context: Sequence[Tensor], dtype: torch.dtype) -> Slots:
+        seen = self.exchange.seen(chunk.seen)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:
+            q, k, v = self.exchange.blocks(q, k, v)
+            return self.exchange.back(self.attend(q, k, v, k_GTD, v_GTD, seen, window))
+
+        rows_W = chunk.rows_W
+        hidden_WM = self.model.forward_blocks(
+            self.embed_VM.index_select(0, chunk.anchor_ids_N).to(dtype),
+            self.embed_VM[self.model.config.mask_token_id].to(dtype),
+            chunk.positions_N,
+            [(k.to(dtype), v.to(dtype)) for k, v in zip(context[::2], context[1::2], strict=True)],
+            attend,
+            rows_W,
+            self.activation_checkpointing,
+        )
+        labels_W = chunk.labels_NK.flatten().index_select(0, rows_W)
+        if chunk.teacher_NKM is None:
+            losses_W, correct_W = head_cross_entropy(hidden_WM, self.head_VM, labels_W, checked=True)
+        else:
+            teacher_WM = chunk.teacher_NKM.flatten(0, 1).index_select(0, rows_W)
+            losses_W, correct_W = head_kl(hidden_WM, teacher_WM, self.head_VM, labels_W, checked=True)
+        loss = combine(self.loss, losses_W, chunk.weights_NK, rows_W)
+        slots_W = rows_W % self.model.config.block_size
+        return Slots(loss, slots_W[: chunk.weighted], correct_W[: chunk.weighted])
+
+
+def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
+    """The blocks [start, end) of a micro-batch; a block by itself gets one of weight zero beside it.
+
+    A size of one would be a constant in a compiled graph, and cost one more graph.
+    """
+    more = max(0, 2 - (end - start))
+    K = batch.labels_NK.shape[1]
+
+    def part(values_N: Tensor) -> Tensor:
+        values_N = values_N[start:end]
+        return torch.cat((values_N, values_N.new_zeros(more, *values_N.shape[1:]))) if more else values_N
+
+    rows_W = batch.weighted.rows(start, end)
+    weighted = len(rows_W)
+    if start:
+        rows_W = rows_W - start * K
+    if weighted < 2:  # slots 0 of the first blocks, which have no weight
+        rows_W = torch.cat((rows_W, torch.arange(2 - weighted, device=rows_W.device) * K))
+    return Chunk(
+        seen=tuple(Seen(part(seen.start_N), part(seen.end_N)) for seen in batch.seen),
+        anchor_ids_N=part(batch.anchor_ids_N),
+        positions_N=part(batch.positions_N),
+        labels_NK=part(batch.labels_NK),
+        weights_NK=part(batch.weights_NK),
+        teacher_NKM=None if batch.teacher_NKM is None else part(batch.teacher_NKM),
+        rows_W=rows_W,
+        weighted=weighted,
+    )
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _joined(outcomes: Sequence[Slots]) -> Slots:
+    return Slots(
+        torch.stack([outcome.loss for outcome in outcomes]).sum(),
+        torch.cat([outcome.slots_W for outcome in outcomes]),
+        torch.cat([outcome.correct_W for outcome in outcomes]),
+    )

@@ -1,0 +1,1 @@
+"""Anchors, the frozen head tile by tile, and the losses."""

@@ -1,0 +1,223 @@
+"""Cross-entropy and KL divergence through the target's frozen head, tile by tile, without the logits.
+
+The head W gets no gradient, so that of -log softmax(x W^T)[label] with respect to x is softmax(x W^T) W - W[label]: two
+matrix products over a tile of logits (some rows, some of the vocabulary) that is dropped before the next one is made.
+A row's exponentials are taken against a running reference, as in the online softmax (arXiv 1805.02867); what was
+summed before is scaled when the reference rises. The label's own logit is kept out of the sums: with
+d = log sum_{v != label} exp(logit_v) - logit_label, CE = log(1 + exp(d)) and the gradient is
+sigmoid(d) (softmax over the others W - W[label]), so that neither loses its digits where the label is almost certain.
+
+Legend: W weighted slots, R rows of a tile, C its columns, M hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ops.lib.drafts.losses.tiled_softmax import RowState, Sweep, choose_sweep
+
+CPU_TILE = (512, 512)  # 1 MiB in float32: stays in the second-level cache between the two products
+CUDA_TILE = (8192, 8192)  # 256 MiB in float32: large enough for the products' full speed
+
+
+def head_cross_entropy(
+    hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, *, checked: bool = False
+) -> tuple[Tensor, Tensor]:
+    """-log softmax(hidden head^T)[label] of every slot [W], and whether its best token is its label, bool [W].
+
+    The cross-entropy is float32 (float64 for float64 inputs). Only hidden_WM gets a gradient, made in the forward
+    pass where it is asked for. Of equal best tokens the first counts, as in torch.argmax. V must be at least 2.
+    Products: in the inputs' dtype; on the CPU at least float32. Memory: the gradient [W, M], one tile of
+    logits, and a tile's rows of sums [R, M].
+    checked: the caller knows that all labels are tokens; to look means to wait for the device.
+    Raises IndexError for a label outside the vocabulary, unless checked.
+    """
+    if not checked:
+        _check_labels(labels_W, head_VM)
+    with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
+    return _CrossEntropy.apply(hidden_WM, head_VM, labels_W, with_gradient)
+
+
+def head_kl(
+    hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor, *, checked: bool = False
+) -> tuple[Tensor, Tensor]:
+    """KL(softmax(teacher head^T) || softmax(hidden head^T)) of every slot [W], and whether hidden's best is the label.
+
+    dtypes, gradient, checked and errors as in `head_cross_entropy`; four products instead of two, three tiles of
+    logits.
+    """
+    if not checked:
+        _check_labels(labels_W, head_VM)
+    with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
+    return _Divergence.apply(hidden_WM, teacher_WM, head_VM, labels_W, with_gradient)
+
+
+def choose_head(device: torch.device) -> tuple[str, Sweep]:
+    """How logits are gone through on this device: a name for the log, and what goes over one tile of them."""
+    name, sweep = choose_sweep(device)
+    rows, columns = _tile(device)
+    return f"tiles of {rows} x {columns}, sweep: {name}", sweep
+
+
+def _check_labels(labels_W: Tensor, head_VM: Tensor) -> None:
+    if not len(labels_W):
+        return
+    least, most = (int(bound) for bound in labels_W.aminmax())
+    if least < 0 or most >= len(head_VM):
+        raise IndexError(f"labels from {least} to {most} do not fit a vocabulary of {len(head_VM)}")
+
+
+def _tile(device: torch.device) -> tuple[int, int]:
+    if device.type == "cuda":
+        return CUDA_TILE
+    rows, columns = CPU_TILE
+    return rows, columns * torch.get_num_threads()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        tiles = _Tiles(hidden_WM, head_VM)
+        ce_W = hidden_WM.new_empty(len(hidden_WM), dtype=tiles.dtype)
+        correct_W = torch.empty_like(labels_W, dtype=torch.bool)
+        gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
+        for rows in tiles.chunks(len(hidden_WM)):
+            softmax = _HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=True, with_gradient=with_gradient)
+            for start, head_CM in tiles:
+                softmax.add(softmax.logits(head_CM, 0), start, head_CM)
+            d_R = softmax.state.log_total_R - softmax.state.logit_R
+            ce_W[rows] = torch.logaddexp(d_R, torch.zeros_like(d_R)).to(tiles.dtype)
+            correct_W[rows] = softmax.state.correct_R
+            if gradient_WM is not None:
+                slope_RM = softmax.mean_RM.sub_(head_VM[labels_W[rows]].to(tiles.dtype))
+                gradient_WM[rows] = slope_RM.mul_(d_R.sigmoid().to(tiles.dtype)[:, None]).to(hidden_WM.dtype)
+        ctx.mark_non_differentiable(correct_W)
+        ctx.save_for_backward(gradient_WM)
+        return ce_W, correct_W
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ce_W: Tensor, _grad_correct: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient_WM,) = ctx.saved_tensors
+        return gradient_WM * grad_ce_W.to(gradient_WM.dtype)[:, None], None, None, None
+
+
+class _Divergence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor, with_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        tiles = _Tiles(hidden_WM, head_VM)
+        kl_W = hidden_WM.new_empty(len(hidden_WM), dtype=tiles.dtype)
+        correct_W = torch.empty_like(labels_W, dtype=torch.bool)
+        gradient_WM = torch.empty_like(hidden_WM) if with_gradient else None
+        for rows in tiles.chunks(len(hidden_WM)):
+            draft = _HeadSoftmax(tiles, hidden_WM[rows], labels_W[rows], hide=False, with_gradient=with_gradient)
+            teacher = _HeadSoftmax(tiles, teacher_WM[rows], None, hide=False, with_gradient=with_gradient)
+            gap_R = torch.zeros_like(draft.state.total_R)  # sum exp(teacher - reference) (teacher - draft)
+            for start, head_CM in tiles:
+                draft_RC, teacher_RC = draft.logits(head_CM, 0), teacher.logits(head_CM, 1)
+                gap_RC = torch.sub(teacher_RC, draft_RC, out=tiles.scratch(tuple(draft_RC.shape), 2))
+                p_RC, scale_R = teacher.add(teacher_RC, start, head_CM)
+                gap_R = (gap_R if scale_R is None else gap_R * scale_R) + gap_RC.mul_(p_RC).sum(dim=1)
+                draft.add(draft_RC, start, head_CM)
+            kl_R = gap_R / teacher.state.total_R - teacher.state.log_total_R + draft.state.log_total_R
+            kl_W[rows], correct_W[rows] = kl_R.to(tiles.dtype), draft.state.correct_R
+            if gradient_WM is not None:
+                gradient_WM[rows] = draft.mean_RM.sub_(teacher.mean_RM).to(hidden_WM.dtype)
+        ctx.mark_non_differentiable(correct_W)
+        ctx.save_for_backward(gradient_WM)
+        return kl_W, correct_W
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_kl_W: Tensor, _grad_correct: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (gradient_WM,) = ctx.saved_tensors
+        return gradient_WM * grad_kl_W.to(gradient_WM.dtype)[:, None], None, None, None, None
+
+
+class _Tiles:
+    """How the rows and the vocabulary are cut on this device, the dtypes, the sweep, and the memory of the tiles.
+
+    `dtype` is that of logits, sums and loss, `product` that of the factors of the matrix products.
+    """
+
+    def __init__(self, hidden_WM: Tensor, head_VM: Tensor):
+        self.head_VM = head_VM
+        self.device = hidden_WM.device
+        self.dtype = torch.promote_types(hidden_WM.dtype, torch.float32)
+        self.product = hidden_WM.dtype if hidden_WM.is_cuda else self.dtype
+        _name, self.sweep = choose_head(self.device)
+        self.rows, self.columns = _tile(self.device)
+        self._memory: dict[int, Tensor] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
+        """(first token, the head's rows from there [C, M]) tile by tile."""
+        for start in range(0, len(self.head_VM), self.columns):
+            yield start, self.head_VM[start : start + self.columns].to(self.product)
+
+    def chunks(self, length: int) -> list[slice]:
+        """Slices of at most `rows` of so many rows, equal but for the last."""
+        if not length:
+            return []
+        size = -(-length // -(-length // self.rows))
+        return [slice(start, start + size) for start in range(0, length, size)]
+
+    def scratch(self, shape: tuple[int, int], number: int) -> Tensor:
+        """A tile in memory that every call with the same number uses again; the first shape is the largest."""
+        if number not in self._memory:
+            self._memory[number] = torch.empty(shape[0] * shape[1], dtype=self.dtype, device=self.device)
+        return self._memory[number][: shape[0] * shape[1]].view(shape)
+
+
+class _HeadSoftmax:
+    """The softmax over hidden head^T for a chunk of rows, and the head's rows summed with it, tile by tile."""
+
+    def __init__(self, tiles: _Tiles, hidden_RM: Tensor, labels_R: Tensor | None, *, hide: bool, with_gradient: bool):
+        self.tiles = tiles
+        self.hidden_RM = hidden_RM.to(tiles.product)
+        labels_R = None if labels_R is None else labels_R.to(torch.int64).contiguous()
+        self.state = RowState(len(hidden_RM), tiles.dtype, tiles.device, labels_R, hide)
+        self.sum_RM = torch.zeros_like(hidden_RM, dtype=tiles.dtype) if with_gradient else None
+
+    def logits(self, head_CM: Tensor, number: int) -> Tensor:
+        """hidden head^T [R, C] in the scratch memory of that number."""
+        out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
+        if head_CM.dtype == out.dtype:
+            return torch.mm(self.hidden_RM, head_CM.T, out=out)
+        return torch.mm(self.hidden_RM, head_CM.T, out_dtype=out.dtype, out=out)
+
+    def add(self, logits_RC: Tensor, start: int, head_CM: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Take a tile into the sums; its exponentials, and the scale of the sums made before, as a Sweep gives them."""
+        p_RC, scale_R = self.tiles.sweep(self.state, logits_RC, start, head_CM.dtype)
+        if self.sum_RM is not None:
+            if scale_R is not None:
+                self.sum_RM.mul_(scale_R[:, None])
+            add_product(self.sum_RM, p_RC, head_CM)
+        return p_RC, scale_R
+
+    @property
+    def mean_RM(self) -> Tensor:
+        """softmax head, in the memory of the sums: to be asked for once."""
+        assert self.sum_RM is not None
+        return self.sum_RM.div_(self.state.total_R.to(self.sum_RM.dtype)[:, None])
+
+
+def add_product(sum_RM: Tensor, p_RC: Tensor, head_CM: Tensor) -> None:
+    """sum_RM += p_RC head_CM, in place; factors narrower than the sum are multiplied with the sum's precision.
+
+    CUDA adds to the sum in the product itself (out_dtype, which no other device has), without a temporary [R, M].
+    """
+    if head_CM.dtype == sum_RM.dtype:
+        sum_RM.addmm_(p_RC, head_CM)
+    elif sum_RM.is_cuda:
+        torch.addmm(sum_RM, p_RC, head_CM, out_dtype=sum_RM.dtype, out=sum_RM)
+    else:
+        sum_RM.addmm_(p_RC.to(sum_RM.dtype), head_CM.to(sum_RM.dtype))

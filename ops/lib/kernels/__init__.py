@@ -1,0 +1,1 @@
+"""Compiled code: C libraries, torch.compile for changing sizes, and copies to the device."""

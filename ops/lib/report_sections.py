@@ -1,0 +1,151 @@
+"""What an op shows of an artifact of its own in `dflow report`.
+
+An op names one function, without torch:
+
+    @op(..., report="module:function")   (folder of the artifact) -> Sequence[Section]
+
+All text is plain: the report escapes it. The one exception is `Html`, which is shown in a frame of its own in which no
+script runs and nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from attrs import field, frozen
+
+from dsl.errors import ConfigError, shortened
+from dsl.named_function import named_function
+from dsl.op import OpSpec
+
+Cell = str | int | float | None
+MOST = int(sys.float_info.max)
+
+
+@frozen
+class Table:
+    """Rows of cells under the names of the columns; a number stands on the right, None as a dash. Two columns
+    without names, "", hold names and values, which a report of several runs puts into one table.
+
+    Raises ConfigError for a row of another length.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def __attrs_post_init__(self) -> None:
+        wrong = [row for row in self.rows if len(row) != len(self.columns)]
+        if wrong:
+            raise ConfigError(f"a table of {len(self.columns)} columns has the row {shortened(str(list(wrong[0])))}")
+
+
+@frozen
+class Series:
+    """Points of one colour. x are numbers, or for bars names too; low and high: the interval of each y, None for none.
+
+    A y that is not finite leaves a gap. Raises ConfigError for lists that do not fit each other, for a y or a bound
+    that is no number, and for an x that is not finite.
+    """
+
+    name: str
+    x: Sequence[float] | Sequence[str]
+    y: Sequence[float]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+    def __attrs_post_init__(self) -> None:
+        lengths = {len(values) for values in (self.x, self.y, self.low or self.y, self.high or self.y)}
+        if len(lengths) > 1 or bool(self.low) != bool(self.high):
+            raise ConfigError(f'series "{self.name}": x, y, low and high are not of one length')
+        bounds = [bound for bound in (*self.low, *self.high) if bound is not None]
+        wrong = [value for value in (*self.y, *bounds) if not _is_number(value)]
+        if wrong:
+            raise ConfigError(f'series "{self.name}": {_told(wrong[0])} is no number')
+        nowhere = [x for x in self.x if not isinstance(x, str) and not (_is_number(x) and math.isfinite(x))]
+        if nowhere:
+            raise ConfigError(f'series "{self.name}": {_told(nowhere[0])} is no place on an axis')
+
+
+@frozen
+class Chart:
+    """Lines over numbers, or bars with whiskers. log_y: a logarithmic y axis where all values are above 0 and the
+    largest is a hundred times the smallest. Raises ConfigError for x that are not all numbers nor, of bars, all names.
+    """
+
+    series: Sequence[Series]
+    x_label: str
+    y_label: str
+    kind: Literal["lines", "bars"] = "lines"
+    log_y: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        every = [x for series in self.series for x in series.x]
+        is_named = self.kind == "bars" and all(isinstance(x, str) for x in every)
+        if not is_named and not all(isinstance(x, (int, float)) for x in every):
+            raise ConfigError(f'chart of "{self.y_label}": its x are not all numbers')
+
+
+@frozen
+class Html:
+    """A page or a part of one, from a file of the artifact, escaped by whoever made it. height: px of its frame."""
+
+    text: str
+    height: int = 480
+
+
+@frozen
+class Picture:
+    """A PNG, JPEG, GIF or WebP file; alt says what it shows to who cannot see it."""
+
+    path: Path
+    alt: str
+
+
+@frozen(kw_only=True)
+class Account:
+    """What became of the samples that a node read: came_in = all kept + all dropped.
+
+    kept: by split; dropped: by reason. splits: those that the node reads; all of them for none. The report puts the
+    accounts of all nodes together, from the source to the training, and says where they do not add up.
+    """
+
+    came_in: int
+    kept: Mapping[str, int]
+    dropped: Mapping[str, int] = field(factory=dict)
+    splits: Sequence[str] = ()
+
+
+Body = Table | Chart | Html | Picture | Account
+
+
+@frozen
+class Section:
+    """A part of a report: a title, what is shown, and a note below in plain text.
+
+    Sections of the same title and node stand side by side where a report shows several runs; charts are drawn into one.
+    """
+
+    title: str
+    body: Body
+    note: str = ""
+
+
+def load_report(spec: OpSpec) -> Callable[[Path], Sequence[Section]] | None:
+    """The function that shows an artifact of the op, None where it names none."""
+    if spec.report is None:
+        return None
+    function: Callable[[Path], Sequence[Section]] = named_function(spec.report)
+    return function
+
+
+def _is_number(value: object) -> bool:
+    """Whether a float can hold it."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MOST)
+
+
+def _told(value: object) -> str:
+    return "an int beyond all floats" if isinstance(value, int) else shortened(str(value))

@@ -1,0 +1,1 @@
+"""Sequence parallelism: what ranks that share a sequence exchange."""

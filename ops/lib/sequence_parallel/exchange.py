@@ -1,0 +1,252 @@
+"""What sequence-parallel ranks exchange so that every block sees its whole context: `Ulysses`, `Gather` or nothing.
+
+Every rank projects the keys and values of its own slice of the context. A block's queries need those of all slices:
+
+- `Gather` brings the context's keys and values of all ranks to every rank; blocks stay where they are. Its backward
+  adds up, for each rank's slice, what all ranks computed.
+- `Ulysses` exchanges tokens for heads: a rank then holds the whole context and the blocks of all ranks, but only its
+  share of the heads, and the output goes back the same way. Source: DeepSpeed Ulysses, arXiv 2309.14509.
+
+Both are exact and differentiable. Each exchange is one message, after norms and RoPE, and all ranks of the group must
+make the same calls in the same order, in the backward pass too: every rank's loss must depend on its output.
+
+Legend: P sp_degree, T context tokens, t = T / P, N blocks per rank (the same on all), K block size, H query heads,
+G KV heads, E = lcm(G, P) exchanged KV heads, h = H / P, e = E / P, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ops.lib.sequence_parallel.context_range import Seen
+
+# torch 2.13 renames it, and warns at every call of the old name.
+_ALL_GATHER = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+
+
+@define
+class Sent:
+    """Elements that this rank has sent to others so far, in forward and in backward passes."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+@frozen(eq=False)
+class Alone:
+    """One process: everything is here already. The exchanges below have the same methods."""
+
+    sent: Sent = field(factory=Sent, init=False, kw_only=True)
+
+    def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the context that this rank attends to, from those of its slice of the tokens."""
+        return k_GtD, v_GtD
+
+    def blocks(self, q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the blocks that this rank attends for, from those of its own blocks."""
+        return q_NKHD, k_NKGD, v_NKGD
+
+    def back(self, out_NKHD: Tensor) -> Tensor:
+        """The output of this rank's own blocks, from what this rank attended for."""
+        return out_NKHD
+
+    def seen(self, per_rank: Sequence[Seen]) -> Seen:
+        """What the blocks that this rank attends for see, from what each rank's own blocks see, in rank order.
+
+        Made once for blocks that go through all layers: attention keeps its plan in it.
+        """
+        return per_rank[0]
+
+
+@frozen(eq=False)
+class Gather(Alone):
+    """All-gather of the context's keys and values; blocks stay local."""
+
+    group: dist.ProcessGroup
+
+    def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
+        """[G, t, D] each -> [G, T, D] each."""
+        G, _, D = k_GtD.shape
+        both_P2GtD = _AllGather.apply(torch.stack([k_GtD, v_GtD]), self.group, self.sent)
+        k_GTD, v_GTD = both_P2GtD.permute(1, 2, 0, 3, 4).reshape(2, G, -1, D).unbind()
+        return k_GTD, v_GTD
+
+    def seen(self, per_rank: Sequence[Seen]) -> Seen:
+        """That of this rank's own blocks."""
+        return per_rank[dist.get_rank(self.group)]
+
+
+@frozen(eq=False)
+class Ulysses(Alone):
+    """All-to-all of heads against tokens; rank r gets query heads [r*h, (r+1)*h) and KV heads [r*e, (r+1)*e).
+
+    The G KV heads are repeated to E where P does not divide them; the gradient of a repeated head adds up. Query head
+    i belongs to KV head i // (H / G), and so to repeated head i // (H / E): a rank's heads keep to themselves.
+    """
+
+    group: dist.ProcessGroup
+
+    def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
+        """[G, t, D] each -> [e, T, D] each."""
+        G, t, D = k_GtD.shape
+        P = dist.get_world_size(self.group)
+        both_2EtD = torch.stack([k_GtD, v_GtD]).repeat_interleave(_copies(G, P), dim=1)
+        sent_P2etD = both_2EtD.view(2, P, -1, t, D).transpose(0, 1)
+        got_P2etD = _AllToAll.apply(sent_P2etD, self.group, self.sent)
+        k_eTD, v_eTD = got_P2etD.permute(1, 2, 0, 3, 4).reshape(2, -1, P * t, D).unbind()
+        return k_eTD, v_eTD
+
+    def blocks(self, q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, K, H, D], [N, K, G, D] twice -> [P*N, K, h, D], [P*N, K, e, D] twice: all ranks' blocks in rank order."""
+        N, K, _, D = q_NKHD.shape
+        P = dist.get_world_size(self.group)
+        copies = _copies(k_NKGD.shape[2], P)
+        heads = [q_NKHD, k_NKGD.repeat_interleave(copies, dim=2), v_NKGD.repeat_interleave(copies, dim=2)]
+        shares = [x_NKXD.view(N, K, P, -1, D).permute(2, 0, 1, 3, 4) for x_NKXD in heads]
+        got_PNKXD = _AllToAll.apply(torch.cat(shares, dim=3), self.group, self.sent)
+        sizes = [share_PNKXD.shape[3] for share_PNKXD in shares]
+        q_BKhD, k_BKeD, v_BKeD = got_PNKXD.view(P * N, K, -1, D).split(sizes, dim=2)
+        return q_BKhD, k_BKeD, v_BKeD
+
+    def back(self, out_NKHD: Tensor) -> Tensor:
+        """[P*N, K, h, D] -> [N, K, H, D]: the inverse of what `blocks` does to the queries."""
+        B, K, h, D = out_NKHD.shape
+        P = dist.get_world_size(self.group)
+        got_PNKhD = _AllToAll.apply(out_NKHD.reshape(P, B // P, K, h, D), self.group, self.sent)
+        return got_PNKhD.permute(1, 2, 0, 3, 4).reshape(B // P, K, P * h, D)
+
+    def seen(self, per_rank: Sequence[Seen]) -> Seen:
+        """Those of all ranks' blocks, in rank order."""
+        return Seen(
+            start_N=torch.cat([seen.start_N for seen in per_rank]), end_N=torch.cat([seen.end_N for seen in per_rank])
+        )
+
+
+Exchange = Alone | Gather | Ulysses
+
+
+def make_exchange(name: str, group: dist.ProcessGroup | None) -> Exchange:
+    """The exchange that `choose_exchange` named, over the process group of the mesh's "sp" dimension."""
+    return Alone() if name == "alone" else {"gather": Gather, "ulysses": Ulysses}[name](group)
+
+
+def choose_exchange(
+    asked: str, *, context: int, slots: int, query_heads: int, kv_heads: int, head_dim: int, degree: int
+) -> tuple[str, str]:
+    """The exchange to use, "alone", "ulysses" or "gather", and why, for the log.
+
+    asked is sp_exchange. "auto" takes what sends fewer elements at these sizes (see `elements_sent`), among what the
+    heads allow; "gather" where both send as many.
+    """
+    if degree == 1:
+        return "alone", "one rank holds the whole sequence"
+    if asked != "auto":
+        return asked, "as asked for"
+    exchanged = math.lcm(kv_heads, degree)
+    if query_heads % exchanged:
+        reason = f"ulysses would repeat the {kv_heads} key/value heads to {exchanged} at sp_degree {degree}"
+        return "gather", f"{reason}, which do not divide {query_heads} query heads"
+    sizes = {"query_heads": query_heads, "kv_heads": kv_heads, "head_dim": head_dim, "degree": degree}
+    ulysses, gather = (elements_sent(name, context=context, slots=slots, **sizes) for name in ("ulysses", "gather"))
+    return (
+        "ulysses" if ulysses < gather else "gather",
+        f"a rank sends {ulysses:,} elements a layer with ulysses, {gather:,} with gather "
+        f"({context:,} context tokens, {slots:,} block slots, sp_degree {degree})",
+    )
+
+
+def elements_sent(
+    exchange: str, *, context: int, slots: int, query_heads: int, kv_heads: int, head_dim: int, degree: int
+) -> int:
+    """Elements that a rank sends to others per layer in the forward pass, and again in the backward pass.
+
+    context (T) and slots (blocks x block size) count those of all ranks together, padding included; the result is
+    exact for multiples of the degree and rounded down for others.
+
+    ulysses: (P-1)/P^2 * D * (2*T*E + 2*slots*(H + E)), for context, blocks and output.
+    gather: (P-1)/P * 2*T*G*D.
+    """
+    exchanged = math.lcm(kv_heads, degree)
+    rows = {
+        "alone": 0,
+        "ulysses": 2 * context * exchanged + 2 * slots * (query_heads + exchanged),
+        "gather": 2 * context * kv_heads * degree,
+    }
+    return (degree - 1) * head_dim * rows[exchange] // degree**2
+
+
+def deal_blocks(costs_N: Tensor, degree: int) -> tuple[list[Tensor], list[int]]:
+    """Which blocks each of `degree` ranks holds, int64 and ascending, and how many dummy blocks fill each rank up.
+
+    costs_N is the length of each block's visible prefix. The blocks are dealt from the longest prefix to the shortest
+    in serpentine order, 0..P-1, P-1..0, ..., so that the work is nearly equal; ties keep their order, so that all
+    ranks deal alike. With its dummies every rank holds ceil(N / P) blocks.
+    """
+    order_N = costs_N.argsort(descending=True, stable=True)
+    turn_N = torch.arange(len(costs_N)) % (2 * degree)
+    rank_N = torch.minimum(turn_N, 2 * degree - 1 - turn_N)
+    dealt = [order_N[rank_N == rank].sort().values for rank in range(degree)]
+    return dealt, [math.ceil(len(costs_N) / degree) - len(own) for own in dealt]
+
+
+class _AllToAll(torch.autograd.Function):
+    """Part p of dimension 0 goes to rank p, and part p of the result comes from it: its own inverse."""
+
+    @staticmethod
+    def forward(ctx: Any, parts_P: Tensor, group: dist.ProcessGroup, sent: Sent) -> Tensor:
+        ctx.group, ctx.sent = group, sent
+        sent.forward += _to_others(parts_P)
+        return _swap(parts_P, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad_P: Tensor) -> tuple[Tensor, None, None]:
+        ctx.sent.backward += _to_others(grad_P)
+        return _swap(grad_P, ctx.group), None, None
+
+
+class _AllGather(torch.autograd.Function):
+    """The same tensor of every rank, in a new dimension 0. The backward is a reduce-scatter.
+
+    It is done as all-to-all plus a local sum: gloo's own reduce-scatter sends twice as much, and this one adds in the
+    same order everywhere and, for bfloat16, rounds once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup, sent: Sent) -> Tensor:
+        ctx.group, ctx.sent = group, sent
+        P = dist.get_world_size(group)
+        sent.forward += (P - 1) * part.numel()
+        # Concatenated rather than stacked: gloo knows that form alone.
+        joined = part.new_empty((P * part.shape[0], *part.shape[1:]))
+        _ALL_GATHER(joined, part.contiguous(), group=group)
+        return joined.view(P, *part.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad_P: Tensor) -> tuple[Tensor, None, None]:
+        ctx.sent.backward += _to_others(grad_P)
+        return _swap(grad_P, ctx.group).sum(dim=0), None, None
+
+
+def _swap(parts_P: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All-to-all over dimension 0, of size P."""
+    parts_P = parts_P.contiguous()
+    got_P = torch.empty_like(parts_P)
+    dist.all_to_all_single(got_P, parts_P, group=group)
+    return got_P
+
+
+def _to_others(parts_P: Tensor) -> int:
+    """Elements of all parts but one's own."""
+    return parts_P.numel() - parts_P[0].numel()
+
+
+def _copies(kv_heads: int, degree: int) -> int:
+    """How often each KV head is repeated, so that the degree divides them."""
+    return math.lcm(kv_heads, degree) // kv_heads

@@ -1,0 +1,139 @@
+"""Ulysses inside a transformers model: ranks hold slices of the sequence, and exchange tokens for heads in attention.
+
+transformers looks attention and its mask up by name; both are registered here as "ulysses". A forward pre-hook cuts
+what the language model is given, so that every layer, norm and MLP computes this rank's slice alone, and hands the
+exchange down to the attention as an argument. Without that argument, and so in every forward pass that was not cut,
+"ulysses" is transformers' own "sdpa". (An argument, because gradient checkpointing calls the layers once more in the
+backward pass, when no state of the forward pass is left.)
+
+Source: DeepSpeed Ulysses, arXiv 2309.14509.
+
+Legend: P sp_degree, B batch, S tokens of the whole sequence, s = S / P, H query heads, G KV heads, D head size,
+E = lcm(G, P), h = H / P, e = E / P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from ops.lib.sequence_parallel.exchange import Ulysses
+from ops.lib.vision.families import Family
+
+ULYSSES = "ulysses"
+
+
+@frozen(eq=False)
+class Slice:
+    """This rank's part of every sequence, tokens [start, end)."""
+
+    exchange: Ulysses
+    family: Family
+    start: int
+    end: int
+
+    def cut(self, _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        """A forward pre-hook of the language model, with kwargs: image embeddings are in their places by now.
+
+        The 2-D attention mask stays whole: the registered mask is made of it. Positions are those of the whole
+        sequence.
+        """
+        B, S = kwargs["attention_mask"].shape
+        part = slice(self.start, self.end)
+        cut = {name: kwargs[name][:, part] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None}
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            positions = torch.arange(S, device=kwargs["attention_mask"].device).expand(B, S)
+        cut["position_ids"] = positions[..., part]
+        cut |= self.family.slice_visuals(kwargs, part)
+        return args, {**kwargs, **cut, "use_cache": False, ULYSSES: self.exchange}
+
+
+def ulysses_attention(
+    module: nn.Module,
+    q_BHsD: Tensor,
+    k_BGsD: Tensor,
+    v_BGsD: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    ulysses: Ulysses | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the whole sequence for this rank's slice of the queries, [B, s, H, D], by way of its h heads.
+
+    attention_mask: bool [B, 1, S, S], or None where the causal mask is all there is.
+    """
+    if ulysses is None:
+        return sdpa_attention_forward(module, q_BHsD, k_BGsD, v_BGsD, attention_mask, dropout, scaling, **others)
+    B, s = q_BHsD.shape[0], q_BHsD.shape[2]
+    P = dist.get_world_size(ulysses.group)
+    exchanged = ulysses.blocks(q_BHsD.transpose(1, 2), k_BGsD.transpose(1, 2), v_BGsD.transpose(1, 2))
+    q_BhSD, k_BeSD, v_BeSD = (x.view(P, B, s, *x.shape[2:]).permute(1, 3, 0, 2, 4).flatten(2, 3) for x in exchanged)
+    out_BhSD = attend(q_BhSD, k_BeSD, v_BeSD, attention_mask, dropout, scaling)
+    out_NshD = out_BhSD.unflatten(2, (P, s)).permute(2, 0, 3, 1, 4).flatten(0, 1)
+    return ulysses.back(out_NshD), None
+
+
+def attend(
+    q_BhSD: Tensor,
+    k_BeSD: Tensor,
+    v_BeSD: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+) -> Tensor:
+    """[B, h, S, D]; h / e query heads share a KV head, which is not the model's own ratio where KV heads are repeated.
+
+    With a mask the KV heads are repeated first: of the fast kernels none takes both.
+    """
+    grouped = q_BhSD.shape[1] != k_BeSD.shape[1]
+    if grouped and attention_mask is not None:
+        groups = q_BhSD.shape[1] // k_BeSD.shape[1]
+        k_BeSD, v_BeSD = (x.repeat_interleave(groups, dim=1) for x in (k_BeSD, v_BeSD))
+        grouped = False
+    return F.scaled_dot_product_attention(
+        q_BhSD,
+        k_BeSD,
+        v_BeSD,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=attention_mask is None,
+        scale=scaling,
+        enable_gqa=grouped,
+    )
+
+
+def ulysses_mask(
+    *, q_length: int, kv_length: int, q_offset: int = 0, attention_mask: Tensor | None = None, **others: Any
+) -> Tensor | None:
+    """The mask that "sdpa" has, of whole sequences, bool [B, 1, S, S], or None where the causal mask is all there is.
+
+    A cut model sees q_length s, and kv_length S from the 2-D mask, which stays whole. Padding on the right needs no
+    mask: no token sees what comes after it, and nothing is read from the padding itself.
+    """
+    if q_offset == 0 and kv_length > q_length:
+        q_length = kv_length
+        if attention_mask is not None and is_right_padded(attention_mask):
+            attention_mask = None
+    mask_of: Callable[..., Tensor | None] = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    return mask_of(q_length=q_length, kv_length=kv_length, q_offset=q_offset, attention_mask=attention_mask, **others)
+
+
+def is_right_padded(attention_mask: Tensor) -> bool:
+    """Whether no token of a 2-D mask [B, S] comes after padding."""
+    tokens_BS = attention_mask.bool()
+    return not bool((tokens_BS[:, 1:] & ~tokens_BS[:, :-1]).any())
+
+
+AttentionInterface.register(ULYSSES, ulysses_attention)
+AttentionMaskInterface.register(ULYSSES, ulysses_mask)

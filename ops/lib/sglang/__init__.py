@@ -1,0 +1,1 @@
+"""SGLang in this process, for capture and the check of exports."""

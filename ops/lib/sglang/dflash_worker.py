@@ -1,0 +1,348 @@
+"""SGLang's own DFLASH worker in this process: a target and its draft, and prompts decoded with both.
+
+Written for SGLang 0.5.21 (version.py refuses others). The worker drafts, verifies and keeps both caches; what is here
+is the part of SGLang's scheduler around it, without its queues: a prefill, and one verification step after the other
+until every request of a batch is done.
+
+    S tokens of a prompt, T tokens of a pass, F = layers * hidden size, K block size
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from attrs import define, field, frozen
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.managers import mm_schedule
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from dsl.errors import ConfigError, DataError
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode import Decoded, until_eos
+from ops.lib.sglang.dflash_setter import mend_setter
+from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
+from ops.lib.sglang.requests import VisionTokens, make_request
+from ops.lib.sglang.runtime import NoPrefixes
+from ops.lib.sglang.version import require_sglang
+
+MAX_REQUESTS = 16
+REFUSAL = "speculative decoding is not supported by"
+NO_ROOM = ("leave no GPU memory for the KV cache", "Not enough memory")  # SGLang raises plain errors for these
+# Where a request stops, the worker has reserved two blocks behind the one that it verifies.
+RESERVED_BLOCKS = 3
+
+
+class DflashRefused(DataError):
+    """SGLang does not offer DFLASH on this device."""
+
+
+class DraftRefused(DataError):
+    """SGLang does not start with this target and this draft."""
+
+
+class NoRoom(DataError):
+    """SGLang finds no memory for the target, the draft or their pools."""
+
+
+@frozen(eq=False)
+class SeenContext:
+    """What a worker gave its draft of one prompt, and of the accepted tokens of its answer.
+
+    features_SF: of the target; positions_S: theirs; answer: as decoded. The last token of an answer is never given.
+    """
+
+    features_SF: Tensor
+    positions_S: Tensor
+    answer: Decoded
+
+
+@define(eq=False)
+class DflashEngine:
+    """A target and a draft of SGLang's in this process; a context manager, because only one engine can be open."""
+
+    server_args: ServerArgs
+    target: TpModelWorker
+    worker: Any
+    model_config: ModelConfig
+    vision: VisionTokens | None
+    pool_tokens: int
+    max_requests: int
+    tree_cache: NoPrefixes | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        runner = self.target.model_runner
+        self.tree_cache = NoPrefixes(
+            page_size=runner.page_size,
+            device=runner.device,
+            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
+        )
+
+    @classmethod
+    def start(
+        cls,
+        target_dir: Path,
+        draft_dir: Path,
+        *,
+        device: str,
+        dtype: str,
+        pool_tokens: int,
+        context_length: int | None = None,
+        max_requests: int = MAX_REQUESTS,
+        server_args: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Load the target of a checkpoint directory and the draft of a serving directory, and allocate their pools.
+
+        dtype: "float32", "bfloat16" or "float16", of both. pool_tokens: what all requests of a batch take together, see
+        `tokens_of`. context_length: as a server would have it unless given, the target's own. server_args: further
+        arguments of SGLang's ServerArgs. Raises DflashRefused where SGLang has no DFLASH on this device, DraftRefused
+        where it does not take the draft or the target, NoRoom where memory is short, and DataError where SGLang is
+        missing or another version, or this process holds an open runtime.
+        """
+        require_sglang("serving a draft")
+        arguments = _arguments(
+            target_dir,
+            draft_dir,
+            device=device,
+            dtype=dtype,
+            pool_tokens=pool_tokens,
+            context_length=context_length,
+            max_requests=max_requests,
+            **(server_args or {}),
+        )
+        place = enter(arguments)
+        try:
+            with ExitStack() as undo, _convolution_states(dtype):
+                undo.callback(leave)
+                common = {"server_args": arguments, "gpu_id": place.gpu_id, "nccl_port": NO_PORT}
+                target = TpModelWorker(**common)
+                worker = SpeculativeAlgorithm.DFLASH.create_worker(arguments)(**common, target_worker=target)
+                _allocate(target, worker)
+                undo.pop_all()
+        except (ValueError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in NO_ROOM):
+                raise NoRoom(str(error)) from error
+            if isinstance(error, ValueError):
+                raise DraftRefused(f"SGLang refuses to start with {draft_dir}: {error}") from error
+            raise
+        vision = VisionTokens.of(place.model_config.hf_config)
+        requests = min(max_requests, target.model_runner.max_running_requests)
+        return cls(arguments, target, worker, target.model_runner.model_config, vision, pool_tokens, requests)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back, so that another model can be started in this process."""
+        self.target = self.worker = self.tree_cache = None
+        leave()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the forward passes of target and draft."""
+        return self.model_config.dtype
+
+    @property
+    def block_size(self) -> int:
+        """The block that the worker drafts and verifies, the anchor included."""
+        return int(self.worker.block_size)
+
+    @property
+    def mask_token_id(self) -> int:
+        return int(self.worker._mask_token_id)
+
+    @property
+    def layer_ids(self) -> list[int]:
+        """The target layers whose features SGLang gives the draft, numbered as in the draft's config."""
+        return list(self.target.model_runner.spec_aux_config.dflash_target_layer_ids)
+
+    def decode(
+        self, samples: Sequence[TokenSample], max_new_tokens: int, eos_token_ids: Collection[int]
+    ) -> list[Decoded]:
+        """Greedy answers to the samples' prompts, with the draft; in batches that the pool holds.
+
+        As `ops.lib.drafts.decoding.decode.decode_speculative` counts them: at most `max_new_tokens` behind the first
+        token, EOS included, and the accepted draft tokens of every verification step, those behind EOS included. Raises
+        DataError for a prompt that the pool or the context cannot hold.
+        """
+        answers: list[Decoded] = []
+        mm_schedule.embedding_cache.clear()
+        for group in self._groups(samples, max_new_tokens):
+            answers += self._decode_together(group, max_new_tokens, frozenset(eos_token_ids))
+        return answers
+
+    def context_of(
+        self, sample: TokenSample, max_new_tokens: int = 0, eos_token_ids: Collection[int] = ()
+    ) -> SeenContext:
+        """What the draft is given of a sample's prompt and answer: the features and positions its keys are made of."""
+        features: list[Tensor] = []
+        taken: list[Tensor] = []
+        worker, model = self.worker, self.worker.draft_model
+        append, project = worker._append_target_hidden_to_draft_kv_by_loc, model.project_target_hidden
+
+        def record(*, positions: Tensor, commit_lens: Tensor | None = None, **others: Any) -> None:
+            append(positions=positions, commit_lens=commit_lens, **others)
+            kept = len(positions) if commit_lens is None else int(commit_lens[0])
+            taken.append(positions[:kept].to("cpu", copy=True))  # the worker fills the same tensor again
+            features[-1] = features[-1][:kept]
+
+        def projected(target_hidden: Tensor) -> Tensor:
+            features.append(target_hidden.to("cpu", torch.float32, copy=True))
+            return project(target_hidden)
+
+        mm_schedule.embedding_cache.clear()
+        worker._append_target_hidden_to_draft_kv_by_loc = record
+        model.project_target_hidden = projected  # what goes in here is what the keys are made of
+        try:
+            (answer,) = self._decode_together([sample], max_new_tokens, frozenset(eos_token_ids))
+        finally:
+            del worker._append_target_hidden_to_draft_kv_by_loc
+            del model.project_target_hidden
+        return SeenContext(torch.cat(features), torch.cat(taken), answer)
+
+    @torch.inference_mode()
+    def _decode_together(
+        self, samples: Sequence[TokenSample], max_new_tokens: int, eos: frozenset[int]
+    ) -> list[Decoded]:
+        """The answers to prompts that go through every step as one batch; a request that is done leaves it."""
+        try:
+            batch = self._prefill(samples, max_new_tokens)
+            result = self.worker.forward_batch_generation(batch)
+            tokens = [[token] for token in result.next_token_ids.tolist()]
+            accepted: list[list[int]] = [[] for _ in samples]
+            running = list(range(len(samples)))
+            while True:
+                batch.spec_info, batch.seq_lens, batch.input_ids = result.next_draft_input, result.new_seq_lens, None
+                kept = [row for row, at in enumerate(running) if not _is_done(tokens[at], max_new_tokens, eos)]
+                if not kept:
+                    return [
+                        Decoded(tuple(answer[: max_new_tokens + 1]), accepted=tuple(steps))
+                        for answer, steps in zip(tokens, accepted, strict=True)
+                    ]
+                batch.filter_batch(keep_indices=kept)
+                running = [running[row] for row in kept]
+                batch.prepare_for_decode()
+                result = self.worker.forward_batch_generation(batch)
+                blocks = result.next_token_ids.view(len(running), -1).tolist()
+                for row, (at, yielded) in enumerate(zip(running, result.accept_lens.tolist(), strict=True)):
+                    batch.reqs[row].kv.kv_committed_len += yielded
+                    accepted[at].append(yielded - 1)
+                    tokens[at] = until_eos([*tokens[at], *blocks[row][:yielded]], eos)
+        finally:
+            self.clear_pools()
+
+    def _prefill(self, samples: Sequence[TokenSample], max_new_tokens: int) -> ScheduleBatch:
+        """A batch of the prompts, ready for its first forward pass."""
+        runner = self.target.model_runner
+        batch = ScheduleBatch.init_new(
+            reqs=[
+                make_request(sample, sample.input_ids[: sample.prompt_tokens], self.vision, max_new_tokens + 1)
+                for sample in samples
+            ],
+            req_to_token_pool=runner.req_to_token_pool,
+            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
+            tree_cache=self.tree_cache,
+            model_config=self.model_config,
+            enable_overlap=False,
+            spec_algorithm=SpeculativeAlgorithm.DFLASH,
+        )
+        batch.prepare_for_extend()
+        if batch.input_ids is None:
+            batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device, non_blocking=True)
+            batch.prefill_input_ids_cpu = None
+        return batch
+
+    def _groups(self, samples: Sequence[TokenSample], max_new_tokens: int) -> Iterator[list[TokenSample]]:
+        """The samples in order, in groups that the pool holds."""
+        group: list[TokenSample] = []
+        taken = 0
+        for sample in samples:
+            tokens = tokens_of(sample, max_new_tokens, self.block_size, self.target.model_runner.page_size)
+            if tokens > self.pool_tokens or tokens > self.model_config.context_len:
+                raise DataError(
+                    f"sample {sample.id}: its prompt of {sample.prompt_tokens} tokens, {max_new_tokens} new ones and "
+                    f"the blocks behind them take {tokens}, but the engine was started for {self.pool_tokens} in all "
+                    f"and {self.model_config.context_len} of one request"
+                )
+            if group and (taken + tokens > self.pool_tokens or len(group) == self.max_requests):
+                yield group
+                group, taken = [], 0
+            group.append(sample)
+            taken += tokens
+        if group:
+            yield group
+
+    def clear_pools(self) -> None:
+        """Forget every request."""
+        self.target.model_runner.req_to_token_pool.clear()
+        self.target.model_runner.token_to_kv_pool_allocator.clear()
+
+
+def tokens_of(sample: TokenSample, max_new_tokens: int, block_size: int, page_size: int = 1) -> int:
+    """What a request takes of the pool until it is done."""
+    tokens = sample.prompt_tokens + max_new_tokens + RESERVED_BLOCKS * block_size
+    return -(-tokens // page_size) * page_size
+
+
+def _is_done(tokens: Sequence[int], max_new_tokens: int, eos: frozenset[int]) -> bool:
+    return tokens[-1] in eos or len(tokens) > max_new_tokens
+
+
+def _arguments(target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
+    """The server's arguments, in which SGLang decides whether it offers DFLASH at all."""
+    try:
+        return make_server_args(
+            target_dir, speculative_algorithm="DFLASH", speculative_draft_model_path=str(draft_dir), **further
+        )
+    except ConfigError as error:
+        if REFUSAL not in str(error):
+            raise DraftRefused(str(error)) from error
+        raise DflashRefused(f"SGLang refuses DFLASH on a {further['device'].upper()}: {error.__cause__}") from error
+
+
+def _allocate(target: TpModelWorker, worker: Any) -> None:
+    """The pools, which the draft shares with the target slot by slot, then attention and graphs of both.
+
+    With the attention comes the choice of the layers that the target keeps.
+    """
+    mend_setter(target.model_runner.model)
+    target.alloc_memory_pool()
+    requests, slots = target.get_memory_pool()
+    worker.alloc_memory_pool(
+        memory_pool_config=target.model_runner.memory_pool_config,
+        req_to_token_pool=requests,
+        token_to_kv_pool_allocator=slots,
+    )
+    for one in (target, worker):
+        one.init_attention_backends()
+    for one in (target, worker):
+        one.init_cuda_graphs()
+
+
+@contextmanager
+def _convolution_states(dtype: str) -> Iterator[None]:
+    """Keep the convolution states of linear attention in the model's dtype, where SGLang would round to bfloat16."""
+    name = "SGLANG_MAMBA_CONV_DTYPE"
+    kept = os.environ.get(name)
+    os.environ[name] = dtype
+    try:
+        yield
+    finally:
+        if kept is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = kept

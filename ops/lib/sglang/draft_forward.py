@@ -1,0 +1,135 @@
+"""SGLang's own draft class beside dflow's: the same context and block through both, hidden states compared.
+
+Written for SGLang 0.5.21. The context's keys and values go through the worker's own code into the draft's cache, and
+the block through the draft's model runner, as in serving: weights, RoPE, masks and windows are all SGLang's.
+
+    T context tokens, F = layers * hidden size, M hidden size, K block size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.sglang.dflash_worker import DflashEngine
+
+SHARES_OF_BLOCK = (0.5, 1, 2)  # of context, so that it is shorter and longer than a block
+LONG_CONTEXT = 40
+
+
+@frozen
+class ForwardDifference:
+    """What one context and block gave.
+
+    difference: largest of a hidden state, where the largest state is 1. rounding: the same of dflow's own forward pass
+    in the engine's dtype from the one in float32, 0 in float32.
+    """
+
+    name: str
+    difference: float
+    rounding: float
+
+
+def compare_forward(
+    engine: DflashEngine, draft: DraftModel, lengths: Sequence[int], seed: int = 0
+) -> list[ForwardDifference]:
+    """The hidden states of slots 1.. of one block behind contexts of these lengths, features drawn by chance.
+
+    draft: dflow's, in float32 and on the CPU, with the weights of the directory that the engine serves.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    width = len(draft.config.target_layer_ids) * draft.config.hidden_size
+    differences = []
+    for length in lengths:
+        features_TF = torch.randn(length, width, generator=generator)
+        anchor = int(torch.randint(0, draft.config.vocab_size, (), generator=generator))
+        theirs = sglang_hidden(engine, features_TF, anchor, draft.config).float().cpu()
+        embeds = _embeddings(engine, [anchor, draft.config.mask_token_id]).float().cpu()
+        ours = _hidden(draft, features_TF, embeds)
+        rounded = _hidden(draft, features_TF, embeds, engine.dtype)
+        scale = max(1.0, float(ours.abs().max()))
+        differences.append(
+            ForwardDifference(
+                f"{describe(draft.config)}, context {length}",
+                float((theirs - ours).abs().max()) / scale,
+                float((rounded - ours).abs().max()) / scale,
+            )
+        )
+    return differences
+
+
+def context_lengths(config: DraftConfig, longest: int) -> list[int]:
+    """Lengths that tell the kinds of attention apart: below and above a block and a window, none above `longest`."""
+    lengths = {1, LONG_CONTEXT, *(int(share * config.block_size) for share in SHARES_OF_BLOCK)}
+    if config.slides and config.sliding_window is not None:
+        lengths |= {config.sliding_window - 1, config.sliding_window + config.block_size}
+    return sorted(length for length in lengths if 1 <= length <= longest)
+
+
+def describe(config: DraftConfig) -> str:
+    """What decides the forward pass, in few words."""
+    windows = sum(config.window(layer) is not None for layer in range(config.num_hidden_layers))
+    window = f", {windows} with a window of {config.sliding_window}" if windows else ""
+    return f"{config.num_hidden_layers} layers{window}, block {config.block_size}"
+
+
+@torch.inference_mode()
+def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config: DraftConfig) -> Tensor:
+    """Hidden states [K - 1, M] of SGLang's draft, after its final norm, for one block behind the context."""
+    worker, runner = engine.worker, engine.worker.draft_model_runner
+    length, block, device = len(features_TF), config.block_size, runner.device
+    total = length + block
+    slots = runner.token_to_kv_pool_allocator.alloc(_pages(total, runner.page_size))[:total].to(torch.int64)
+    requests = torch.ones(1, dtype=torch.int64, device=device)  # row 0 is for padding
+    runner.req_to_token_pool.req_to_token[1, :total] = slots.to(runner.req_to_token_pool.req_to_token.dtype)
+    positions = torch.arange(total, device=device)
+    try:
+        worker._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=features_TF.to(device, engine.dtype), cache_loc=slots[:length], positions=positions[:length]
+        )
+        ids = torch.tensor([anchor] + [config.mask_token_id] * (block - 1), device=device)
+        prefix = torch.tensor([length], device=device)
+        forward_batch = ForwardBatch(
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            batch_size=1,
+            input_ids=ids,
+            req_pool_indices=requests,
+            seq_lens=prefix,
+            out_cache_loc=slots[length:],
+            seq_lens_sum=total,
+            seq_lens_cpu=torch.tensor([total], dtype=torch.int32),
+            positions=positions[length:],
+            input_embeds=_embeddings(engine, ids.tolist()),
+            spec_algorithm=SpeculativeAlgorithm.DFLASH,
+            spec_info=worker._draft_block_spec_info,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            global_num_token_non_padded_cpu=block,
+        )
+        return runner.forward(forward_batch).logits_output.hidden_states[1:]
+    finally:
+        engine.clear_pools()
+
+
+@torch.inference_mode()
+def _hidden(draft: DraftModel, features_TF: Tensor, embeds: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The same of dflow's draft, computed in dtype, float32 [K - 1, M]."""
+    context = draft.context_kv(features_TF.to(dtype), torch.arange(len(features_TF)))
+    anchor_M, mask_M = embeds.to(dtype)
+    return draft.propose(anchor_M, mask_M, context).float()
+
+
+def _embeddings(engine: DflashEngine, ids: list[int]) -> Tensor:
+    """Rows [len(ids), M] of the target's embedding as SGLang holds it."""
+    embed = engine.target.model_runner.model.get_input_embeddings()
+    return embed(torch.tensor(ids, device=engine.worker.draft_model_runner.device))
+
+
+def _pages(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size) * page_size

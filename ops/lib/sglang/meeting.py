@@ -1,0 +1,96 @@
+"""Where the process group of SGLang meets: in a store that dflow hands over, and on the loopback interface alone.
+
+By itself SGLang has rank 0 open a store at a port, even for one process, and torch lets it listen on all interfaces.
+Whoever can write to it can take a rank's place, and ranks unpickle what they send each other. Written for SGLang 0.5.21
+(version.py refuses others), which takes another URL to meet at from its environment.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from ops.lib.training.peers import own_peers
+
+SCHEME = "dflow-store"
+LOOPBACK = "lo"
+_handed_over: ContextVar[dist.Store] = ContextVar("_handed_over")
+
+
+@contextmanager
+def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
+    """SGLang's process group, made inside, meets in this store, and all its ranks are this user's processes.
+
+    Raises what `own_peers` does.
+    """
+    handed = _handed_over.set(store)
+    changes = {
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"{SCHEME}://",
+        # Its queue, which nothing in process uses, opens a port, and is agreed on before anybody looked at the peers.
+        "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0",
+        # On some CPUs SGLang names its shared memory after these two: each group needs names of its own.
+        "MASTER_ADDR": _name(store, rank),
+        "MASTER_PORT": "0",
+    }
+    try:
+        with environment(changes), own_peers():
+            yield
+    finally:
+        _handed_over.reset(handed)
+
+
+@contextmanager
+def on_this_host() -> Iterator[None]:
+    """What gloo and nccl open inside stays on the loopback interface, whatever the user's environment names."""
+    changes = {
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "TORCH_GLOO_LAZY_INIT": "0",  # else gloo connects later than anybody looks at the peers
+        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without the sign: every interface whose name begins so
+        "NCCL_RAS_ENABLE": "0",
+        "NCCL_COMM_ID": None,
+    }
+    with environment(changes):
+        yield
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables of this process as they are inside; None for one that is not set."""
+    before = {name: os.environ.get(name) for name in changes}
+    try:
+        _set(changes)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _name(store: dist.Store, rank: int) -> str:
+    """One that no other group on this machine has."""
+    if rank == 0:
+        store.set("name", uuid.uuid4().hex)
+    return store.get("name").decode()
+
+
+def _hand_over(url: str, **_options: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """What torch calls for a URL of this scheme, with the rank and the number of ranks in its query."""
+    asked = dict(parse_qsl(urlsplit(url).query))
+    yield _handed_over.get(), int(asked["rank"]), int(asked["world_size"])
+
+
+register_rendezvous_handler(SCHEME, _hand_over)

@@ -1,0 +1,169 @@
+"""This process as one of SGLang's: its arguments, its process group, and how both are given back.
+
+Written for SGLang 0.5.21 (version.py refuses others).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from sglang.srt.arg_groups.model_override_base import resolving_view
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed import bootstrap, destroy_distributed_environment, destroy_model_parallel
+from sglang.srt.managers import mm_schedule
+from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.hf_transformers.common import get_context_length
+from sglang.srt.utils.hf_transformers.config import get_config
+from transformers import AutoConfig
+
+from dsl.errors import ConfigError, DataError
+from ops.lib.sglang.meeting import meeting_in, on_this_host
+from ops.lib.target.model import read_config
+from ops.lib.target.served_config import check_served
+from ops.lib.target.sizes import TargetSizes
+
+IMAGE_CACHE_BYTES = 2**30
+MAX_REQUESTS = 256
+POOL_UNIT = 256  # a multiple of every page that a kind of attention asks for, and more than SGLang's smallest pool
+STATE_BYTES = 8 * 2**30  # SGLang would keep the recurrent state of every request that might run, 150 MB each at 27 B
+NO_PORT = 0  # for what SGLang's constructors ask for and would use on another platform alone
+_entered = ExitStack()  # what `leave` gives back of this process
+
+
+def make_server_args(
+    model_dir: Path,
+    *,
+    device: str,
+    dtype: str,
+    pool_tokens: int,
+    context_length: int,
+    max_requests: int = MAX_REQUESTS,
+    tp_size: int = 1,
+    **further: Any,
+) -> ServerArgs:
+    """The arguments of a runtime that captures; `further` are added as they are.
+
+    The pool is rounded up to whole pages, so that a sample of `pool_tokens` fits into it. Raises ConfigError where
+    SGLang refuses the arguments, or would fail at the first forward pass.
+    """
+    sizes = TargetSizes.of(read_config(model_dir))
+    if dtype == "float32" and (why := float32_refusal(model_dir, device)):
+        raise ConfigError(f'{why}: give dtype = "bfloat16"')
+    speculative = "speculative_algorithm" in further
+    unit = math.lcm(POOL_UNIT, max(1, int(further.get("page_size") or 1)))
+    arguments: dict[str, Any] = {
+        "model_path": str(model_dir),
+        "device": device,
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "disable_radix_cache": True,
+        "chunked_prefill_size": -1,
+        "max_prefill_tokens": pool_tokens,
+        "max_total_tokens": -(-pool_tokens // unit) * unit,
+        "max_running_requests": _requests_with_states(sizes, max_requests, speculative),
+        "context_length": context_length,
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "random_seed": 0,
+        "tp_size": tp_size,
+        **kernel_args(device, dtype),
+        **further,
+    }
+    try:
+        made = ServerArgs(**arguments)
+        made.resolve_once()
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ConfigError(f"SGLang refuses its server arguments: {error}") from error
+    return made
+
+
+def kernel_args(device: str, dtype: str) -> dict[str, Any]:
+    """Arguments where SGLang's own choice of kernels would not run.
+
+    On a CPU only attention and sampling in plain torch do. On a GPU the kinds of attention that SGLang takes by itself
+    (fa3, flashinfer, trtllm_mha) know 16 bits alone, and float32 needs others.
+    """
+    if device == "cpu":
+        return {
+            "mem_fraction_static": 0.5,
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "mm_attention_backend": "sdpa",
+        }
+    return {"attention_backend": "triton", "mm_attention_backend": "sdpa"} if dtype == "float32" else {}
+
+
+def float32_refusal(model_dir: Path, device: str) -> str | None:
+    """Why SGLang cannot run a checkpoint in float32 there, None where it can."""
+    if device == "cuda" and TargetSizes.of(read_config(model_dir)).state_per_sequence:
+        return "SGLang's linear attention on a GPU knows no float32"
+    return None
+
+
+def _requests_with_states(sizes: TargetSizes, max_requests: int, speculative: bool) -> int:
+    """How many requests can run at once, less where their recurrent states would take more than STATE_BYTES.
+
+    A verification keeps a state for every token of the block as well, of which there are commonly 16.
+    """
+    bytes_each = 4 * sizes.state_per_sequence * (17 if speculative else 1)
+    return max_requests if bytes_each == 0 else max(1, min(max_requests, STATE_BYTES // bytes_each))
+
+
+def context_length(model_dir: Path, trust_remote_code: bool = False) -> int:
+    """The tokens that SGLang lets a sequence of this checkpoint have."""
+    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+    return int(get_context_length(config.get_text_config()))
+
+
+@frozen
+class Place:
+    """Where the models of this process run."""
+
+    model_config: ModelConfig
+    mem_fraction_static: float
+    gpu_id: int
+
+
+def enter(arguments: ServerArgs, tp_rank: int = 0, store: dist.Store | None = None) -> Place:
+    """Make this process one of SGLang's, before any model is loaded; `leave` undoes it.
+
+    store: where the ranks that share the model meet, all of them on this host; one rank needs none. Raises DataError
+    where the process holds an open runtime or a process group, and for a checkpoint that SGLang would read as another
+    model; TransientError where a process of another user took a rank's place.
+    """
+    check_served(Path(arguments.model_path))
+    if dist.is_initialized():
+        raise DataError("SGLang makes its own process group, but this process is in one already: leave it first")
+    gpu_id = torch.cuda.current_device() if arguments.device == "cuda" else 0
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=tp_rank, gpu_id=gpu_id))
+    with ExitStack() as undo:
+        undo.callback(leave)
+        model_config = ModelConfig.from_server_args(arguments)
+        _entered.enter_context(on_this_host())  # nccl opens its sockets with the first pass
+        with meeting_in(dist.HashStore() if store is None else store, tp_rank):
+            bootstrap.init_parallel_runtime(server_args=arguments, device=arguments.device, dist_port=NO_PORT)
+        bootstrap.init_layer_runtime(model_config=model_config)
+        undo.pop_all()
+    mm_schedule.init_mm_embedding_cache(IMAGE_CACHE_BYTES)
+    return Place(model_config, resolving_view(arguments).mem_fraction_static, gpu_id)
+
+
+def leave() -> None:
+    """Undo what a runtime leaves in SGLang's modules, so that another one can be started in this process."""
+    mm_schedule.embedding_cache = None
+    get_config.cache_clear()  # configs are kept by their path, as the models that were started have changed them
+    destroy_model_parallel()
+    destroy_distributed_environment()
+    _entered.close()
+    reset_context()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,163 @@
+"""The command that serves a target with a draft in SGLang. Loads neither torch nor sglang.
+
+What is left to SGLang's defaults, and why that is right for the pinned version: the prefix cache stays on, since the
+draft's keys and values lie under the same slots as the target's and are found again with them; at most 48 requests run
+at once with DFLASH (`--max-running-requests` raises it); the layers, the mask token and the attention of each draft
+layer are read from the draft's config.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import Factory, frozen
+
+from ops.lib.vision.pixel_limits import served_pixels
+
+LAUNCHER = "sglang.launch_server"
+MENDED_LAUNCHER = "ops.lib.sglang.launch_server"
+# In the pinned version these targets lack what DFLASH asks of them; see dflash_setter.py.
+MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
+# Linear attention keeps a convolution state, which SGLang holds in bfloat16 whatever the dtype of the model.
+CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+# Of a capture's server_args those that change what the target computes; the others choose kernels and memory.
+NUMBER_FORMATS = ("kv_cache_dtype", "mamba_ssm_dtype", "quantization")
+IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> as SGLang calls it
+
+
+@frozen(kw_only=True)
+class Served:
+    """What decides how a target is served: model_type as in its config.json, image_backend as in tokens.json.
+
+    pixels: min_pixels and max_pixels of the training's images, both of them, where those of the target differ.
+    dtype: of the weights and the cache, named since SGLang's own choice turns a float32 checkpoint into float16.
+    server_args: what SGLang was given for the capture of the training, as in features.json.
+    """
+
+    model_type: str
+    vision: bool
+    dtype: str
+    image_backend: str | None = "pillow"
+    pixels: Mapping[str, int] = Factory(dict)
+    trust_remote_code: bool = False
+    server_args: Mapping[str, Any] = Factory(dict)
+
+    @property
+    def captured_flags(self) -> list[str]:
+        """The number formats in which the target was captured, as arguments of the server."""
+        return number_formats(self.server_args)
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether SGLang's own launcher would fail for this target with a draft, so that dflow's starts it."""
+        return self.model_type in MENDED_TYPES
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the server needs beside the arguments."""
+        if self.model_type in CONVOLUTION_TYPES and self.dtype != "bfloat16":
+            return {"SGLANG_MAMBA_CONV_DTYPE": self.dtype}
+        return {}
+
+    @classmethod
+    def of(
+        cls,
+        target: Mapping[str, Any],
+        dtype: str,
+        image_backend: str | None = "pillow",
+        pixels: Mapping[str, int] | None = None,
+        server_args: Mapping[str, Any] | None = None,
+    ) -> Served:
+        """From a target.json."""
+        return cls(
+            model_type=target["model_type"],
+            vision=target["vision"],
+            dtype=dtype,
+            image_backend=image_backend,
+            pixels=dict(pixels or {}),
+            trust_remote_code=target["trust_remote_code"],
+            server_args=dict(server_args or {}),
+        )
+
+    @classmethod
+    def as_trained(
+        cls, target: Mapping[str, Any], config: Mapping[str, Any], captured: Mapping[str, Any], model_dir: Path
+    ) -> Served:
+        """From a target.json, its config.json, "captured" of the draft's training.json, and the target's checkpoint."""
+        images = (captured.get("image_backend") or "pillow") if target["vision"] else None
+        pixels, given = served_pixels(captured, model_dir), captured.get("server_args")
+        return cls.of(target, checkpoint_dtype(config), images, pixels, given)
+
+
+@frozen(kw_only=True)
+class Address:
+    host: str = "127.0.0.1"
+    port: int = 30000
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"http://{host}:{self.port}"
+
+
+@frozen(kw_only=True)
+class DraftOption:
+    """The draft's serving directory and its block size, which SGLang takes for 16 where the config lacks it."""
+
+    path: str
+    block_size: int
+
+
+def launch_command(
+    target: str,
+    served: Served,
+    draft: DraftOption | None,
+    *,
+    address: Address = Address(),
+    extra: Sequence[str] = (),
+) -> list[str]:
+    """The command, as a list of arguments that begins with "python"; without a draft the target alone is served.
+
+    target: the checkpoint directory (model/ of a TargetModel) or a model id. extra: further arguments for SGLang, which
+    win over those before them.
+    """
+    launcher = MENDED_LAUNCHER if served.is_mended and draft is not None else LAUNCHER
+    command = ["python", "-m", launcher, "--model-path", target, "--dtype", served.dtype]
+    if draft is not None:
+        command += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", draft.path]
+        command += ["--speculative-num-draft-tokens", str(draft.block_size)]
+    if served.vision and served.image_backend is not None:
+        # "auto" takes torchvision where it is installed, whose pixels differ from those of pillow by two grey levels.
+        command += ["--image-processor-backend", IMAGE_BACKENDS[served.image_backend]]
+    if served.vision and served.pixels:  # one of the two alone would be ignored without a word
+        command += ["--mm-process-config", json.dumps({"image": dict(served.pixels)})]
+    if served.trust_remote_code:
+        command.append("--trust-remote-code")
+    command += served.captured_flags
+    return [*command, "--host", address.host, "--port", str(address.port), *extra]
+
+
+def number_formats(server_args: Mapping[str, Any] | None) -> list[str]:
+    """Those of a capture's server_args that serving has to repeat, as arguments of SGLang's command line."""
+    given = server_args or {}
+    return [
+        part for name in NUMBER_FORMATS if name in given for part in (f"--{name.replace('_', '-')}", str(given[name]))
+    ]
+
+
+def checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype of a checkpoint, from its config.json: the one that its weights are stored in and users serve it in."""
+    for part in (config, config.get("text_config") or {}):
+        dtype = part.get("dtype") or part.get("torch_dtype")
+        if dtype:
+            return str(dtype).removeprefix("torch.")
+    return "float32"
+
+
+def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The command as one types it into a shell."""
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])

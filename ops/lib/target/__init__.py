@@ -1,0 +1,1 @@
+"""The frozen target: its sizes, its two ends, its forward pass, and shards of its features."""

@@ -1,0 +1,145 @@
+"""Feature shards on disk: written once, read through the memory map.
+
+T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hidden size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dsl.errors import DataError
+from ops.artifacts import TargetFeatures, TargetModel, TokenShards
+from ops.lib.data.files import read_json
+from ops.lib.target.model import target_info
+
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
+
+
+@frozen
+class FeatureSample:
+    """features [S, F] in the stored dtype; input_ids int64 [S]; loss_mask bool [S]."""
+
+    features: Tensor
+    input_ids: Tensor
+    loss_mask: Tensor
+
+
+def feature_info(
+    target: TargetModel,
+    tokens: TokenShards,
+    layer_ids: Sequence[int],
+    dtype: str,
+    *,
+    final_hidden: bool,
+    backend: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What features.json says of features, stored or captured on the fly, but for its shards.
+
+    backend: what it says of the backend, unless that is transformers. It is given, because the code of another backend,
+    if it were reached from here, would be in the key of every capture.
+    """
+    info, of_tokens = target_info(target), read_json(tokens.path / "tokens.json")
+    return {
+        "format": 1,
+        "target": target.digest,
+        "tokens": tokens.digest,
+        "target_layer_ids": list(layer_ids),
+        "dtype": dtype,
+        "hidden_size": info["hidden_size"],
+        "num_target_layers": info["num_layers"],
+        "positions": "sequential",
+        **(backend or {"backend": "huggingface"}),
+        "final_hidden": final_hidden,
+        "mask_token_id": info["mask_token_id"],
+        "image_backend": of_tokens["image_backend"],
+        "pixel_limits": of_tokens["pixel_limits"],
+    }
+
+
+def write_feature_shard(
+    path: Path,
+    features: Tensor,
+    input_ids: Tensor,
+    loss_mask: Tensor,
+    token_offsets: Tensor,
+    final_hidden: Tensor | None = None,
+) -> None:
+    """Write features [T, F], input_ids [T], loss_mask [T], token_offsets [N + 1] and, where kept, final_hidden [T, M]
+    as one safetensors file.
+    """
+    tensors = {
+        "features": features.contiguous(),
+        "input_ids": input_ids.to(torch.int32),
+        "loss_mask": loss_mask.to(torch.uint8),
+        "token_offsets": token_offsets.to(torch.int64),
+    }
+    save_file(tensors if final_hidden is None else tensors | {"final_hidden": final_hidden.contiguous()}, path)
+
+
+class FeatureReader:
+    """The samples of one split of a TargetFeatures artifact, in order; each read touches only its own rows."""
+
+    def __init__(self, features: TargetFeatures, split: str) -> None:
+        self.info: dict[str, Any] = read_json(features.path / "features.json")
+        self.width: int = len(self.info["target_layer_ids"]) * self.info["hidden_size"]
+        self.lengths: list[int] = []
+        self._rows: list[tuple[Path, int, int]] = []
+        for shard in self.info["shards"]:
+            if shard["split"] != split:
+                continue
+            path = features.path / shard["file"]
+            with safe_open(path, framework="pt") as tensors:
+                offsets = tensors.get_tensor("token_offsets").tolist()
+                self._check_stored(path, tensors)
+            if len(offsets) != shard["samples"] + 1:
+                raise DataError(f"{path}: {len(offsets) - 1} samples, but features.json says {shard['samples']}")
+            for start, end in pairwise(offsets):
+                self._rows.append((path, start, end))
+                self.lengths.append(end - start)
+
+    def _check_stored(self, path: Path, tensors: Any) -> None:
+        """Raises DataError where a shard holds other features than features.json describes."""
+        stored = tensors.get_slice("features")
+        dtype = stored.get_dtype()
+        found = f"{_DTYPES.get(dtype, dtype)} features of width {stored.get_shape()[1]}"
+        told = f"{self.info['dtype']} features of width {self.width}"
+        if found != told:
+            layers = f"{len(self.info['target_layer_ids'])} layers of {self.info['hidden_size']}"
+            raise DataError(f"{path}: {found}, but features.json says {told} ({layers}); capture again")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def labels(self, index: int) -> tuple[Tensor, Tensor]:
+        """input_ids int64 [S] and loss_mask bool [S] of a sample, without reading its features."""
+        path, start, end = self._rows[index]
+        with safe_open(path, framework="pt") as tensors:
+            return (
+                tensors.get_slice("input_ids")[start:end].long(),
+                tensors.get_slice("loss_mask")[start:end].bool(),
+            )
+
+    def features(self, index: int, first: int, last: int) -> Tensor:
+        """Features [last - first, F] of tokens first <= j < last of a sample, in the stored dtype."""
+        return self._slice("features", index, first, last)
+
+    def final_hidden(self, index: int, first: int, last: int) -> Tensor:
+        """The target's hidden states behind its final norm, [last - first, M]; only where the capture kept them."""
+        return self._slice("final_hidden", index, first, last)
+
+    def _slice(self, name: str, index: int, first: int, last: int) -> Tensor:
+        path, start, _ = self._rows[index]
+        with safe_open(path, framework="pt") as tensors:
+            return tensors.get_slice(name)[start + first : start + last]
+
+    def sample(self, index: int) -> FeatureSample:
+        return FeatureSample(self.features(index, 0, self.lengths[index]), *self.labels(index))

@@ -1,0 +1,279 @@
+"""A target as the other ops see it: its sizes, its frozen embedding and head, and its forward pass.
+
+B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size of the target
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import Factory, define, evolve, field, frozen
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from dsl.errors import DataError
+from ops.artifacts import TargetModel
+from ops.lib.data.files import read_json
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.ends import find_ends, stored_dtype
+from ops.lib.vision.batch import ModelInputs, collate
+from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
+
+
+@define
+class Target:
+    """A loaded target in evaluation mode; features are the inputs of decoder layers (see `capture_inputs`)."""
+
+    model: Any
+    info: Mapping[str, Any]
+    device: torch.device
+    family: Family = field(default=Factory(lambda self: family_of(self.model.config.to_dict()), takes_self=True))
+
+    @classmethod
+    def load(cls, target: TargetModel, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
+        """Load model/ through `from_pretrained`, frozen. Raises DataError where the directory is incomplete."""
+        return cls.from_directory(target.path / "model", target_info(target), device, dtype)
+
+    @classmethod
+    def from_directory(
+        cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Target:
+        """The same from a checkpoint directory; its own code runs only where `info` has trust_remote_code.
+
+        Weights are loaded in the dtype of the files, which transformers leaves in the files' pages; all processes of a
+        machine share those. From there each goes to the device by itself, and is cast there.
+        """
+        family = family_of(read_config(directory))
+        trust = bool(info.get("trust_remote_code", False))
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
+        config.tie_word_embeddings = family.tied  # transformers asks the top of the config only
+        model, report = family.auto_class.from_pretrained(
+            directory,
+            config=config,
+            dtype=stored_dtype(directory) or dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=trust,
+            output_loading_info=True,
+        )
+        if report["missing_keys"]:
+            raise DataError(
+                f"{directory}: the files lack {', '.join(sorted(report['missing_keys'])[:5])}, which the model would "
+                "get at random; is the checkpoint whole?"
+            )
+        place_weights(model, device, dtype)
+        return cls(model.eval().requires_grad_(False), info, torch.device(device))
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.info["hidden_size"])
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.info["num_layers"])
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset(self.info["eos_token_ids"])
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        return self.model.get_decoder().layers
+
+    @property
+    def embed_weight(self) -> Tensor:
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def has_linear_attention(self) -> bool:
+        """Whether some layers carry a recurrent state: padding must not stand before tokens that are still to come."""
+        return self.family.has_linear_attention
+
+    def inputs(self, samples: Sequence[TokenSample]) -> ModelInputs:
+        """A batch of samples on the target's device, padded on the right."""
+        return collate(samples, self.device)
+
+    def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
+        """The same of samples without their last answers."""
+        return self.inputs(
+            [
+                evolve(sample, input_ids=sample.input_ids[:length], loss_mask=sample.loss_mask[:length])
+                for sample, length in ((sample, sample.prompt_tokens) for sample in samples)
+            ]
+        )
+
+    def forward(self, inputs: ModelInputs, **options: Any) -> Any:
+        """The model's output, logits included, for a batch that starts at position 0 (a prefill)."""
+        return self.model(**self.model_arguments(inputs), **options)
+
+    def hidden(self, inputs: ModelInputs) -> Tensor:
+        """Hidden states after the final norm, [B, S, M], for a batch that starts at position 0; no logits are made."""
+        return self.model.model(**self.model_arguments(inputs), use_cache=False).last_hidden_state
+
+    def model_arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+        """What the model's forward gets for a batch that starts at position 0, for which it derives the positions.
+
+        What it keeps of the positions of an earlier prompt is dropped first, because it would shift every later token.
+        """
+        self.forget_positions()
+        return self.family.arguments(inputs)
+
+    def forget_positions(self) -> None:
+        """Drop what the model keeps of the positions of the last prefill."""
+        self.family.forget_positions(self.model)
+
+    @contextmanager
+    def capture_inputs(self, layer_ids: Sequence[int]) -> Iterator[LayerInputs]:
+        """While open, every forward pass records the input of layer k+1 for each k of `layer_ids`.
+
+        That input is the feature of layer k which serving engines capture; `hidden_states[k + 1]` differs from it
+        where something is added between layers (deepstack).
+        """
+        captured = LayerInputs({}, tuple(layer_ids))
+        handles = [
+            self.decoder_layers[k + 1].register_forward_pre_hook(captured.hook(k), with_kwargs=True) for k in layer_ids
+        ]
+        try:
+            yield captured
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@frozen
+class LayerInputs:
+    """The latest recorded inputs, by layer id."""
+
+    by_layer: dict[int, Tensor]
+    layer_ids: tuple[int, ...]
+
+    def hook(self, layer_id: int) -> Any:
+        def record(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.by_layer[layer_id] = args[0] if args else kwargs["hidden_states"]
+
+        return record
+
+    def features(self) -> Tensor:
+        """[B, S, L * M] of the last forward pass, layers side by side in the order of the ids."""
+        return torch.cat([self.by_layer[k] for k in self.layer_ids], dim=-1)
+
+
+def place_weights(model: nn.Module, device: str, dtype: torch.dtype) -> None:
+    """Move a model to the device, and cast what a checkpoint holds of it, one tensor at a time.
+
+    What the model computes for itself, such as rotary frequencies, keeps its dtype.
+    """
+    saved = model.state_dict().keys()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        moved = tensor.data.to(device)
+        tensor.data = moved.to(dtype) if name in saved and moved.is_floating_point() else moved
+
+
+def target_info(target: TargetModel) -> dict[str, Any]:
+    """The content of target.json."""
+    return read_json(target.path / "target.json")
+
+
+def text_config(target: TargetModel) -> dict[str, Any]:
+    """The part of model/config.json that describes the language model."""
+    return dict(text_part(read_config(target.path / "model")))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a checkpoint directory. Raises DataError where it is missing or no JSON."""
+    path = directory / "config.json"
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        raise DataError(
+            f"{directory}: no config.json in this target directory; is it a Hugging Face checkpoint?"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+
+
+def describe_target(
+    directory: Path,
+    mask_token_id: int | None,
+    eos_token_ids: Sequence[int],
+    embed_key: str | None = None,
+    lm_head_key: str | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """The target.json of a checkpoint directory. Raises DataError for a checkpoint that cannot be a target."""
+    try:
+        family = family_of(read_config(directory))
+        family.check()
+    except DataError as error:
+        raise DataError(f"{directory}: {error}") from None
+    text = family.text_config
+    ends = find_ends(directory, (text["vocab_size"], text["hidden_size"]), family.tied, embed_key, lm_head_key)
+    if mask_token_id is None:
+        raise DataError(
+            f"{directory}: no mask token is known for this model; give mask_token_id an id that no text produces"
+        )
+    if not 0 <= mask_token_id < text["vocab_size"]:
+        raise DataError(
+            f"mask_token_id {mask_token_id} lies outside the vocabulary of {text['vocab_size']} in {directory}"
+        )
+    return {
+        "model_type": family.config["model_type"],
+        "vision": family.has_vision,
+        "vocab_size": text["vocab_size"],
+        "hidden_size": text["hidden_size"],
+        "num_layers": text["num_hidden_layers"],
+        "mask_token_id": mask_token_id,
+        "eos_token_ids": sorted(eos_token_ids),
+        "embed_key": ends.embed_key,
+        "lm_head_key": ends.lm_head_key,
+        "tied": family.tied,
+        "trust_remote_code": trust_remote_code,
+    }
+
+
+def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> None:
+    """Refuse tokens that were made for another vocabulary; `tokens` is tokens.json, `target` target.json.
+
+    A tokenizer of another model would pass unnoticed wherever its ids are small enough, and the draft would be
+    trained on nonsense. Raises DataError.
+    """
+    if tokens["vocab_size"] > target["vocab_size"]:
+        why = f"they need {tokens['vocab_size']} embeddings, and the target has {target['vocab_size']}"
+    elif not set(tokens["eos_token_ids"]) & set(target["eos_token_ids"]):
+        why = f"their EOS ids are {tokens['eos_token_ids']}, and the target ends at {target['eos_token_ids']}"
+    else:
+        return
+    raise DataError(f"the tokens do not fit the target: {why}; give tokenize_chat the target's checkpoint as processor")
+
+
+def check_images_fit(reader: TokenReader, family: Family) -> None:
+    """Refuse image samples that the target cannot read: a text model, or one with other patches. Raises DataError."""
+    if any(record["category"] == "image" for record in reader.records):
+        check_patches_fit(reader.info, family)
+
+
+def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
+    """The same of all samples with images whose processor `tokens`, the content of tokens.json, describes."""
+    if not (isinstance(family, VisionFamily) and family.has_vision):
+        raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
+    wanted = {
+        "patch_dim": family.patch_dim,
+        "merge_size": family.merge_size,
+        "image_token_id": family.image_token_id,
+    }
+    different = [
+        f"{name} {tokens[name]}, and the target's is {value}" for name, value in wanted.items() if tokens[name] != value
+    ]
+    if different:
+        raise DataError(
+            f"the images of the tokens do not fit the target: they have {'; '.join(different)}; give tokenize_chat "
+            "the target's checkpoint as processor"
+        )

@@ -1,0 +1,225 @@
+"""How large a target is, from its config.json alone: parameters part by part, caches, and the memory of forward passes.
+
+Counts are exact for the families of ops/lib/vision/families.py; memory is that of transformers' code without kernels of
+its own, and adds up the tensors that live at the same time.
+
+Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D head size, V vocabulary, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import DataError
+
+ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+LINEAR = "linear_attention"
+CHUNK = 64  # tokens that the gated delta rule takes at once
+
+Config = Mapping[str, Any]
+
+
+@frozen(kw_only=True)
+class TargetSizes:
+    """Parameters of a target's parts. head: 0 where it is the embedding; mtp: layers that predict several tokens, which
+    lie in the checkpoint's files and are not loaded; text and vision: the parts of its config.
+    """
+
+    embedding: int
+    head: int
+    layers: int
+    vision: int
+    mtp: int
+    text: Config
+    seeing: Config | None
+
+    @classmethod
+    def of(cls, config: Config) -> TargetSizes:
+        """Raises DataError for a config that lacks a size."""
+        text = config.get("text_config") or config
+        seeing = config.get("vision_config")
+        try:
+            V, M = text["vocab_size"], text["hidden_size"]
+            tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+            return cls(
+                embedding=V * M,
+                head=0 if tied else V * M,
+                layers=sum(_layer(text, kind) + _mlp(text, index) for index, kind in enumerate(layer_types(text))) + M,
+                vision=_vision(seeing) if seeing else 0,
+                mtp=_mtp(text),
+                text=text,
+                seeing=seeing,
+            )
+        except KeyError as error:
+            raise DataError(f"config.json: {error.args[0]} is missing, so the target's size cannot be told") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"config.json: the target's size cannot be told from it: {error}") from None
+
+    @property
+    def parameters(self) -> int:
+        """What is loaded."""
+        return self.embedding + self.head + self.layers + self.vision
+
+    @property
+    def cache_per_token(self) -> int:
+        """Elements of keys and values of one token in all layers of full attention."""
+        full = sum(kind != LINEAR for kind in layer_types(self.text))
+        return full * 2 * self.text.get("num_key_value_heads", self.text["num_attention_heads"]) * head_dim(self.text)
+
+    @property
+    def state_per_sequence(self) -> int:
+        """Elements of the recurrent and convolution states of a sequence in all layers of linear attention."""
+        linear = sum(kind == LINEAR for kind in layer_types(self.text))
+        if not linear:
+            return 0
+        keys, values, heads = _linear_widths(self.text)
+        recurrent = heads * self.text["linear_key_head_dim"] * self.text["linear_value_head_dim"]
+        return linear * (recurrent + self.text["linear_conv_kernel_dim"] * (2 * keys + values))
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of the pixel rows, float32, behind one image token; 0 for a target that does not see."""
+        if self.seeing is None:
+            return 0
+        return 4 * _patch_dim(self.seeing) * self.seeing.get("spatial_merge_size", 2) ** 2
+
+    def forward_bytes(self, tokens: int, item_size: int) -> int:
+        """The highest point of a forward pass without gradients over so many tokens, weights and caches apart.
+
+        All tokens count as images where the target sees: the vision tower runs before the layers, so the larger of the
+        two counts.
+        """
+        text = self.text
+        M, D = text["hidden_size"], head_dim(text)
+        H, G = text["num_attention_heads"], text.get("num_key_value_heads", text["num_attention_heads"])
+        mlp = 3 * max(text.get("intermediate_size", 0), _routed_width(text)) + 4 * M
+        attention = (2 + bool(text.get("attn_output_gate"))) * H * D + 2 * G * D + 2 * H * D + 4 * M
+        widest = max(mlp, attention) * item_size
+        if LINEAR in layer_types(text):
+            widest = max(widest, _delta_rule_bytes(text, item_size))
+        return tokens * max(widest, self._seeing_bytes(item_size))
+
+    def _seeing_bytes(self, item_size: int) -> int:
+        """The vision tower's highest point for one image token, its pixel rows (float32 and cast) included."""
+        if self.seeing is None:
+            return 0
+        vision = self.seeing
+        hidden, rows = vision["hidden_size"], vision.get("spatial_merge_size", 2) ** 2
+        patch = _patch_dim(vision)
+        inside = max(3 * vision["intermediate_size"], 7 * hidden) + 2 * hidden
+        return rows * (patch * (4 + item_size) + inside * item_size)
+
+
+def layer_types(text: Config) -> list[str]:
+    """The kind of every decoder layer; Qwen3.5 has one of full attention after three of linear attention by default."""
+    count = text["num_hidden_layers"]
+    if "linear_num_value_heads" not in text:
+        return ["full_attention"] * count
+    every = text.get("full_attention_interval") or 4
+    default = ["full_attention" if (index + 1) % every == 0 else LINEAR for index in range(count)]
+    return list(text.get("layer_types") or default)
+
+
+def head_dim(text: Config) -> int:
+    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+
+
+def _layer(text: Config, kind: str) -> int:
+    """A decoder layer without its MLP: two norms and the mixing of tokens."""
+    M = text["hidden_size"]
+    return 2 * M + (_linear_attention(text) if kind == LINEAR else _attention(text))
+
+
+def _attention(text: Config) -> int:
+    M, D = text["hidden_size"], head_dim(text)
+    H = text["num_attention_heads"]
+    G = text.get("num_key_value_heads", H)
+    gated = bool(text.get("attn_output_gate", "linear_num_value_heads" in text))
+    query = H * D * (1 + gated)
+    products = M * query + 2 * M * G * D + H * D * M
+    if "qwen2" in text.get("model_type", ""):
+        return products + query + 2 * G * D  # biases, and no norms of queries and keys
+    biases = query + 2 * G * D + M if text.get("attention_bias") else 0
+    return products + biases + 2 * D
+
+
+def _linear_widths(text: Config) -> tuple[int, int, int]:
+    """Widths of keys and values, and value heads, of a gated delta rule."""
+    heads = text["linear_num_value_heads"]
+    return (
+        text["linear_num_key_heads"] * text["linear_key_head_dim"],
+        heads * text["linear_value_head_dim"],
+        heads,
+    )
+
+
+def _linear_attention(text: Config) -> int:
+    M = text["hidden_size"]
+    keys, values, heads = _linear_widths(text)
+    mixed = 2 * keys + values
+    products = M * (mixed + values + 2 * heads) + values * M
+    return products + mixed * text["linear_conv_kernel_dim"] + 2 * heads + text["linear_value_head_dim"]
+
+
+def _mlp(text: Config, layer: int) -> int:
+    """A gated MLP, or a router with its experts and, in some families, a shared one behind a gate."""
+    M, E = text["hidden_size"], _experts(text)
+    dense = layer in (text.get("mlp_only_layers") or []) or (layer + 1) % (text.get("decoder_sparse_step") or 1) != 0
+    if not E or dense:
+        return int(3 * M * text["intermediate_size"])
+    shared = text.get("shared_expert_intermediate_size") or 0
+    routed = E * (M + 3 * M * text["moe_intermediate_size"])
+    return int(routed + (3 * M * shared + M if shared else 0))
+
+
+def _experts(text: Config) -> int:
+    """Experts of a layer; transformers writes them under the other name."""
+    return int(text.get("num_experts") or text.get("num_local_experts") or 0)
+
+
+def _routed_width(text: Config) -> int:
+    """The intermediate width that a token passes in a layer of experts."""
+    if not _experts(text):
+        return 0
+    routed = text["moe_intermediate_size"] * text.get("num_experts_per_tok", 1)
+    return int(routed + (text.get("shared_expert_intermediate_size") or 0))
+
+
+def _mtp(text: Config) -> int:
+    """Layers of full attention behind a projection of [embedding, hidden state], with three norms."""
+    count, M = text.get("mtp_num_hidden_layers") or 0, text["hidden_size"]
+    if not count:
+        return 0
+    return count * (_layer(text, "full_attention") + _mlp(text, 0)) + 2 * M * M + 3 * M
+
+
+def _patch_dim(vision: Config) -> int:
+    channels = vision.get("in_channels", vision.get("in_chans", 3))
+    return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
+
+
+def _vision(vision: Config) -> int:
+    """A vision tower of Qwen's, mergers included."""
+    M, W, out = vision["hidden_size"], vision["intermediate_size"], vision["out_hidden_size"]
+    merged = M * vision.get("spatial_merge_size", 2) ** 2
+    attention = 3 * M * M + 3 * M + M * M + M
+    merger = merged * merged + merged + merged * out + out
+    if "qwen2" in vision.get("model_type", ""):
+        mlp = 3 * M * W + 2 * W + M
+        return int(_patch_dim(vision) * M + vision["depth"] * (2 * M + attention + mlp) + M + merger)
+    mlp = 2 * M * W + W + M
+    blocks = vision["depth"] * (4 * M + attention + mlp)
+    deepstack = len(vision.get("deepstack_visual_indexes") or []) * (2 * merged + merger)
+    stem = _patch_dim(vision) * M + M + vision["num_position_embeddings"] * M
+    return int(stem + blocks + 2 * M + merger + deepstack)
+
+
+def _delta_rule_bytes(text: Config, item_size: int) -> int:
+    """Bytes a token of the chunked gated delta rule in plain torch, which computes in float32."""
+    keys, values, heads = _linear_widths(text)
+    repeated = heads * text["linear_key_head_dim"]
+    projected = (2 * keys + values) * 2 + values
+    return item_size * projected + 4 * (5 * repeated + 5 * values + 4 * heads * CHUNK)

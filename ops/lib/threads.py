@@ -1,0 +1,76 @@
+"""The table of CPU threads: how many an op makes use of, by the size of the target that it computes with.
+
+A small model's products are so short that a second thread brings little, a third next to nothing, and all of them wait
+for each other wherever something else keeps a core busy. Speed with two threads over that with one, in whole stages of
+the built-in target (3.1 million parameters) on two quiet cores, with waits of 1,000 turns and of 300,000:
+
+    finetune_vlm 1.2, 1.5    capture_targets 1.3, 1.4    train_dflash 0.75, 0.9    evaluate 0.65, 1.05
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DataError
+from dsl.op import is_builtin
+from dsl.threads import Folders
+from ops.lib.estimates import read_config
+from ops.lib.target.sizes import TargetSizes
+from ops.lib.target.tiny_config import tiny_config
+
+# Parameters up to which a target is small: for an op that passes over whole samples, and for one that decodes.
+BATCHES = 5_000_000
+DECODING = 10_000_000
+
+
+def threads_of_batches(config: Any, folders: Folders) -> int | None:
+    """For an op that passes whole samples through its target."""
+    return _limit(_target(folders), BATCHES, threads=2)
+
+
+def threads_of_drafting(config: Any, folders: Folders) -> int | None:
+    """For an op that trains a draft with its target's states."""
+    return _limit(_target(folders), BATCHES, threads=1)
+
+
+def threads_of_decoding(config: Any, folders: Folders) -> int | None:
+    """For an op that decodes with its target, token by token or block by block."""
+    return _limit(_target(folders), DECODING, threads=1)
+
+
+def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
+    """By the checkpoint that the training starts from. A model id counts as large: it may not be here yet."""
+    if is_builtin(config.init):
+        tokens = folders["tokens"]
+        info = _read(tokens / "tokens.json") if isinstance(tokens, Path) else None
+        start: Mapping[str, Any] | None = None if info is None else tiny_config(info, {})
+    else:
+        directory = Path(config.init)
+        start = _read(directory / "config.json") if directory.is_dir() else None
+    return _limit(start, BATCHES, threads=2)
+
+
+def _target(folders: Folders) -> Mapping[str, Any] | None:
+    """The config.json of the target that the node reads, None where there is none."""
+    target = folders["target"]
+    return _read(target / "model" / "config.json") if isinstance(target, Path) else None
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    """None for a file that the stage will refuse."""
+    try:
+        return read_config(path)
+    except DataError:
+        return None
+
+
+def _limit(config: Mapping[str, Any] | None, parameters: int, threads: int) -> int | None:
+    """The threads where the target is no larger; a config that does not tell its size is a large one's."""
+    if config is None:
+        return None
+    try:
+        return threads if TargetSizes.of(config).parameters <= parameters else None
+    except DataError:
+        return None

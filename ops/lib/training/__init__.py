@@ -1,0 +1,1 @@
+"""What every training needs: optimizers, checkpoints, ranks."""

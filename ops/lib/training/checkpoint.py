@@ -1,0 +1,333 @@
+"""Checkpoints of a training under its work folder: everything for a resume that gives the same bytes.
+
+    checkpoint-00000050/    the folder's name is the number of finished steps
+        state.safetensors   model.<name> of all but frozen parameters, optimizer.<name>.<key>, ema.<name>, history
+        state.json          {"format", "step", "identity", "counters", "ema_updates", "measured", "best": {"step",
+                            "metric"} or null, "sha256"}
+
+Tensors are whole, so a checkpoint does not depend on the number of ranks. No generator states: anchors and order are
+functions of (seed, epoch, sample). A checkpoint is written beside its place and renamed, so a folder of that name was
+complete; sha256, that of state.safetensors, tells whether it still is. One that names an earlier one as the best can
+be gone on from only together with it, whose weights may be what the training gives. background_checkpoints.py writes
+without stopping the steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import Factory, asdict, define, field, frozen, validators
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dsl.errors import ConfigError, DataError
+from ops.lib.data.files import read_json, sync, write_json
+from ops.lib.training.config_differences import differences
+from ops.lib.training.dtensors import gathered, load_whole, reshard
+from ops.lib.training.ema import Ema
+from ops.lib.training.optimizer import Optimizer, named_state, restore_state
+from ops.lib.training.ranks import is_first
+
+FORMAT = 3
+WAYS_ON = "put it back as it was, or remove the checkpoints to start anew"
+
+
+@frozen
+class Best:
+    """The step with the lowest metric, the earlier of two equal ones."""
+
+    step: int
+    metric: float
+
+
+@define
+class TrainState:
+    """What changes from step to step.
+
+    history: one row a step, float64; counters: what else is counted; measured: JSON objects, what was measured after
+    some of the steps; best: the step with the lowest metric so far. The model's parameters and the optimizer's moments
+    may be DTensors.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    history: list[Tensor]
+    ema: Ema | None = None
+    counters: dict[str, int] = Factory(dict)
+    measured: list[dict[str, Any]] = Factory(list)
+    best: Best | None = None
+
+    @property
+    def step(self) -> int:
+        """Finished steps."""
+        return len(self.history)
+
+
+@frozen
+class Kept:
+    """Which checkpoints stay: the last `last`, and those that they name as the best."""
+
+    last: int = field(default=2, validator=validators.ge(1))
+
+
+def snapshot(state: TrainState, copy: bool = True) -> dict[str, Tensor]:
+    """A copy of all tensors of a state in host memory; empty without `copy`. All ranks must call it."""
+    reshard(state.model)
+    copied = {}
+    for name, tensor in _tensors(state):
+        whole = gathered(tensor)
+        if copy:
+            copied[name] = whole.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return copied
+
+
+def note_metric(state: TrainState, metric: float) -> None:
+    """Take the metric of this step in. One that is not finite is never the best."""
+    if math.isfinite(metric) and (state.best is None or metric < state.best.metric):
+        state.best = Best(state.step, metric)
+
+
+def content_of(state: TrainState, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """state.json without the digest."""
+    return {
+        "format": FORMAT,
+        "step": state.step,
+        "identity": json.loads(json.dumps(identity)),
+        "counters": dict(state.counters),
+        "ema_updates": state.ema.updates if state.ema else None,
+        "measured": list(state.measured),
+        "best": None if state.best is None else asdict(state.best),
+    }
+
+
+def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], kept: Kept) -> None:
+    """Write a checkpoint atomically and durably, then remove those that are not kept."""
+    place = _place(work_dir, content["step"])
+    unfinished = place.with_suffix(".tmp")
+    for left_over in (*work_dir.glob("checkpoint-*.tmp"), *work_dir.glob("checkpoint-*.old")):
+        shutil.rmtree(left_over)
+    unfinished.mkdir(parents=True)
+    save_file(dict(tensors), unfinished / "state.safetensors")
+    write_json(unfinished / "state.json", {**content, "sha256": _digest(unfinished / "state.safetensors")})
+    for path in (*unfinished.iterdir(), unfinished):
+        sync(path)
+    if place.exists():
+        _remove(place)
+    unfinished.rename(place)
+    sync(work_dir)
+    written = checkpoints(work_dir)
+    best = {_best_step(folder) for folder in written[-kept.last :]}
+    for old in written[: -kept.last]:
+        if checkpoint_step(old) not in best:
+            _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    """Renamed first, so that a folder half removed is never taken for a checkpoint."""
+    old = folder.with_suffix(".old")
+    folder.rename(old)
+    shutil.rmtree(old)
+
+
+def checkpoints(work_dir: Path) -> list[Path]:
+    """The folders of finished checkpoints, the newest last."""
+    return sorted(path for path in work_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d{8}", path.name))
+
+
+def _place(work_dir: Path, step: int) -> Path:
+    return work_dir / f"checkpoint-{step:08d}"
+
+
+def checkpoint_step(folder: Path) -> int:
+    """The finished steps of a checkpoint, by its folder's name."""
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Tensor]:
+    """The model's weights in the checkpoint of a step, or their average where the state keeps one; whole, by name.
+
+    Raises DataError where the checkpoint is no longer as it was written.
+    """
+    folder = _place(work_dir, step)
+    damage = _damage(folder)
+    if damage is not None:
+        raise DataError(f"{folder}: the weights of the selected step cannot be taken: {damage}; {WAYS_ON}")
+    prefix = "ema." if state.ema else "model."
+    with safe_open(folder / "state.safetensors", framework="pt") as saved:
+        return dict(_Saved(saved, prefix))
+
+
+def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, Any]) -> bool:
+    """Bring the state to the newest whole checkpoint; False where there is none. All ranks must call it.
+
+    A damaged one is renamed to *.damaged with a note, and the one before is taken. Raises DataError where there are
+    whole ones, but of none the one that it names as the best, and ConfigError for a checkpoint of another training,
+    naming what differs.
+    """
+    step = _agreed(_newest_whole(work_dir) if is_first() else -1, next(state.model.parameters()).device)
+    if step < 0:
+        return False
+    folder = _place(work_dir, step)
+    content = read_json(folder / "state.json")
+    now = {"format": FORMAT, "identity": json.loads(json.dumps(identity))}
+    found = differences({key: content[key] for key in now}, now)
+    if found:
+        listed = "\n".join(
+            f"  {path.removeprefix('identity.')}: {json.dumps(then)} then, {json.dumps(new)} now"
+            for path, then, new in found
+        )
+        raise ConfigError(f"{folder}: the checkpoint is that of another training:\n{listed}\nremove it to start anew")
+    with safe_open(folder / "state.safetensors", framework="pt") as saved:
+        _restore(state, _Saved(saved, "model."), _Saved(saved, "optimizer."), _Saved(saved, "ema."))
+        state.history[:] = saved.get_tensor("history").clone().unbind()
+    state.counters.clear()
+    state.counters.update(content["counters"])
+    state.measured[:] = content["measured"]
+    state.best = None if content["best"] is None else Best(**content["best"])
+    if state.ema:
+        state.ema.updates = content["ema_updates"]
+    return True
+
+
+class _Saved(Mapping[str, Tensor]):
+    """The tensors of an open file whose names begin with a prefix, by the rest of their names.
+
+    Each is read when it is asked for and kept nowhere, so that a rank holds one whole tensor at a time.
+    """
+
+    def __init__(self, file: Any, prefix: str) -> None:
+        self._file = file
+        names = file.keys()
+        self._names = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(self._names[name])
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _restore(
+    state: TrainState, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], ema: Mapping[str, Tensor]
+) -> None:
+    reshard(state.model)
+    for name, parameter in _trained(state.model):
+        load_whole(parameter, model[name])
+    restore_state(state.optimizer, state.model, optimizer)
+    for name, average in state.ema.weights.items() if state.ema else ():
+        load_whole(average, ema[name])
+
+
+def _tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a state under their names in the file, in the same order on every rank."""
+    for name, parameter in _trained(state.model):
+        yield f"model.{name}", parameter
+    for name, tensor in named_state(state.optimizer, state.model).items():
+        yield f"optimizer.{name}", tensor
+    for name, average in state.ema.weights.items() if state.ema else ():
+        yield f"ema.{name}", average
+    yield "history", torch.stack(state.history) if state.history else torch.zeros(0, 0, dtype=torch.float64)
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Frozen parameters are as they were before the first step, and need not be kept."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def _newest_whole(work_dir: Path) -> int:
+    """The step of the newest checkpoint to go on from, -1 without one; those that cannot be are set aside.
+
+    Raises DataError, and leaves all as it is, where that would throw away a whole checkpoint for want of its best one.
+    """
+    found = checkpoints(work_dir)
+    left_out: list[tuple[Path, str]] = []
+    lacking: list[tuple[Path, str]] = []
+    for folder in reversed(found):
+        damage = _damage(folder)
+        lack = _lack(folder) if damage is None else None
+        if damage is None and lack is None:
+            break
+        left_out.append((folder, damage or str(lack)))
+        lacking += [] if lack is None else [(folder, lack)]
+    resumed = found[: len(found) - len(left_out)]
+    if lacking and not resumed:
+        folder, lack = lacking[0]
+        raise DataError(f"{folder}: the checkpoint is whole, but {lack}; {WAYS_ON}")
+    for index, (folder, damage) in enumerate(left_out, start=1):
+        aside = folder.with_suffix(".damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        then = f"trying {found[-index - 1].name}" if index < len(found) else "starting anew"
+        print(f"dflow: {aside}: damaged checkpoint left out, {damage}; {then}", flush=True)
+    return checkpoint_step(resumed[-1]) if resumed else -1
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint's own files. Those of another format are not looked into."""
+    if not folder.exists():
+        return "it is gone"
+    content = _content(folder)
+    if content is None or "format" not in content:
+        return "state.json cannot be read"
+    if content["format"] != FORMAT:
+        return None
+    if not (folder / "state.safetensors").is_file():
+        return "state.safetensors is missing"
+    if _digest(folder / "state.safetensors") != content.get("sha256"):
+        return "state.safetensors was altered"
+    return None
+
+
+def _lack(folder: Path) -> str | None:
+    """What is wrong with the earlier checkpoint that a whole one names as the best."""
+    step = _best_step(folder)
+    if step is None or step == checkpoint_step(folder):
+        return None
+    best = _place(folder.parent, step)
+    damage = _damage(best)
+    return None if damage is None else f"{best.name}, the best before it, cannot be read any more: {damage}"
+
+
+def _best_step(folder: Path) -> int | None:
+    """The step that a checkpoint names as the best, where it can be read and is of this format."""
+    content = _content(folder)
+    if content is None or content.get("format") != FORMAT or content["best"] is None:
+        return None
+    return int(content["best"]["step"])
+
+
+def _content(folder: Path) -> dict[str, Any] | None:
+    """state.json; None where it is missing or no JSON object."""
+    try:
+        content = read_json(folder / "state.json")
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _agreed(step: int, device: torch.device) -> int:
+    """The first rank's step on every rank, so that all take the same folder."""
+    if not dist.is_initialized():
+        return step
+    told = torch.tensor(step, device=device)
+    dist.broadcast(told, src=0)
+    return int(told)

@@ -1,0 +1,188 @@
+"""The optimizers, AdamW or Muon, with weight decay on matrices only; clipping; and the rate over the steps.
+
+Parameters are plain tensors or FSDP2's DTensors. Every optimizer here has step, zero_grad, state and param_groups, and
+its state is read and restored by the parameters' names, so that it does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dsl.errors import ConfigError
+from ops.lib.training.dtensors import cut_like, local
+from ops.lib.training.muon import Muon
+
+OPTIMIZERS = ("adamw", "muon")
+SCHEDULES = ("cosine", "wsd")
+
+
+class MuonAdamW:
+    """Muon for the matrices and AdamW for the rest, with the interface of one optimizer."""
+
+    def __init__(self, muon: Muon, adamw: torch.optim.AdamW) -> None:
+        self.parts = (muon, adamw)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        return {parameter: entries for part in self.parts for parameter, entries in part.state.items()}
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
+Optimizer: TypeAlias = torch.optim.AdamW | MuonAdamW
+
+
+def make_optimizer(
+    model: nn.Module, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), kind: str = "adamw"
+) -> Optimizer:
+    """An optimizer over all parameters of a model, at rate 0; norms and biases are not decayed.
+
+    kind "adamw"; or "muon": Muon for every parameter of two dimensions, AdamW for the rest. Muon is meant for hidden
+    matrices, and a draft has no others: embedding and head are the target's. Its update is scaled to the size of
+    AdamW's, so that both share one rate and weight decay. AdamW is made with `adamw_options` of the parameters' device.
+    Raises ConfigError for another kind.
+    """
+    if kind not in OPTIMIZERS:
+        raise ConfigError(f'optimizer = "{kind}": must be one of {", ".join(OPTIMIZERS)}')
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    options = adamw_options(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
+    if kind == "muon":
+        higher = [parameter for parameter in matrices if parameter.ndim > 2]
+        matrices = [parameter for parameter in matrices if parameter.ndim == 2]
+        adamw = torch.optim.AdamW(_groups(higher, others, weight_decay), lr=0.0, betas=betas, **options)
+        return MuonAdamW(Muon([{"params": matrices}], weight_decay=weight_decay), adamw)
+    return torch.optim.AdamW(_groups(matrices, others, weight_decay), lr=0.0, betas=betas, **options)
+
+
+def adamw_options(device: torch.device) -> dict[str, bool]:
+    """How AdamW goes over parameters on a device, as keyword arguments of torch.optim.AdamW.
+
+    On CUDA all of an update in one kernel a list of tensors, without the scratch copies that torch's own choice takes
+    there. On a CPU torch's choice.
+    """
+    return {"fused": True} if device.type == "cuda" else {}
+
+
+def _groups(decayed: list[nn.Parameter], others: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Set the rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's tensors as "<parameter>.<key>", shared and not copied, DTensors where the parameters are."""
+    state: Mapping[Tensor, Mapping[str, Tensor]] = optimizer.state
+    return {
+        f"{name}.{key}": tensor
+        for name, parameter in model.named_parameters()
+        for key, tensor in state.get(parameter, {}).items()
+    }
+
+
+def restore_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Set the state from whole tensors named as in named_state; those shaped as their parameter are cut like it.
+
+    Every tensor is asked for once and copied, so a mapping that reads from a file keeps host memory to one at a time.
+    """
+    name_of = {parameter: name for name, parameter in model.named_parameters()}
+    keys_of: dict[str, list[str]] = {}
+    for full_name in tensors:
+        name, _, key = full_name.rpartition(".")
+        keys_of.setdefault(name, []).append(key)
+    for part in optimizer.parts if isinstance(optimizer, MuonAdamW) else (optimizer,):
+        content = part.state_dict()
+        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+        content["state"] = {
+            index: {
+                key: _restored(tensors[f"{name_of[parameter]}.{key}"], parameter) for key in keys_of[name_of[parameter]]
+            }
+            for index, parameter in enumerate(parameters)
+            if name_of[parameter] in keys_of
+        }
+        part.load_state_dict(content)
+
+
+def _restored(whole: Tensor, parameter: nn.Parameter) -> Tensor:
+    return cut_like(whole, parameter) if whole.shape == parameter.shape else whole.clone()
+
+
+@torch.no_grad()
+def gradient_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> Tensor:
+    """The global norm of the gradients [], over the parts of all ranks, which must all call it; the device is not read.
+
+    Parameters without a gradient are left out; without any the norm is 0, on `device`.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros((), device=device)
+    total = nn.utils.get_total_norm(gradients)
+    return total.full_tensor() if isinstance(total, DTensor) else total
+
+
+@torch.no_grad()
+def limit_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
+    """Scale the gradients, whose global norm is `norm`, down to the limit where that is finite and above it."""
+    if math.isfinite(norm) and norm > limit:
+        torch._foreach_mul_(
+            [local(parameter.grad) for parameter in parameters if parameter.grad is not None], limit / norm
+        )
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
+    """Scale the gradients so that their global norm is at most `limit`; the norm before that.
+
+    Both of the above, and the device is read in between. Where the norm is not finite the gradients stay as they are.
+    """
+    given = list(parameters)
+    norm = float(gradient_norm(given, torch.device("cpu")))
+    limit_gradients(given, norm, limit)
+    return norm
+
+
+def learning_rate(
+    step: int,
+    total: int,
+    peak: float,
+    warmup_ratio: float,
+    schedule: str = "cosine",
+    decay_ratio: float = 0.2,
+    min_ratio: float = 0.0,
+) -> float:
+    """The rate of step 0 <= step < total: linear up to the peak over the warm-up, then down towards min_ratio * peak.
+
+    "cosine": half a cosine over all that is left. "wsd" (warm-up, stable, decay): the peak, and over the last
+    decay_ratio of the steps 1 - sqrt(share of the decay done). At step `total` the minimum would be reached.
+    Sources: WSD, arXiv 2404.06395; the form 1 - sqrt, arXiv 2405.18392. Raises ConfigError for another schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise ConfigError(f'schedule = "{schedule}": must be one of {", ".join(SCHEDULES)}')
+    warmup = round(warmup_ratio * total)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "cosine":
+        share = 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    else:
+        start = max(warmup, total - round(decay_ratio * total))
+        share = 1 - math.sqrt(max(0, step - start) / max(1, total - start))
+    return peak * (min_ratio + (1 - min_ratio) * share)

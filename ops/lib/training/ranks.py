@@ -1,0 +1,143 @@
+"""The ranks of a stage: where they meet, joining, sums over all of them, and when FSDP2 communicates.
+
+For one process everything here is the identity.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from dsl.errors import StopRequested
+from dsl.stage import RENDEZVOUS, Stage
+from ops.lib.training.peers import own_peers
+
+WAIT_FOR_OTHERS = timedelta(minutes=30)  # torch's own, for a rank that comes late to the store
+T = TypeVar("T")
+
+
+def meeting_store(rank: int, world_size: int) -> dist.Store:
+    """The key-value store of the stage's ranks: a file that only this user can open where all are on one host, and
+    there is no network in between; that of torchrun, which its environment names, where they are on several.
+
+    Whoever can write to it can take a rank's place, and ranks unpickle what they send each other.
+    """
+    file = os.environ.get(RENDEZVOUS)
+    if not file:
+        store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=world_size))
+        return store
+    store = dist.FileStore(file)  # of no fixed number of ranks: dflow removes the file, none of them does
+    store.set_timeout(WAIT_FOR_OTHERS)
+    return store
+
+
+@contextmanager
+def joined(stage: Stage) -> Iterator[None]:
+    """Join the process group of the stage's ranks, and leave it behind a barrier.
+
+    Without the barrier a rank that ends first tears connections down that others still use. After an error there is
+    no barrier, since the others may never come to it, and no leaving over nccl, which would wait for them too. A stop
+    is no error: all ranks raise it after the same step.
+    """
+    if stage.world_size == 1:
+        yield
+        return
+    mine = not dist.is_initialized()
+    if mine:
+        backend = "nccl" if stage.device == "cuda" else "gloo"
+        store = meeting_store(stage.rank, stage.world_size)
+        with own_peers():
+            dist.init_process_group(backend, store=store, rank=stage.rank, world_size=stage.world_size)
+    together = False
+    try:
+        yield
+        together = True
+    except StopRequested:
+        together = True
+        raise
+    finally:
+        if together:
+            dist.barrier()
+        if mine and (together or dist.get_backend() != "nccl"):
+            dist.destroy_process_group()
+
+
+def summed(values: Tensor) -> Tensor:
+    """The sum of a tensor over all ranks. Autograd does not see it: never for a loss."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def collected(value: T) -> list[T]:
+    """The value of every rank, in their order, on every rank; what can be pickled."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def device_of(stage: Stage) -> torch.device:
+    """With its number: micro-batches are made in a thread, where torch's current GPU is the first one."""
+    cuda = stage.device == "cuda"
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device(stage.device)
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set on at least one rank, so that all ranks decide alike. One process asks no device."""
+    if not dist.is_initialized():
+        return flag
+    return bool(summed(torch.tensor(int(flag), device=device)).item())
+
+
+def is_first() -> bool:
+    """Whether this is rank 0."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def hold_gradients(model: nn.Module) -> None:
+    """Gradients of the passes that follow are kept on this rank, and its gathered weights too."""
+    _communicate(model, False)
+
+
+def release_parts(model: nn.Module) -> None:
+    """The pass that follows is the step's last but one, and the last that gives gradients to all parts that are sharded
+    by themselves: each reduces its own as soon as they are done. The gathered weights stay."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(True)
+        model.set_requires_gradient_sync(False, recurse=False)
+
+
+def release_gradients(model: nn.Module) -> None:
+    """The pass that follows is the step's last: its end reduces all gradients and drops the gathered weights."""
+    _communicate(model, True)
+
+
+def _communicate(model: nn.Module, now: bool) -> None:
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
+        model.set_reshard_after_backward(now)
+        model.set_is_last_backward(now)
+
+
+def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """The places of a list that each rank gets, ascending: the dearest first to the rank with the least so far.
+
+    A rank may get none.
+    """
+    loads = [0.0] * ranks
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
+        rank = loads.index(min(loads))
+        dealt[rank].append(place)
+        loads[rank] += costs[place]
+    return [sorted(places) for places in dealt]

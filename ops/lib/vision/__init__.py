@@ -1,0 +1,1 @@
+"""Images as a target takes them: processors, families and batches."""

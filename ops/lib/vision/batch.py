@@ -1,0 +1,270 @@
+"""Typed batches whose fields are tensors or TensorLists with one row per sample, and the batch that a target takes.
+
+B batch, S sequence length, R pixel rows, P patch_dim, I images
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
+
+import torch
+from attrs import define, evolve, fields
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dsl.errors import DataError
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.vision.tensor_list import (
+    Index,
+    Packed,
+    TensorList,
+    check_count,
+    chunk_slices,
+    distinct_rows,
+    equal_tensors,
+    is_row_number,
+    pack,
+    row_numbers,
+    unpack,
+)
+
+Field: TypeAlias = Tensor | TensorList
+
+
+@define(eq=False)
+class TensorBatch:
+    """The base of typed batches, attrs classes whose fields are Tensors [B, ...] or TensorLists of B.
+
+    They are defined with eq=False too: the equality of attrs would compare tuples of tensors, which raises.
+    Selections may share memory with the batch they come from; `__setitem__` never writes there.
+    Raises DataError, naming the fields, where a field is neither, where lengths or devices differ, and for B = 0.
+    """
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in self.parts().items():
+            if not isinstance(value, TensorList) and not (isinstance(value, Tensor) and value.ndim):
+                what = "a tensor of no dimension" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise DataError(f"{self._name}.{name} is {what}; a field is a Tensor [B, ...] or a TensorList of B")
+        lengths = {name: len(value) for name, value in self.parts().items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"{self._name}: the fields differ in length: {_listed(lengths)}")
+        if 0 in lengths.values():
+            raise DataError(f"{self._name}: no rows; a batch has at least one")
+        devices = {name: value.device for name, value in self.parts().items()}
+        if len(set(devices.values())) > 1:
+            raise DataError(f"{self._name}: the fields lie on several devices: {_listed(devices)}")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def parts(self) -> dict[str, Field]:
+        """The fields by name, in the order of the class."""
+        return {attribute.name: getattr(self, attribute.name) for attribute in fields(type(self))}
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parts().values())).device
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts().values())))
+
+    def __getitem__(self, index: int | Index) -> Self:
+        """The batch of the rows that a slice, ints, or a tensor of ints or bools means; an int gives a batch of one.
+
+        Raises IndexError past the ends, and DataError where nothing is selected.
+        """
+        rows = row_numbers([index] if is_row_number(index) else index, len(self))
+        return evolve(self, **{name: _rows(value, rows) for name, value in self.parts().items()})
+
+    def __setitem__(self, index: int | Index, other: Self) -> None:
+        """Put the rows of another batch of the same class at as many distinct places, made to fit as in `cat`.
+
+        Raises DataError for another class, number of rows, shape, dtype or device; nothing is set then.
+        """
+        rows = distinct_rows([index] if is_row_number(index) else index, len(self))
+        self._check_same_class(other)
+        if len(other) != len(rows):
+            raise DataError(f"{self._name}: {len(other)} rows do not fit {len(rows)} places")
+        own, new = (batch.parts() for batch in self._align([self, other]))
+        changed = {}
+        for name, value in own.items():
+            _check_joinable(f"{self._name}.{name}", [value, new[name]])
+            changed[name] = value.clone() if isinstance(value, Tensor) else value[:]
+            changed[name][rows] = new[name]
+        for name, value in changed.items():
+            setattr(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other is of the same class, and each field of the same kind, dtype, shapes and values."""
+        return type(self) is type(other) and all(
+            value == theirs if isinstance(value, TensorList) else equal_tensors(value, theirs)
+            for value, theirs in zip(self.parts().values(), other.parts().values(), strict=True)
+        )
+
+    def __reduce__(self) -> tuple[Any, tuple[type[Self], dict[str, Packed | TensorList]]]:
+        """Plain values, so that reading a pickle runs no code of torch's own unpickler; it comes back on the CPU."""
+        packed: dict[str, Packed | TensorList] = {
+            name: pack(value) if isinstance(value, Tensor) else value for name, value in self.parts().items()
+        }
+        return _unpack_batch, (type(self), packed)
+
+    @classmethod
+    def cat(cls, batches: Sequence[Self]) -> Self:
+        """The rows of all batches, one batch after the other.
+
+        Raises DataError for no batches, and for fields that differ in kind, dtype, device or in shape behind B.
+        """
+        if not batches:
+            raise DataError(f"{cls.__name__}.cat of no batches")
+        for batch in batches:
+            batches[0]._check_same_class(batch)
+        aligned = [batch.parts() for batch in cls._align(batches)]
+        joined = {}
+        for name in aligned[0]:
+            values = [parts[name] for parts in aligned]
+            _check_joinable(f"{cls.__name__}.{name}", values)
+            joined[name] = torch.cat(values) if isinstance(values[0], Tensor) else TensorList.cat(values)
+        return evolve(batches[0], **joined)
+
+    @classmethod
+    def _align(cls, batches: Sequence[Self]) -> Sequence[Self]:
+        """Batches made fit to be joined; a class whose rows can be padded overrides this."""
+        return batches
+
+    def chunk(self, n: int) -> list[Self]:
+        """At most n batches of equal length but for the last, as torch.chunk makes them."""
+        return [self[part] for part in chunk_slices(len(self), n)]
+
+    def repeat(self, n: int) -> Self:
+        """The whole batch n times over: a b a b."""
+        check_count("repeat", n)
+        return self[list(range(len(self))) * n]
+
+    def permute(self, order: Sequence[int] | Tensor) -> Self:
+        """Row i of the result is row order[i]. Raises DataError where the order is no permutation."""
+        rows = row_numbers(order, len(self))
+        if sorted(rows) != list(range(len(self))):
+            raise DataError(f"{rows} is no permutation of {len(self)} rows")
+        return self[rows]
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """A new batch on that device; its floating-point fields get the dtype, ids and masks keep theirs."""
+        moved = {}
+        for name, value in self.parts().items():
+            moved[name] = value.to(device=device or value.device, dtype=_dtype(value, dtype))
+        return evolve(self, **moved)
+
+    def _check_same_class(self, other: object) -> None:
+        if type(self) is not type(other):
+            raise DataError(f"a {type(other).__name__} does not go together with a {self._name}")
+
+
+@define(eq=False)
+class ModelInputs(TensorBatch):
+    """One batch for a target, padded on the right with zeros; `cat` and `__setitem__` pad the narrower batches.
+
+    input_ids int64 [B, S]; attention_mask int64 [B, S]; loss_mask bool [B, S]; pixel_values: B x float [R, P];
+    image_grid_thw: B x int64 [I, 3]. A text-only row has R = I = 0. Raises DataError where the first three differ in
+    shape, or the last two are no TensorLists.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    loss_mask: Tensor
+    pixel_values: TensorList
+    image_grid_thw: TensorList
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        shapes = {name: list(value.shape) for name, value in self.parts().items() if isinstance(value, Tensor)}
+        if list(shapes) != ["input_ids", "attention_mask", "loss_mask"]:
+            raise DataError(
+                f"ModelInputs: ids and masks are Tensors, the others TensorLists; Tensors are {list(shapes)}"
+            )
+        if len(shapes["input_ids"]) != 2 or len({*map(tuple, shapes.values())}) > 1:
+            raise DataError(f"ModelInputs: ids and masks are of one shape [B, S], not {_listed(shapes)}")
+
+    @property
+    def has_images(self) -> bool:
+        """Whether any row has an image; asked of the shapes, so that no device is waited for."""
+        return any(len(grid) > 0 for grid in self.image_grid_thw)
+
+    def pixels_or_none(self) -> tuple[Tensor | None, Tensor | None]:
+        """pixel_values [R, P] and image_grid_thw [I, 3] of all rows in order; None, None without an image.
+
+        A vision tower fails on no rows, so this is where empty becomes None, at the model's boundary.
+        """
+        if not self.has_images:
+            return None, None
+        return torch.cat(list(self.pixel_values)), torch.cat(list(self.image_grid_thw))
+
+    @classmethod
+    def _align(cls, batches: Sequence[Self]) -> Sequence[Self]:
+        widest = max(batch.input_ids.shape[1] for batch in batches)
+        return [batch if batch.input_ids.shape[1] == widest else batch._widened(widest) for batch in batches]
+
+    def _widened(self, width: int) -> Self:
+        added = (0, width - self.input_ids.shape[1])
+        return evolve(
+            self,
+            input_ids=pad(self.input_ids, added),
+            attention_mask=pad(self.attention_mask, added),
+            loss_mask=pad(self.loss_mask, added),
+        )
+
+
+def collate(samples: Sequence[TokenSample], device: torch.device | str = "cpu") -> ModelInputs:
+    """A batch of samples, padded with zeros to the longest. Raises DataError for no samples."""
+    if not samples:
+        raise DataError("a batch of no samples; give one or more")
+    longest = max(len(sample.input_ids) for sample in samples)
+    input_ids = torch.zeros(len(samples), longest, dtype=torch.int64)
+    attention_mask = torch.zeros(len(samples), longest, dtype=torch.int64)
+    loss_mask = torch.zeros(len(samples), longest, dtype=torch.bool)
+    for row, sample in enumerate(samples):
+        length = len(sample.input_ids)
+        input_ids[row, :length] = sample.input_ids
+        attention_mask[row, :length] = 1
+        loss_mask[row, :length] = sample.loss_mask
+    return ModelInputs(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        loss_mask=loss_mask,
+        pixel_values=TensorList(sample.pixel_values for sample in samples),
+        image_grid_thw=TensorList(sample.image_grid_thw for sample in samples),
+    ).to(device)
+
+
+def _rows(value: Field, rows: list[int]) -> Field:
+    """Rows of a field: a view where a tensor's rows follow each other, so that a slice copies nothing."""
+    if isinstance(value, Tensor) and rows == list(range(rows[0], rows[-1] + 1)):
+        return value[rows[0] : rows[-1] + 1]
+    return value[rows]
+
+
+def _check_joinable(name: str, values: Sequence[Field]) -> None:
+    """Raises DataError, naming the field, where the values cannot be rows of one field."""
+    kinds = {_kind(value) for value in values}
+    if len(kinds) > 1:
+        raise DataError(f"{name}: {' and '.join(sorted(kinds))} do not go together")
+
+
+def _kind(value: Field) -> str:
+    shape = f" [{', '.join(['B', *map(str, value.shape[1:])])}]" if isinstance(value, Tensor) else ""
+    return f"{type(value).__name__}{shape} of {value.dtype} on {value.device}"
+
+
+def _dtype(value: Field, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and value.dtype.is_floating_point else value.dtype
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _unpack_batch(batch_class: type[TensorBatch], packed: dict[str, Packed | TensorList]) -> TensorBatch:
+    return batch_class(
+        **{name: value if isinstance(value, TensorList) else unpack(value) for name, value in packed.items()}
+    )

@@ -1,0 +1,354 @@
+"""The families of targets: what differs between them, one small class each, and nothing of it elsewhere.
+
+Adding a family: a class here, its place in FAMILIES, and a row of the table in tests/support/family_checkpoints.py.
+
+    B batch, S sequence length, R pixel rows, I images, V image tokens of a batch, M hidden size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from dsl.errors import DataError
+from ops.lib.vision import qwen35_config
+from ops.lib.vision.batch import ModelInputs
+
+Part = Literal["vision", "projector", "text"]
+
+
+@frozen
+class Family:
+    """A text-only decoder, and what every family is asked. `config` is the content of config.json.
+
+    mask_token_id: an id that no text of the family's tokenizer produces. image_processors: `image_processor_type` of
+    preprocessor_config.json -> a class that needs no torchvision. other_parts: how names begin, in a checkpoint, of
+    tensors that do not belong to the language model.
+    """
+
+    config: Mapping[str, Any]
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+    mask_token_id: ClassVar[int]
+    image_processors: ClassVar[Mapping[str, type[BaseImageProcessor]]] = {}
+    other_parts: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The part that describes the language model: text_config where there is one, else the whole."""
+        return text_part(self.config)
+
+    @property
+    def has_vision(self) -> bool:
+        return has_vision(self.config)
+
+    @property
+    def auto_class(self) -> type[AutoModelForImageTextToText | AutoModelForCausalLM]:
+        return AutoModelForImageTextToText if self.has_vision else AutoModelForCausalLM
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding; said at the top, or else in text_config."""
+        return bool(self.config.get("tie_word_embeddings", self.text_config.get("tie_word_embeddings", False)))
+
+    @property
+    def has_linear_attention(self) -> bool:
+        """Whether some layers carry a recurrent state, which no cache can crop and no slice of a sequence holds."""
+        return False
+
+    def check(self) -> None:
+        """Raises DataError for a config that this family cannot have."""
+        missing = [name for name in ("vocab_size", "hidden_size", "num_hidden_layers") if name not in self.text_config]
+        if missing:
+            raise DataError(f"config.json: missing {', '.join(missing)}, also in text_config")
+
+    def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+        """What the model's forward gets for a batch that starts at position 0; the model derives the positions.
+
+        Raises DataError for images that the model cannot see.
+        """
+        if inputs.has_images:
+            raise DataError(f"the batch holds images, but a {self.config.get('model_type')} target is a text model")
+        return {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+
+    def forget_positions(self, model: Any) -> None:
+        """Drop what the model keeps of the positions of an earlier prompt; a text model keeps nothing."""
+
+    def position_offsets(self, model: Any) -> Tensor | int:
+        """How far the positions of the last prefill lie from the count of its tokens, int64 [B], or 0 for all rows."""
+        return 0
+
+    def slice_visuals(self, arguments: Mapping[str, Any], part: slice) -> dict[str, Any]:
+        """What the language model's arguments hold by image token, for the tokens of a slice of every sequence.
+
+        Embeddings, positions and the mask are not among them; a family without other such arguments has none.
+        """
+        return {}
+
+    def part_of(self, parameter: str) -> Part:
+        """Which part of the model a parameter, by its name in `model.named_parameters()`, belongs to."""
+        return "text"
+
+    def for_serving(self) -> dict[str, Any]:
+        """The config with what serving engines read and transformers leaves out when it writes one."""
+        return dict(self.config)
+
+    def check_serving(self) -> None:
+        """Raises DataError for a config of which SGLang makes another model than transformers does, or none."""
+
+    def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+        """Weights by their names in the model -> those to save, and whether `save_pretrained` is to convert them."""
+        return dict(weights), True
+
+
+@frozen
+class VisionFamily(Family):
+    """What the vision-language families have in common: Qwen's patches, mRoPE and image tokens.
+
+    Text and images mix in a batch. Where it holds images, `mm_token_type_ids` (1 on image tokens) tells the model
+    which positions are three-dimensional; without it Qwen2.5-VL would silently count in one dimension.
+    """
+
+    image_processors: ClassVar[Mapping[str, type[BaseImageProcessor]]] = {
+        "Qwen2VLImageProcessor": Qwen2VLImageProcessorPil,
+        "Qwen2VLImageProcessorFast": Qwen2VLImageProcessorPil,
+        "Qwen2VLImageProcessorPil": Qwen2VLImageProcessorPil,
+    }
+
+    other_parts: ClassVar[tuple[str, ...]] = ("visual.",)
+
+    @property
+    def vision_config(self) -> Mapping[str, Any]:
+        return self.config["vision_config"]
+
+    @property
+    def merge_size(self) -> int:
+        """Patches along each side of what becomes one image token."""
+        return int(self.vision_config.get("spatial_merge_size", 2))
+
+    @property
+    def patch_dim(self) -> int:
+        """Length of a row of pixel values."""
+        vision = self.vision_config
+        channels = vision.get("in_channels", vision.get("in_chans", 3))
+        return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
+
+    @property
+    def image_token_id(self) -> int:
+        return int(self.config["image_token_id"])
+
+    def check(self) -> None:
+        super().check()
+        if not self.has_vision:
+            raise DataError(f"config.json: a {self.config['model_type']} without vision_config")
+        missing = [f"vision_config.{name}" for name in ("patch_size",) if name not in self.vision_config]
+        missing += [name for name in ("image_token_id",) if name not in self.config]
+        if missing:
+            raise DataError(f"config.json: missing {', '.join(missing)}")
+
+    def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+        arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+        pixel_values, image_grid_thw = inputs.pixels_or_none()
+        if pixel_values is not None:
+            arguments |= {
+                "pixel_values": pixel_values,
+                "image_grid_thw": image_grid_thw,
+                "mm_token_type_ids": (inputs.input_ids == self.image_token_id).int(),
+            }
+        return arguments
+
+    def forget_positions(self, model: Any) -> None:
+        """A Qwen-VL model keeps `rope_deltas` of its last prefill, and stale ones shift every later token."""
+        model.model.rope_deltas = None
+
+    def position_offsets(self, model: Any) -> Tensor | int:
+        """An image takes fewer positions than tokens; the model keeps the difference as `rope_deltas` [B, 1]."""
+        deltas = model.model.rope_deltas
+        return 0 if deltas is None else deltas[:, 0]
+
+    def image_features(self, seen: Any) -> list[Tensor]:
+        """All that the language model takes of what `get_image_features` returns."""
+        return list(seen.pooler_output)
+
+    def part_of(self, parameter: str) -> Part:
+        name = parameter.removeprefix("model.")
+        if not name.startswith(VisionFamily.other_parts):
+            return "text"
+        return "projector" if "merger" in name else "vision"
+
+
+@frozen
+class Qwen3(Family):
+    """Qwen3, text-only: dense, or with a mixture of experts in its layers."""
+
+    model_types = ("qwen3", "qwen3_moe")
+    mask_token_id = 151669
+
+    def check_serving(self) -> None:
+        if self.config.get("model_type") == "qwen3_moe" and self.tied:
+            raise DataError(
+                "config.json: tie_word_embeddings is set, and SGLang's Qwen3-MoE knows no tied head: it would answer "
+                "with one of random numbers, without a word; save the checkpoint with lm_head.weight and untied"
+            )
+
+
+@frozen
+class Qwen25Vl(VisionFamily):
+    """Qwen2.5-VL: windowed attention in the vision tower; older checkpoints hold the text config flat at the top."""
+
+    model_types = ("qwen2_5_vl",)
+    mask_token_id = 151669  # beyond its tokenizer of 151665, as it is beyond Qwen3's
+
+
+@frozen
+class Qwen3Vl(VisionFamily):
+    """Qwen3-VL: deepstack adds visual features to the outputs of the first text layers.
+
+    `hidden_states` of transformers lacks that addition; the input of the next layer, which serving engines capture,
+    has it.
+    """
+
+    model_types = ("qwen3_vl", "qwen3_vl_moe")
+    mask_token_id = 151669
+
+    def check(self) -> None:
+        """An index at or past the depth of the vision tower would never fire, without a word."""
+        super().check()
+        depth = self.vision_config.get("depth", 27)
+        beyond = [index for index in self.vision_config.get("deepstack_visual_indexes", (8, 16, 24)) if index >= depth]
+        if beyond:
+            raise DataError(
+                f"config.json: vision_config.deepstack_visual_indexes names the layers {beyond}, but the vision tower "
+                f"has only {depth}"
+            )
+        expert = self.text_config.get("moe_intermediate_size", 0)
+        if self.has_experts and self.text_config["hidden_size"] in (expert, 2 * expert):
+            raise DataError(
+                f"config.json: text_config.moe_intermediate_size {expert} makes square matrices with a hidden_size of "
+                f"{self.text_config['hidden_size']}, and transformers cannot tell which way round they are stored"
+            )
+
+    @property
+    def has_experts(self) -> bool:
+        return "moe_intermediate_size" in self.text_config
+
+    def check_serving(self) -> None:
+        """With experts SGLang adds visual features to the first three layers, however many there are."""
+        indexes = self.vision_config.get("deepstack_visual_indexes", (8, 16, 24))
+        if self.has_experts and len(indexes) != 3:
+            raise DataError(
+                f"config.json: vision_config.deepstack_visual_indexes {list(indexes)}: SGLang knows no other number "
+                "than three in a Qwen3-VL with experts"
+            )
+
+    def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+        """The experts lie as [experts, in, out] in this family's checkpoints, and as [experts, out, in] in the model.
+
+        transformers 5.12 turns them when it loads, and leaves them turned when it saves; SGLang expects the former.
+        """
+        if not self.has_experts:
+            return super().for_saving(weights)
+        turned = {
+            name: tensor.transpose(1, 2).contiguous() if is_expert(name) else tensor for name, tensor in weights.items()
+        }
+        return turned, False
+
+    def image_features(self, seen: Any) -> list[Tensor]:
+        return [*super().image_features(seen), *seen.deepstack_features]
+
+    def slice_visuals(self, arguments: Mapping[str, Any], part: slice) -> dict[str, Any]:
+        """deepstack_visual_embeds: a list of [V, M], V the image tokens of visual_pos_masks, bool [B, S]."""
+        if arguments.get("deepstack_visual_embeds") is None:
+            return {}
+        visual_BS = arguments["visual_pos_masks"]
+        inside_BS = torch.zeros_like(visual_BS)
+        inside_BS[:, part] = True
+        kept_V = inside_BS[visual_BS]
+        return {
+            "visual_pos_masks": visual_BS[:, part],
+            "deepstack_visual_embeds": [rows_VM[kept_V] for rows_VM in arguments["deepstack_visual_embeds"]],
+        }
+
+
+@frozen
+class Qwen35(VisionFamily):
+    """Qwen3.5: three of four text layers are linear attention (gated delta rule), and there is no deepstack.
+
+    A text-only checkpoint, with `_text` or without vision_config, is a target as well.
+    """
+
+    model_types = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+    mask_token_id = 248070
+    other_parts = (*VisionFamily.other_parts, "mtp.")  # layers for predicting several tokens
+
+    @property
+    def has_linear_attention(self) -> bool:
+        return "linear_attention" in self.text_config.get("layer_types", ("linear_attention",))
+
+    def check(self) -> None:
+        if self.has_vision:
+            super().check()
+        else:
+            Family.check(self)
+
+    def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+        return super().arguments(inputs) if self.has_vision else Family.arguments(self, inputs)
+
+    def forget_positions(self, model: Any) -> None:
+        if self.has_vision:
+            super().forget_positions(model)
+
+    def position_offsets(self, model: Any) -> Tensor | int:
+        return super().position_offsets(model) if self.has_vision else 0
+
+    def for_serving(self) -> dict[str, Any]:
+        return qwen35_config.complete(self.config)
+
+    def check_serving(self) -> None:
+        qwen35_config.check(self.config)
+
+
+FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
+OTHER_PARTS = tuple(sorted({part for family in FAMILIES for part in family.other_parts}))
+
+
+def has_vision(config: Mapping[str, Any]) -> bool:
+    """Whether a config is that of a vision-language model."""
+    return config.get("vision_config") is not None
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """text_config where there is one, else the whole config."""
+    return config.get("text_config") or config
+
+
+def is_expert(name: str) -> bool:
+    """Whether a tensor holds one matrix for each expert of a layer."""
+    return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+
+
+def find_family(config: Mapping[str, Any]) -> Family | None:
+    """The family of a config.json, None for a model type that is not known."""
+    wanted = config.get("model_type")
+    return next((family(config) for family in FAMILIES if wanted in family.model_types), None)
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a config.json. Raises DataError with the known model types."""
+    family = find_family(config)
+    if family is None:
+        known = ", ".join(name for kind in FAMILIES for name in kind.model_types)
+        raise DataError(f"model_type {config.get('model_type')!r} is not supported; known are {known}")
+    return family
+
+
+def image_processor_class(kind: str) -> type[BaseImageProcessor] | None:
+    """The class for an `image_processor_type` of preprocessor_config.json, None for an unknown one."""
+    return next((family.image_processors[kind] for family in FAMILIES if kind in family.image_processors), None)

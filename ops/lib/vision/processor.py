@@ -1,0 +1,241 @@
+"""A processor composed by hand: tokenizer and image processor of a checkpoint directory or a model id.
+
+transformers' AutoProcessor and its Qwen VL processor classes insist on a video processor, which needs torchvision.
+Here the two parts that images and text need are loaded each by itself, with the pillow image processors unless those of
+torchvision are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import frozen
+from PIL import Image
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from dsl.errors import ConfigError, DataError
+from ops.lib.vision.families import FAMILIES, find_family, image_processor_class, text_part
+
+IMAGE_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+IMAGE_TOKEN = "<|image_pad|>"
+MASK_TOKENS = ("<|mask|>", "<|MASK|>")
+
+ImageBackend = Literal["pillow", "torchvision"]
+
+
+@frozen
+class Processor:
+    """Tokenizer, image processor (None for a text-only model) and the ids that the rest of dflow needs.
+
+    image_backend: which library resizes the images, None without an image processor. vocab_size is that of the model
+    where its config is there, else that of the tokenizer.
+    """
+
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    image_processor: Any
+    image_backend: ImageBackend | None
+    image_token: str
+    image_token_id: int | None
+    mask_token_id: int | None
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    special_tokens: tuple[str, ...]
+    vocab_size: int
+
+    @property
+    def pixel_limits(self) -> dict[str, int] | None:
+        """min_pixels and max_pixels of an image, None without an image processor."""
+        if self.image_processor is None:
+            return None
+        size = self.image_processor.size
+        return {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+
+    @property
+    def patch_dim(self) -> int:
+        """Length of a row of pixel values; 0 without images."""
+        images = self.image_processor
+        return 3 * images.temporal_patch_size * images.patch_size**2 if images else 0
+
+    @property
+    def merge_size(self) -> int:
+        return self.image_processor.merge_size if self.image_processor else 1
+
+    def pixels(self, image: Image.Image) -> dict[str, Any]:
+        """pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3] of an RGB image.
+
+        Raises ValueError for an image that the processor refuses (sides that differ by a factor above 200).
+        """
+        return self.image_processor(images=[image], return_tensors="pt")
+
+    def save(self, folder: Path) -> None:
+        """Write the files with which `load_processor` (and transformers) make the same processor."""
+        self.tokenizer.save_pretrained(folder)
+        if self.image_processor is not None:
+            self.image_processor.save_pretrained(folder)
+
+
+def load_processor(
+    source: str,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    trust_remote_code: bool = False,
+    image_backend: ImageBackend = "pillow",
+) -> Processor:
+    """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
+
+    The chat template of a model that sees images is the processor's, where one is there, as in transformers.
+    trust_remote_code: whether a tokenizer's own code may run; that of another repository never does. image_backend:
+    the library that resizes images; the two differ by up to two grey levels, and serving engines may choose either.
+    Raises DataError where the tokenizer cannot be loaded, gives no character offsets or has no chat template, EOS or
+    padding token, and for an image processor of an unknown kind; ConfigError for torchvision where it is missing.
+    """
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+        # transformers would make an empty tokenizer of the model's family without a word.
+        raise DataError(
+            f"processor {source}: no tokenizer can be loaded from there: none of {', '.join(TOKENIZER_FILES)}"
+        )
+    config = model_config(source)
+    if trust_remote_code:
+        _check_code(source, config)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise DataError(f"processor {source}: no tokenizer can be loaded from there: {error}") from error
+    if not tokenizer.is_fast:
+        raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is needed")
+    image_processor = _image_processor(source, min_pixels, max_pixels, image_backend)
+    template = _processor_template(source) if image_processor else None
+    if template:
+        tokenizer.chat_template = template
+    if not tokenizer.chat_template:
+        raise DataError(f"processor {source}: it has no chat template (chat_template.jinja)")
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"processor {source}: the tokenizer names no EOS token")
+    text_config = text_part(config)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text_config.get("pad_token_id")
+    vocab_size = max(len(tokenizer), text_config.get("vocab_size", 0))
+    image_token = getattr(tokenizer, "image_token", None) or IMAGE_TOKEN
+    return Processor(
+        source=source,
+        tokenizer=tokenizer,
+        image_processor=image_processor,
+        image_backend=image_backend if image_processor else None,
+        image_token=image_token,
+        image_token_id=tokenizer.get_vocab().get(image_token),
+        mask_token_id=mask_token_id(tokenizer, config, vocab_size),
+        pad_token_id=tokenizer.eos_token_id if pad is None else pad,
+        eos_token_ids=_eos_token_ids(source, tokenizer.eos_token_id),
+        special_tokens=tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special),
+        vocab_size=vocab_size,
+    )
+
+
+def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any], vocab_size: int) -> int | None:
+    """The tokenizer's own mask token, else the one known for the family where the vocabulary reaches it, else None."""
+    vocabulary = tokenizer.get_vocab()
+    for token in MASK_TOKENS:
+        if token in vocabulary:
+            return vocabulary[token]
+    family = find_family(config)
+    return family.mask_token_id if family and family.mask_token_id < vocab_size else None
+
+
+def model_config(source: str) -> dict[str, Any]:
+    """config.json of a checkpoint, or {} where a directory holds a processor only."""
+    if not Path(source).is_dir():
+        return PreTrainedConfig.get_config_dict(source)[0]
+    file = Path(source) / "config.json"
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{file}: broken JSON: {error}") from error
+
+
+def _check_code(source: str, config: Mapping[str, Any]) -> None:
+    """Raises DataError where a config names code of another repository, which transformers would fetch and run."""
+    try:
+        tokenizer = get_tokenizer_config(source)
+    except ValueError as error:
+        raise DataError(f"processor {source}: broken tokenizer_config.json: {error}") from error
+    for name, settings in (("config.json", config), ("tokenizer_config.json", tokenizer)):
+        named = settings.get("auto_map") or {}
+        places = named.values() if isinstance(named, Mapping) else [named]
+        for place in places:
+            classes = place if isinstance(place, list | tuple) else [place]  # of a tokenizer: slow and fast
+            elsewhere = [each for each in map(str, classes) if "--" in each and not each.startswith(f"{source}--")]
+            if elsewhere:
+                raise DataError(
+                    f"processor {source}: auto_map of {name} names code of another repository "
+                    f"({', '.join(elsewhere)}); copy its *.py files beside {name} and drop what stands before '--'"
+                )
+
+
+def _processor_template(source: str) -> str | dict[str, str] | None:
+    """The chat template of the processor, in the order in which transformers looks for it: processor_config.json,
+    chat_template.json, chat_template.jinja; None leaves it to the tokenizer's own.
+    """
+    try:
+        settings, _ = ProcessorMixin.get_processor_dict(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"processor {source}: its chat template cannot be read: {error}") from error
+    return settings.get("chat_template")
+
+
+def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
+    """The tokenizer's EOS first, then the others at which generation stops."""
+    try:
+        others = GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:  # there is no generation_config.json
+        others = None
+    others = others if isinstance(others, list) else [others]
+    return tuple(dict.fromkeys([eos_token_id, *(token for token in others if token is not None)]))
+
+
+def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None, backend: ImageBackend) -> Any:
+    try:
+        settings, _ = Qwen2VLImageProcessorPil.get_image_processor_dict(source)
+    except OSError as error:
+        if any((Path(source) / name).is_file() for name in IMAGE_PROCESSOR_FILES):
+            raise DataError(f"processor {source}: the image processor cannot be loaded: {error}") from error
+        return None  # a text-only model
+    kind = settings.get("image_processor_type", "")
+    image_processor = image_processor_class(kind)
+    if image_processor is None:
+        known = ", ".join(dict.fromkeys(name for family in FAMILIES for name in family.image_processors))
+        raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; known are {known}')
+    if backend == "torchvision":
+        image_processor = _torchvision_twin(image_processor)
+    smallest = min_pixels or _size_setting(settings, "min_pixels", "shortest_edge")
+    largest = max_pixels or _size_setting(settings, "max_pixels", "longest_edge")
+    if smallest > largest:
+        raise DataError(f"processor {source}: min_pixels {smallest} > max_pixels {largest}")
+    others = {name: value for name, value in settings.items() if name not in ("min_pixels", "max_pixels")}
+    size = {"shortest_edge": smallest, "longest_edge": largest}
+    return image_processor.from_dict({**others, "size": size})
+
+
+def _torchvision_twin(pillow_class: type[BaseImageProcessor]) -> type[BaseImageProcessor]:
+    """The class that does with torchvision what this one does with pillow. Raises ConfigError without torchvision."""
+    try:
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+
+        return {Qwen2VLImageProcessorPil: Qwen2VLImageProcessor}[pillow_class]
+    except (ImportError, RuntimeError) as error:  # not there; or built for another torch, whose operators it misses
+        raise ConfigError(
+            f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build of it '
+            'that fits the installed torch, or take image_backend = "pillow"'
+        ) from error
+
+
+def _size_setting(settings: dict[str, Any], pixels: str, edge: str) -> int:
+    """A bound on the pixels of an image, which checkpoints spell in three ways."""
+    size = settings.get("size") or {}
+    return settings.get(pixels) or size.get(edge) or size.get(pixels) or Qwen2VLImageProcessorPil.size[edge]

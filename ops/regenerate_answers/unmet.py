@@ -1,0 +1,18 @@
+"""What regenerating answers lacks here, before a run's first stage."""
+
+from __future__ import annotations
+
+import os
+
+from ops.lib.missing_libraries import missing_torchvision
+from ops.regenerate_answers.op import RegenerateAnswers
+
+
+def unmet(config: RegenerateAnswers) -> dict[str, str]:
+    """torchvision, where it resizes images, and the server's API key."""
+    missing = missing_torchvision(config.image_backend)
+    if config.api_key_env is not None and not os.environ.get(config.api_key_env, "").strip():
+        missing["api_key_env"] = (
+            f"this environment variable is not set: export {config.api_key_env}=... with the server's API key"
+        )
+    return missing

@@ -1,0 +1,1 @@
+"""What serves a command of dflow, and no op."""

@@ -1,0 +1,1 @@
+"""`dflow diagnose`: the usual causes of a low tau."""

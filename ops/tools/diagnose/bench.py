@@ -1,0 +1,183 @@
+"""A draft on some prompts, decoded under several settings; every setting once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import hypot
+from typing import Any
+
+import numpy as np
+from attrs import asdict, define, evolve, field, frozen
+from torch import Tensor
+
+from ops.evaluate.statistics import tau_interval
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
+from ops.tools.diagnose.certainty import is_certainly_above, most, passes
+from ops.tools.diagnose.misfits import misfits
+
+RESAMPLINGS = 2000
+# A gain counts from here on. Several settings are tried, so one that is no better must not win by chance.
+LEAST_GAIN = 0.05
+CHANCE = 0.005
+LEAST_PROMPTS = 4  # with a step, in each group: fewer are too alike by chance to tell their spread
+EXPORTED, TRAINED = "those of the export", "those of the training"
+
+
+@frozen
+class Setting:
+    """The draft's shape and how it is fed. block_offset: as in DraftUse. weights: EXPORTED or TRAINED."""
+
+    config: DraftConfig
+    block_offset: int = 0
+    weights: str = EXPORTED
+
+    @property
+    def use(self) -> DraftUse:
+        return evolve(DraftUse.of(self.config), block_offset=self.block_offset)
+
+    def evolved(self, **fields: Any) -> Setting:
+        """The same with other fields of its config."""
+        return evolve(self, config=evolve(self.config, **fields))
+
+
+@define
+class Bench:
+    """weights: the state dicts to choose from. batch_size: prompts decoded at once. tell: called with what is next."""
+
+    target: Target
+    weights: Mapping[str, Mapping[str, Tensor]]
+    settings: DecodeSettings
+    batch_size: int
+    tell: Callable[[str], None]
+    _decoded: list[tuple[Setting, Sequence[TokenSample], list[Decoded]]] = field(factory=list)
+    _built: list[tuple[Setting, DraftModel]] = field(factory=list)
+
+    def decode(self, setting: Setting, prompts: Sequence[TokenSample], what: str) -> list[Decoded]:
+        for known, of, answers in self._decoded:
+            if known == setting and of is prompts:
+                return answers
+        self.tell(f"decoding {len(prompts)} prompts, {what}")
+        answers = self.decode_with(self.draft(setting), setting.use, prompts)
+        self._decoded.append((setting, prompts, answers))
+        return answers
+
+    def decode_with(self, draft: DraftModel, use: DraftUse, prompts: Sequence[TokenSample]) -> list[Decoded]:
+        answers = []
+        for start in range(0, len(prompts), self.batch_size):
+            batch = prompts[start : start + self.batch_size]
+            answers += decode_speculative_batch(self.target, draft, batch, self.settings, use)
+        return answers
+
+    def can_load(self, setting: Setting) -> bool:
+        return not misfits(setting.config, self.weights[setting.weights])
+
+    def draft(self, setting: Setting) -> DraftModel:
+        """One model serves all settings that differ only in what DraftUse says."""
+        shape = _shape(setting.config)
+        for known, model in self._built:
+            if known.weights == setting.weights and _shape(known.config) == shape:
+                return model
+        model = DraftModel(setting.config)
+        model.load_state_dict(dict(self.weights[setting.weights]), strict=True)
+        model = model.to(self.target.device, self.target.embed_weight.dtype).eval().requires_grad_(False)
+        self._built.append((setting, model))
+        return model
+
+
+def _shape(config: DraftConfig) -> dict[str, Any]:
+    fed = ("target_layer_ids", "mask_token_id")
+    return {name: value for name, value in asdict(config).items() if name not in fed}
+
+
+def tau_of(answers: Sequence[Decoded]) -> float:
+    """Generated tokens over verification steps; nan without a step."""
+    steps = sum(answer.steps for answer in answers)
+    return sum(answer.generated for answer in answers) / steps if steps else float("nan")
+
+
+def interval(answers: Sequence[Decoded], block_size: int) -> tuple[float, float] | tuple[None, None]:
+    """95 % bootstrap interval of tau over the prompts; None for fewer than two with a step."""
+    return tau_interval(*_counts(answers), RESAMPLINGS, 0, block_size)
+
+
+@frozen
+class Gain:
+    """tau of some answers minus that of others. counts: it is large enough; is_certain: and not by chance.
+
+    Of fewer than LEAST_PROMPTS prompts with a step nothing is certain.
+    """
+
+    value: float
+    counts: bool
+    is_certain: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes more prompts to tell it from chance."""
+        return self.counts and not self.is_certain
+
+
+def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
+    """Of the same prompts: what counts is the difference of each."""
+    both = [(one, other) for one, other in zip(after, before, strict=True) if one.steps and other.steps]
+    after, before = [one for one, _ in both], [other for _, other in both]
+    return _gain(after, before, [passes(before) - passes(after)], CHANCE)
+
+
+def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], comparisons: int = 1) -> Gain:
+    """Of different prompts. comparisons: of so many pairs of groups this one was chosen for its gain (Bonferroni)."""
+    after, before = stepped(after), stepped(before)
+    return _gain(after, before, [passes(after), passes(before)], CHANCE / comparisons)
+
+
+def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequence[np.ndarray], chance: float) -> Gain:
+    """compared: what has as its errors those of the gain."""
+    value = tau_of(after) - tau_of(before)
+    counts = value >= LEAST_GAIN * tau_of(before)
+    if not counts or min(len(after), len(before)) < LEAST_PROMPTS:
+        return Gain(value, counts, False)
+    saved = float(passes(before).mean() - passes(after).mean())
+    least_error = hypot(one_token(after), one_token(before))
+    return Gain(value, counts, is_certainly_above(compared, saved, least_error, chance))
+
+
+def most_saved(after: Sequence[Decoded], before: Sequence[Decoded]) -> float:
+    """The share of the target's passes that the true gain saves at most, but for CHANCE, where a prompt has a step."""
+    before, after = stepped(before), stepped(after)
+    each = passes(before) - passes(after)
+    return most(each, one_token(after), CHANCE) / float(passes(before).mean())
+
+
+def stepped(answers: Sequence[Decoded]) -> list[Decoded]:
+    """Those with a verification step."""
+    return [answer for answer in answers if answer.steps]
+
+
+def one_token(answers: Sequence[Decoded]) -> float:
+    """The least error of passes per token: one token more or less could always have been accepted."""
+    return 1 / sum(answer.generated for answer in answers)
+
+
+def _counts(answers: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
+    """Generated tokens and steps of each answer."""
+    generated = np.array([answer.generated for answer in answers], dtype=np.float64)
+    return generated, np.array([answer.steps for answer in answers], dtype=np.float64)
+
+
+def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:
+    """So many samples at most, of every category alike as far as there are, spread evenly over each."""
+    places: dict[str, list[int]] = {}
+    for index, record in enumerate(reader.records):
+        places.setdefault(record["category"], []).append(index)
+    chosen: list[int] = []
+    for done, group in enumerate(sorted(places.values(), key=len)):
+        share = (count - len(chosen)) // (len(places) - done)
+        taken = min(len(group), share)
+        chosen += [group[number * len(group) // taken] for number in range(taken)]
+    return [reader.sample(index) for index in sorted(chosen)]

@@ -1,0 +1,190 @@
+"""What a draft was made of and judged by, found in a run's graph: torch-free, by what the ops say they make."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attrs import asdict, frozen
+
+from dsl.errors import DataError
+from dsl.graph import Graph, GraphNode
+from dsl.op import Artifact
+from ops.artifacts import Draft, DraftCheckpoint, Report, TargetFeatures, TargetModel, TokenShards
+from ops.lib.data.files import read_json
+
+Kind = TypeVar("Kind", bound=Artifact)
+Made = Mapping[str, tuple[Path, str]]  # node -> folder and digest of what it made, as far as the store has it
+
+SPLITS = ("test", "val")  # of prompts that no draft learnt from, the first unless an evaluation says otherwise
+MAX_NEW_TOKENS = 128
+DTYPE = "float32"
+BATCH_SIZE = 8
+REGENERATE = "regenerate_answers"
+MADE_OF_OTHERS = (Draft, TargetModel)  # what a training reads and others made, of data of their own
+OTHERWISE = ("benchmark", "temperature", "block_size")  # fields of evaluate in which a diagnosis does not follow it
+
+
+@frozen(kw_only=True)
+class Evaluation:
+    """The node that judged the draft in the run, and how; what a diagnosis does otherwise is not None.
+
+    tau: None where the store has no report of it. benchmark: a file's name in place of the split.
+    """
+
+    node: str
+    tau: float | None
+    benchmark: str | None
+    temperature: float | None
+    block_size: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@frozen(kw_only=True)
+class Chain:
+    """The artifacts around one draft; None where there is no such node, or the store no longer has what it made.
+
+    learnt: the tokens that it was trained on; judged: those whose prompts it is measured on, of `split`, or of
+    `other_splits` where that holds none. What follows is as the node of `evaluation` has it. regenerated_at: the
+    temperature at which the answers of the training were regenerated, None where they were not.
+    """
+
+    node: str
+    draft: Draft
+    target: TargetModel
+    judged: TokenShards
+    training: DraftCheckpoint | None
+    features: TargetFeatures | None
+    learnt: TokenShards | None
+    is_online: bool
+    regenerated_at: float | None
+    evaluation: Evaluation | None
+    split: str
+    other_splits: tuple[str, ...]
+    max_new_tokens: int
+    dtype: str
+    batch_size: int
+    device: str
+
+    @classmethod
+    def of(cls, graph: Graph, made: Made, node_id: str, split: str | None = None, run: str = "RUN") -> Chain:
+        """split: the only one to take prompts of; None: that of the evaluation, or another where it holds none.
+        run: that of the graph.
+
+        Raises DataError where the draft, its target or the tokens are not there.
+        """
+        draft = graph.nodes[node_id]
+        training = next(_above(graph, draft, DraftCheckpoint), None)
+        judge = _judge(graph, draft)
+        is_online = training is not None and getattr(training.config, "capture", "") == "online"
+        features = None if is_online else _features(graph, training)
+        tokens = _source(graph, made, (features, training), TokenShards)
+        learnt = _artifact(made, tokens, TokenShards)
+        judged = _artifact(made, _source(graph, made, (judge,), TokenShards), TokenShards) or learnt
+        target = _artifact(made, _source(graph, made, (judge, draft, training), TargetModel), TargetModel)
+        own = _artifact(made, draft, Draft)
+        absent = [name for name, value in ((node_id, own), ("its target", target), ("tokens", judged)) if value is None]
+        if own is None or target is None or judged is None:
+            raise DataError(f"{node_id}: {' and '.join(absent)} cannot be had of this run; make it: dflow resume {run}")
+        config = None if judge is None else judge.config
+        judged_split = getattr(config, "split", SPLITS[0])
+        return cls(
+            node=node_id,
+            draft=own,
+            target=target,
+            judged=judged,
+            training=_artifact(made, training, DraftCheckpoint),
+            features=_artifact(made, features, TargetFeatures),
+            learnt=learnt,
+            is_online=is_online,
+            regenerated_at=_temperature(graph, tokens),
+            evaluation=None if judge is None else _evaluation(made, judge),
+            split=split or judged_split,
+            other_splits=() if split else tuple(name for name in SPLITS if name != judged_split),
+            max_new_tokens=getattr(config, "max_new_tokens", MAX_NEW_TOKENS),
+            dtype=getattr(config, "dtype", DTYPE),
+            batch_size=getattr(config, "batch_size", BATCH_SIZE),
+            device=draft.launch.device if judge is None else judge.launch.device,
+        )
+
+
+def drafts_of(graph: Graph) -> list[str]:
+    """The nodes that make a draft."""
+    return [node.id for node in graph.nodes.values() if node.op.output is Draft]
+
+
+def last_drafts_of(graph: Graph) -> list[str]:
+    """Without those whose draft another of them makes anew."""
+    drafts = drafts_of(graph)
+    return [name for name in drafts if not any(name in graph.nodes[other].parents for other in drafts)]
+
+
+def training_of(graph: Graph, node_id: str) -> str | None:
+    """The node that trained a draft."""
+    return next((node.id for node in _above(graph, graph.nodes[node_id], DraftCheckpoint)), None)
+
+
+def _above(
+    graph: Graph, node: GraphNode, output: type[Artifact], apart: Collection[type[Artifact]] = ()
+) -> Iterator[GraphNode]:
+    """The nodes above with this output, the nearest first; none through what is in `apart`."""
+    return (found for found in _ancestors(graph, node, apart) if found.op.output is output)
+
+
+def _ancestors(graph: Graph, node: GraphNode, apart: Collection[type[Artifact]] = ()) -> Iterator[GraphNode]:
+    """The nearest first, without those that make something of `apart`, and what only these read."""
+    waiting, seen = list(node.parents), set()
+    while waiting:
+        parent = graph.nodes[waiting.pop(0)]
+        if parent.id not in seen and parent.op.output not in apart:
+            seen.add(parent.id)
+            waiting += parent.parents
+            yield parent
+
+
+def _judge(graph: Graph, draft: GraphNode) -> GraphNode | None:
+    """Of the evaluations of a draft the one nearest to how a diagnosis decodes: a split, greedily, in whole blocks."""
+    judges = [node for node in graph.nodes.values() if node.op.output is Report and draft.id in node.parents]
+    return min(judges, key=lambda node: [bool(getattr(node.config, name, None)) for name in OTHERWISE], default=None)
+
+
+def _evaluation(made: Made, judge: GraphNode) -> Evaluation:
+    report = _artifact(made, judge, Report)
+    benchmark, temperature, block_size = (getattr(judge.config, name, None) or None for name in OTHERWISE)
+    return Evaluation(
+        node=judge.id,
+        tau=None if report is None else read_json(report.path / "report.json")["tau"]["all"]["tau"],
+        benchmark=None if benchmark is None else Path(benchmark).name,
+        temperature=temperature,
+        block_size=block_size,
+    )
+
+
+def _features(graph: Graph, training: GraphNode | None) -> GraphNode | None:
+    """What captured the features of a training; that of the draft of a warm start is another's."""
+    return None if training is None else next(_above(graph, training, TargetFeatures, MADE_OF_OTHERS), None)
+
+
+def _temperature(graph: Graph, tokens: GraphNode | None) -> float | None:
+    """That of the answers that the draft learnt from, where they were regenerated."""
+    above = () if tokens is None else _ancestors(graph, tokens, MADE_OF_OTHERS)
+    return next((float(node.config.temperature) for node in above if node.op.name == REGENERATE), None)
+
+
+def _source(graph: Graph, made: Made, nodes: Sequence[GraphNode | None], kind: type[Artifact]) -> GraphNode | None:
+    """What makes that which the first of these nodes that reads an artifact of this kind reads of it."""
+    for node in nodes:
+        for parent in node.parents if node is not None else ():
+            if _artifact(made, graph.nodes[parent], kind) is not None:
+                return graph.nodes[parent]
+    return None
+
+
+def _artifact(made: Made, node: GraphNode | None, kind: type[Kind]) -> Kind | None:
+    if node is None or node.op.output is not kind or node.id not in made:
+        return None
+    arguments: tuple[Any, ...] = made[node.id]
+    return kind(*arguments)

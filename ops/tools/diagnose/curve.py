@@ -1,0 +1,48 @@
+"""Whether the training ended too early, from its loss over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import fmean, variance
+from typing import Any
+
+from ops.tools.diagnose.finding import Finding, unmeasured
+
+NAME = "length of training"
+PARTS = 5
+LEAST_POINTS = 4  # in each of the parts
+MOST_FALL = 0.1
+ERRORS = 2.0  # standard errors of the difference
+
+
+def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any]) -> Finding:
+    """curve: [step, train/loss], as logged, ascending. training: training.json, for which step's weights are exported.
+
+    Where those are of a step before the last fifth, a longer training is no cure, however far the loss still falls.
+    """
+    if not curve:
+        return unmeasured(NAME, "the run that trained the draft is gone, and its loss with it")
+    end = curve[-1][0]
+    parts = [
+        [loss for step, loss in curve if end * part / PARTS < step <= end * (part + 1) / PARTS]
+        for part in (PARTS - 2, PARTS - 1)
+    ]
+    if min(map(len, parts)) < LEAST_POINTS:
+        return unmeasured(NAME, f"{len(curve)} points of train/loss are too few; lower log_every")
+    fall = fmean(parts[0]) - fmean(parts[1])
+    error = sqrt(sum(variance(part) / len(part) for part in parts))
+    selected = training.get("selected_step", end)
+    is_earlier = selected <= end * (PARTS - 1) / PARTS
+    best = {"tau": "tau on val was best", "loss": "the loss on val was least"}
+    chosen_by = best.get(training.get("recipe", {}).get("select"), "the weights are those")
+    return Finding(
+        name=NAME,
+        measured=(f"{chosen_by} at step {selected} of {end:g}; " if is_earlier else "")
+        + f"train/loss fell by {fall:.2f} (+- {error:.2f}) in the last fifth of {end:g} steps, to "
+        f"{fmean(parts[1]):.2f}",
+        normal=f"by less than {MOST_FALL:g}: more makes the right token over a tenth likelier still, though the "
+        "learning rate is nearly down",
+        advice="train longer: more epochs of shard_sequence, or more samples",
+        is_cause=not is_earlier and fall > MOST_FALL and fall > ERRORS * error,
+    )

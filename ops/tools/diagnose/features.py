@@ -1,0 +1,134 @@
+"""Whether the features that the draft learnt from are those that the target gives when it serves.
+
+S tokens of a sample, L layers, M hidden size, F = L * M
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ops.artifacts import TargetFeatures, TokenShards
+from ops.capture_targets.agreement import ALONE_TOLERANCE, FLOAT32_TOLERANCE
+from ops.capture_targets.huggingface import forward_batch
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.feature_shards import FeatureReader
+from ops.lib.target.model import Target
+from ops.tools.diagnose.finding import Finding, unmeasured
+
+NAME = "features"
+SPLIT = "train"
+SAMPLES = 4
+ADVICE = (
+    "capture again with this target and train on that; where they stay different, the capture and the engine compute "
+    "otherwise: `dflow compare-backends` shows where"
+)
+
+
+@frozen
+class Layer:
+    """Mean distance of a token's stored states from the recomputed ones of this layer, and from other layers' by id;
+    the length of the recomputed states is 1. neighbour: how far the nearest other layer's recomputed states lie.
+    """
+
+    layer_id: int
+    distance: float
+    others: dict[int, float]
+    neighbour: float
+
+
+def features_finding(
+    target: Target, features: TargetFeatures | None, learnt: TokenShards | None, *, is_online: bool
+) -> Finding:
+    """Recompute the features of a few samples of the training, and compare."""
+    if is_online:
+        return unmeasured(NAME, 'capture = "online" stores none, so there is nothing to compare')
+    if features is None or learnt is None:
+        return unmeasured(NAME, "the store has not kept what the draft was trained on")
+    stored, tokens = FeatureReader(features, SPLIT), TokenReader(learnt, SPLIT)
+    indices = _spread(min(len(stored), len(tokens)))
+    if not indices:
+        return unmeasured(NAME, f"there are none of the split {SPLIT}")
+    samples = [tokens.sample(index) for index in indices]
+    other = [sample.id for index, sample in zip(indices, samples, strict=True) if not _same_text(stored, index, sample)]
+    if other:
+        return Finding(
+            name=NAME,
+            measured=f"those of {', '.join(other)} were captured of other tokens",
+            normal="one row for each token of the training",
+            advice=ADVICE,
+            is_cause=True,
+        )
+    layers = compare_layers(target, stored, indices, samples)
+    dtypes = (stored.info["dtype"], str(target.embed_weight.dtype).removeprefix("torch."))
+    return _told(layers, max(_allowed(dtype) for dtype in dtypes), stored.info["dtype"])
+
+
+def _told(layers: Sequence[Layer], allowed: float, dtype: str) -> Finding:
+    worst = max(layers, key=lambda layer: layer.distance)
+    wrong = [layer for layer in layers if not layer.distance <= allowed]  # NaN is wrong too
+    text = f"recomputed states differ by {worst.distance:.1e} of their size at most (layer {worst.layer_id}, {dtype})"
+    for layer in wrong:
+        nearest = min(layer.others, key=lambda k: layer.others[k], default=None)
+        if nearest is not None and layer.others[nearest] <= allowed:
+            text += f"; what is stored for layer {layer.layer_id} is layer {nearest}'s"
+    neighbour = min(layer.neighbour for layer in layers)
+    return Finding(
+        name=NAME,
+        measured=text,
+        normal=f"at most {allowed:g}, which is rounding; a wrong layer makes {neighbour:.2g} or more here",
+        advice=ADVICE if wrong else "",
+        is_cause=bool(wrong),
+    )
+
+
+def compare_layers(
+    target: Target, stored: FeatureReader, indices: Sequence[int], samples: Sequence[TokenSample]
+) -> list[Layer]:
+    """Each stored layer beside the recomputed ones of itself and of all its neighbours, over the samples' tokens."""
+    ids = stored.info["target_layer_ids"]
+    near = sorted({k + step for k in ids for step in (-1, 0, 1) if 0 <= k + step < target.num_layers - 1})
+    distances: dict[tuple[int, int], list[Tensor]] = {}
+    apart: dict[tuple[int, int], list[Tensor]] = {}
+    for index, sample in zip(indices, samples, strict=True):
+        recomputed_SF, _ = forward_batch(target, [sample], near)
+        by_layer = dict(zip(near, recomputed_SF[0].float().chunk(len(near), dim=-1), strict=True))
+        stored_SF = stored.features(index, 0, stored.lengths[index]).float()
+        for k, stored_SM in zip(ids, stored_SF.chunk(len(ids), dim=-1), strict=True):
+            for other in near:
+                if abs(other - k) <= 1:
+                    distances.setdefault((k, other), []).append(_distance(stored_SM, by_layer[other]))
+                    apart.setdefault((k, other), []).append(_distance(by_layer[other], by_layer[k]))
+    means = {pair: float(torch.cat(found).mean()) for pair, found in distances.items()}
+    gaps = {pair: float(torch.cat(found).mean()) for pair, found in apart.items()}
+    return [
+        Layer(
+            k,
+            means[k, k],
+            {other: value for (of, other), value in means.items() if of == k and other != k},
+            min(value for (of, other), value in gaps.items() if of == k and other != k),
+        )
+        for k in ids
+    ]
+
+
+def _distance(states_SM: Tensor, expected_SM: Tensor) -> Tensor:
+    """[S], the length of what is expected being 1."""
+    size_S = expected_SM.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    return (states_SM - expected_SM).norm(dim=-1) / size_S
+
+
+def _allowed(dtype: str) -> float:
+    return FLOAT32_TOLERANCE if dtype == "float32" else ALONE_TOLERANCE[dtype]
+
+
+def _same_text(stored: FeatureReader, index: int, sample: TokenSample) -> bool:
+    return torch.equal(stored.labels(index)[0], sample.input_ids)
+
+
+def _spread(count: int) -> list[int]:
+    taken = min(SAMPLES, count)
+    return [number * count // taken for number in range(taken)]

@@ -1,0 +1,234 @@
+"""Train and serve mismatch: is the draft fed as it was trained? Each way is put right in turn, and tau measured.
+
+The change that raises tau most is kept, and the others are tried on top of it, so that a wrong layer is not taken for a
+wrong position, and two mistakes at once are both found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import asdict, evolve, frozen
+
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.tools.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
+from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
+
+LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS = "layer ids", "mask token", "positions", "config", "weights"
+KINDS = (LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS)
+NAMED = (LAYERS, MASK)  # what a draft reads, by number
+NORMAL = {
+    LAYERS: "tau is highest with the exported ids, because the draft can read only the layers that it was trained on",
+    MASK: "that of the training, whose embedding every slot of a block carries",
+    POSITIONS: "tau is highest where the slots stand right behind the context, as in training and in serving engines",
+    CONFIG: "as trained in every field that decides the forward pass (RoPE, windows, norms, block size)",
+    WEIGHTS: "those of the training, rounded to the export's dtype",
+}
+AS_TRAINED, TARGETS = "as trained", "the target's"
+
+
+@frozen
+class Trained:
+    """What a draft was trained with, as far as it is known. mask_token_id of the target, where nothing else is known.
+
+    differing_tensors: names of those in which the export differs from the training; None where it cannot be told.
+    """
+
+    config: DraftConfig | None
+    mask_token_id: int
+    differing_tensors: tuple[str, ...] | None
+
+
+@frozen
+class Step:
+    """A change that was put right: its kind, in words, and what it brought."""
+
+    kind: str
+    label: str
+    before: Setting
+    after: Setting
+    tau_before: float
+    tau_after: float
+
+
+@frozen
+class Mended:
+    """The setting with all that raises tau put right, and what was found on the way."""
+
+    setting: Setting
+    findings: tuple[Finding, ...]
+
+
+def mend(bench: Bench, exported: Setting, trained: Trained, prompts: Sequence[TokenSample], again: str) -> Mended:
+    """again: the command that writes the export again."""
+    current, steps = exported, {}
+    while True:
+        best = _best(bench, current, trained, prompts, [kind for kind in KINDS if kind not in steps])
+        if best is None:
+            break
+        steps[best.kind] = best
+        current = best.after
+    findings = [
+        _cause(steps[kind], again) if kind in steps else _fine(bench, kind, current, trained, prompts) for kind in KINDS
+    ]
+    return Mended(current, tuple(findings))
+
+
+def _best(
+    bench: Bench, current: Setting, trained: Trained, prompts: Sequence[TokenSample], kinds: Sequence[str]
+) -> Step | None:
+    """The change that raises tau most, None where none does. What the training itself says needs no proof that it is
+    not by chance, and what the draft reads is put right whatever that does to tau: the export then says other than the
+    training, which nobody wants, and a few prompts cannot tell a small cost from none.
+    """
+    before = bench.decode(current, prompts, "as exported")
+    found: Step | None = None
+    for kind in kinds:
+        for label, setting in candidates(kind, current, trained).items():
+            if not bench.can_load(setting):
+                continue
+            after = bench.decode(setting, prompts, f"{kind} {label}")
+            gain = paired_gain(after, before)
+            is_better = gain.is_certain
+            if label in (AS_TRAINED, TRAINED):
+                is_better = kind in NAMED or gain.counts
+            if is_better and (found is None or tau_of(after) > found.tau_after):
+                found = Step(kind, label, current, setting, tau_of(before), tau_of(after))
+    return found
+
+
+def candidates(kind: str, current: Setting, trained: Trained) -> dict[str, Setting]:
+    """What a kind could be instead, in words; what the training says first."""
+    config, known = current.config, trained.config
+    if kind == LAYERS:
+        if known is not None and known.target_layer_ids != config.target_layer_ids:
+            return {AS_TRAINED: current.evolved(target_layer_ids=known.target_layer_ids)}
+        return _distinct(current, _shifted(current))
+    if kind == MASK:
+        label, mask = (TARGETS, trained.mask_token_id) if known is None else (AS_TRAINED, known.mask_token_id)
+        return _distinct(current, {label: current.evolved(mask_token_id=mask)})
+    if kind == POSITIONS:
+        return {
+            "one later": evolve(current, block_offset=current.block_offset + 1),
+            "one earlier": evolve(current, block_offset=current.block_offset - 1),
+        }
+    if kind == CONFIG:
+        return {AS_TRAINED: current.evolved(**differing(config, known))} if differing(config, known) else {}
+    return _distinct(current, {TRAINED: evolve(current, weights=TRAINED)} if trained.differing_tensors else {})
+
+
+def _shifted(current: Setting) -> dict[str, Setting]:
+    ids, layers = current.config.target_layer_ids, current.config.num_target_layers
+    moved = {"one lower": tuple(k - 1 for k in ids), "one higher": tuple(k + 1 for k in ids)}
+    return {
+        label: current.evolved(target_layer_ids=shifted)
+        for label, shifted in moved.items()
+        if shifted[0] >= 0 and shifted[-1] < layers - 1
+    }
+
+
+def _distinct(current: Setting, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Without those that are as it is, and without the second of two alike."""
+    kept: dict[str, Setting] = {}
+    for label, setting in settings.items():
+        if setting != current and setting not in kept.values():
+            kept[label] = setting
+    return kept
+
+
+def differing(config: DraftConfig, trained: DraftConfig | None) -> dict[str, Any]:
+    """The trained values of the fields in which a config differs, but for those that have a kind of their own."""
+    if trained is None:
+        return {}
+    own = {"target_layer_ids", "mask_token_id", "tie_word_embeddings"}
+    now, then = asdict(config), asdict(trained)
+    return {name: then[name] for name in now if name not in own and now[name] != then[name]}
+
+
+def _cause(step: Step, again: str) -> Finding:
+    before, after = _shown(step.kind, step.before, step.after)
+    return Finding(
+        name=step.kind,
+        measured=f"tau {step.tau_before:.2f} with {before}; {step.tau_after:.2f} with {after}, {step.label}",
+        normal=NORMAL[step.kind],
+        advice=_advice(step, again),
+        is_cause=True,
+        gain=step.tau_after - step.tau_before,
+    )
+
+
+def _advice(step: Step, again: str) -> str:
+    if step.label in (AS_TRAINED, TRAINED):
+        return f"mend whatever changed the export after the training, then {again}"
+    if step.label == TARGETS:
+        return (
+            "the training's record is gone, but its mask token was most likely the target's: find out what gave the "
+            f"export another one, then {again}"
+        )
+    if step.kind == LAYERS:
+        return "what was captured is not what is served: compare both lists of layers, capture and train again"
+    return "the training placed its blocks elsewhere than decoding does: train again with this version of dflow"
+
+
+def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: Sequence[TokenSample]) -> Finding:
+    """A kind in which nothing raises tau: what it is, and what was tried instead.
+
+    Where that is not what the training says, a few prompts may not tell: then it was not measured.
+    """
+    answers = bench.decode(current, prompts, kind)
+    told = f"tau {tau_of(answers):.2f} with {_shown(kind, current, current)[0]}"
+    others, is_open = candidates(kind, current, trained), False
+    few = len(stepped(answers)) < LEAST_PROMPTS
+    for label, setting in others.items():
+        if not bench.can_load(setting):
+            told += f"; {label} ({_shown(kind, current, setting)[1]}) the draft cannot be loaded"
+            continue
+        instead = bench.decode(setting, prompts, kind)
+        told += f"; {tau_of(instead):.2f} {label}"
+        is_open |= label not in (AS_TRAINED, TRAINED) and (few or paired_gain(instead, answers).is_open)
+        if label == TARGETS:
+            told += f" ({_shown(kind, current, setting)[1]})"
+        if label in (AS_TRAINED, TRAINED):
+            told += f" ({_shown(kind, current, setting)[1]}; no higher, but make sure that the difference is meant)"
+    if is_open:
+        return unmeasured(kind, f"{told}; {TOO_FEW}")
+    return Finding(name=kind, measured=told if others else told + _agreement(kind, trained), normal=NORMAL[kind])
+
+
+def unless_open(finding: Finding, fed: Sequence[Finding]) -> Finding:
+    """A cause that the draft's being fed wrongly would explain, held back where that could not be measured."""
+    left = [each.name for each in fed if not each.is_measured]
+    return held_back(finding, f"{' and '.join(left)}, not measured, may explain that") if left else finding
+
+
+def _agreement(kind: str, trained: Trained) -> str:
+    known = trained.differing_tensors is not None if kind == WEIGHTS else trained.config is not None
+    if known:
+        return ", as trained"
+    return ", the target's" if kind == MASK else "; the training's record is gone, so they are not compared"
+
+
+def _shown(kind: str, setting: Setting, other: Setting) -> tuple[str, str]:
+    """A kind's value in each of two settings, in words."""
+    if kind == CONFIG:
+        names = differing(setting.config, other.config)
+        if not names:
+            return "the exported config", "the exported config"
+        values = [asdict(one.config) for one in (setting, other)]
+        before, after = (", ".join(f"{name} {value[name]}" for name in names) for value in values)
+        return before, after
+    show = {
+        LAYERS: lambda one: str(list(one.config.target_layer_ids)),
+        MASK: lambda one: str(one.config.mask_token_id),
+        POSITIONS: lambda one: f"the slots {_place(one.block_offset)}",
+        WEIGHTS: lambda one: "the exported weights" if one.weights == EXPORTED else "the training's weights",
+    }[kind]
+    return show(setting), show(other)
+
+
+def _place(offset: int) -> str:
+    if offset == 0:
+        return "right behind the context"
+    return f"{abs(offset)} {'later' if offset > 0 else 'earlier'} than that"

@@ -1,0 +1,173 @@
+"""What tau says by itself: of which prompts it is low, whether they are new ones, and whether anything was learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import hypot, sqrt
+from typing import Any
+
+from ops.evaluate.repetition import is_repetition
+from ops.evaluate.statistics import steps_of
+from ops.evaluate.student import student_point
+from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.tools.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
+from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
+
+CATEGORY_RATIO = 2.0
+GAP_RATIO = 1.5
+OF_EXPECTED = 0.6
+NOTHING_SAVED = 0.1  # of the passes of the target
+NO_STEP = "every answer to the prompts of the training is one token long, which takes no draft"
+
+
+def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded]) -> Finding:
+    """answers: some of them with a verification step."""
+    every: dict[str, list[Decoded]] = {}
+    for prompt, answer in zip(prompts, answers, strict=True):
+        every.setdefault(prompt.category, []).append(answer)
+    groups = {name: group for name, group in every.items() if stepped(group)}
+    by_tau = sorted(groups, key=lambda name: tau_of(groups[name]))
+    told = ", ".join(
+        [f"{name} {tau_of(groups[name]):.2f} ({len(groups[name])} prompts)" for name in by_tau]
+        + [f"{name} no step ({len(every[name])} prompts)" for name in sorted(every.keys() - groups.keys())]
+    )
+    if len(groups) < 2:
+        return Finding(name="categories", measured=f"tau {told}", normal="there is no other category to compare with")
+    lowest, highest = groups[by_tau[0]], groups[by_tau[-1]]
+    pairs = len(groups) * (len(groups) - 1) // 2
+    gain = unpaired_gain(highest, lowest, comparisons=pairs)
+    return Finding(
+        name="categories",
+        measured=f"tau {told}",
+        normal=f"within a factor of {CATEGORY_RATIO:g}; beyond it the lowest decides what a mixed load gains. No "
+        "mistake: texts that are hard to foresee have a lower tau with any draft",
+        advice=f'more samples of "{by_tau[0]}", with answers of the target\'s own, where it is to be served',
+        is_note=gain.is_certain and tau_of(highest) > CATEGORY_RATIO * tau_of(lowest),
+    )
+
+
+def repetition_finding(answers: Sequence[Decoded]) -> Finding:
+    """answers: decoded greedily, so that they are the target's own."""
+    repeated = sum(is_repetition(answer.tokens) for answer in answers)
+    return Finding(
+        name="repeated answers",
+        measured=f"{repeated} of {len(answers)} answers of the target repeat the same few tokens",
+        normal="at most half: any draft predicts those; beyond it tau says nothing about a real target",
+        advice="take a target with trained weights, whose answers do not repeat",
+        is_note=2 * repeated > len(answers),
+    )
+
+
+def exported_metrics(training: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """train/... of the steps before the weights that are exported; of the last steps where the record has no others."""
+    return training.get("selected_metrics") or training.get("final_metrics")
+
+
+def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
+    """seen: of prompts of the training; training: training.json, for what it measured of its val split."""
+    if not stepped(seen):
+        return unmeasured("held-out gap", NO_STEP)
+    told = f"tau {tau_of(seen):.2f} on prompts of the training, {tau_of(held_out):.2f} on held-out ones"
+    accuracies = [
+        f"{metrics[f'{split}/accuracy']:.0%} {name}"
+        for split, name, metrics in (
+            ("train", "in training", exported_metrics(training)),
+            ("val", "on val", training.get("val_metrics")),
+        )
+        if metrics
+    ]
+    if accuracies:
+        told += f"; slots right: {', '.join(accuracies)}"
+    found = Finding(
+        name="held-out gap",
+        measured=told,
+        normal=f"at most {GAP_RATIO:g} times as high on the training's own; beyond it they are known by heart",
+        advice="train on more, and more varied, samples like those that are to be served, for fewer epochs",
+        is_cause=tau_of(seen) > GAP_RATIO * tau_of(held_out),
+    )
+    return found if unpaired_gain(seen, held_out).is_certain else held_back(found, TOO_FEW)
+
+
+def decoding_finding(
+    prompts: Sequence[TokenSample],
+    seen: Sequence[Decoded],
+    training: Mapping[str, Any],
+    learnt: Mapping[str, int],
+    block_size: int,
+    *,
+    is_own: bool,
+) -> Finding:
+    """What training measured of its slots against real decoding of the same prompts, by the steps that begin at least
+    a block before the answer's end: that cuts off what the others accept, and of ends training knows nothing. Which
+    steps count does not hang on how many tokens they accept. learnt: anchors of the training by category, which weigh
+    here what the prompts hold in other shares. is_own: the answers are.
+    """
+    name, metrics = "training against decoding", exported_metrics(training)
+    if not metrics:
+        return unmeasured(name, "the training's record is gone")
+    whole: dict[str, list[list[int]]] = {}
+    for prompt, answer in zip(prompts, seen, strict=True):
+        yields = [tokens for anchor, tokens in steps_of(answer) if anchor + block_size <= answer.generated]
+        if yields and learnt.get(prompt.category):
+            whole.setdefault(prompt.category, []).append(yields)
+    if not whole:
+        return unmeasured(name, f"no answer to the prompts of the training is {block_size} tokens long, as a block is")
+    real, at_most = _mean_yield(list(whole.values()), [learnt[category] for category in whole])
+    expected = metrics["train/expected_tau"]
+    told = (
+        f"accuracy {metrics['train/accuracy']:.0%} in training, which promises tau {expected:.2f}; decoding its "
+        f"prompts gives {real:.2f}, of the steps at least {block_size} tokens before an answer's end, categories in "
+        "the shares of the training"
+    )
+    normal = f"at least {OF_EXPECTED:g} of what is promised, since training counts a slot as right by itself"
+    if not is_own:
+        return Finding(name=name, measured=f"{told}; but the answers are not the target's own", normal=normal)
+    least = 1 + OF_EXPECTED * (expected - 1)
+    found = Finding(
+        name=name,
+        measured=told,
+        normal=normal,
+        advice="decoding feeds the draft otherwise than training did, in a way not measured here; report it with this",
+        is_cause=real < least,
+    )
+    return found if at_most < least else held_back(found, TOO_FEW)
+
+
+def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int]) -> tuple[float, float]:
+    """The mean tokens of a step, each group's by its weight, and what it lies below but for CHANCE.
+
+    groups: of their prompts the tokens of each step. Groups differ in their means, and are taken to spread alike.
+    """
+    mean, error, squares, prompts, steps = 0.0, 0.0, 0.0, 0, 0
+    for group, weight in zip(groups, weights, strict=True):
+        share, count = weight / sum(weights), sum(map(len, group))
+        group_mean = sum(map(sum, group)) / count
+        mean += share * group_mean
+        error += share**2 / len(group)
+        squares += sum((sum(each) - group_mean * len(each)) ** 2 for each in group) * (len(group) / count) ** 2
+        prompts, steps = prompts + len(group), steps + count
+    freedom = prompts - len(groups)
+    if prompts < LEAST_PROMPTS or not freedom:
+        return mean, float("inf")
+    # One token more or less could always have been accepted.
+    return mean, mean + student_point(CHANCE, freedom) * hypot(sqrt(squares / freedom * error), 1 / steps)
+
+
+def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> Finding:
+    """Against a draft of random weights, on the same prompts."""
+    name, with_step = "anything learnt", len(stepped(answers))
+    told = f"tau {tau_of(answers):.2f} against {tau_of(untrained):.2f} of random weights"
+    if with_step < LEAST_PROMPTS:
+        return unmeasured(name, f"{told}; it takes {LEAST_PROMPTS} prompts with a step, and there are {with_step}")
+    is_better, saved = paired_gain(answers, untrained).is_certain, most_saved(answers, untrained)
+    if not is_better and saved > NOTHING_SAVED:
+        return unmeasured(name, f"{told}; {TOO_FEW}")
+    return Finding(
+        name=name,
+        measured=told,
+        normal="clearly above random weights, whose proposals are almost never accepted",
+        advice="nothing was learnt that decoding can use: put the other causes right; without any, look at train/loss, "
+        "raise lr, and train on more steps",
+        is_cause=not is_better,
+    )

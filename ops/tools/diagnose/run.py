@@ -1,0 +1,191 @@
+"""Measure the usual causes of a low tau: a process of its own, as
+
+    python -m ops.tools.diagnose.run REQUEST RESULT
+
+REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "split": as Chain.of takes it, "loss":
+[[step, train/loss], ...], "again": the command that writes the draft again}. RESULT gets what `diagnose` describes, or
+{"error"}. Before each measurement a line is printed that says what it is, behind NOW.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsl.errors import DataError, DflowError
+from dsl.graph_json import graph_from_json
+from ops.artifacts import TokenShards
+from ops.lib.data.files import read_json
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.dflash.load import random_draft
+from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
+from ops.tools.diagnose.answers import own_finding
+from ops.tools.diagnose.bench import Bench, interval, spread_samples, tau_of
+from ops.tools.diagnose.chain import Chain
+from ops.tools.diagnose.curve import curve_finding
+from ops.tools.diagnose.features import features_finding
+from ops.tools.diagnose.feeding import Mended, mend, unless_open
+from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured
+from ops.tools.diagnose.loadable import loadable, put_first
+from ops.tools.diagnose.masks import anchors_by_category, mask_findings
+from ops.tools.diagnose.outcomes import (
+    category_finding,
+    decoding_finding,
+    gap_finding,
+    random_finding,
+    repetition_finding,
+)
+from ops.tools.diagnose.steps import EXPORT, FEATURES, FED, RANDOM, TARGET, TRAINING, Steps
+from ops.tools.diagnose.trained import explained, target_finding, trained_of
+
+NOW = "dflow: now: "
+LEARNT = "train"  # the split that a draft is trained on
+CEILING = 0.95  # of block_size: a tau that can hardly rise
+
+
+def main(arguments: Sequence[str]) -> int:
+    request_file, result_file = map(Path, arguments)
+    request = read_json(request_file)
+    try:
+        made = {name: (Path(place), digest) for name, (place, digest) in request["artifacts"].items()}
+        chain = Chain.of(graph_from_json(request["graph"]), made, request["node"], request["split"])
+        result = diagnose(chain, request["prompts"], request["loss"], request["again"], _tell)
+    except DflowError as error:
+        result = {"error": str(error)}
+    result_file.write_text(json.dumps(result, allow_nan=False), "utf-8")  # it may have no folder to rename it in
+    return 0
+
+
+def _tell(what: str) -> None:
+    print(f"{NOW}{what}", flush=True)
+
+
+def diagnose(
+    chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """{"node", "split", "instead_of": the one that was asked for and holds no prompt, or null, "prompts", "dtype",
+    "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"}, "block_size", "evaluation": that of the
+    run, as Evaluation.to_json has it, or null, "findings": [the fields of Finding, ...]}: causes first.
+    "exported", "low" and "high" are null where the export cannot be used, the last two also for one prompt with a step.
+    "mended": with all put right that can be without training; where that is next to block_size, nothing that only
+    explains a low tau is a cause: "is_judged" is then false. What is wrong at any tau stays one.
+
+    prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where nothing of the
+    draft can be loaded or fits the target, logits are not finite, or no split holds a prompt.
+    """
+    device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
+    steps = Steps(tell)
+    steps.begin(TARGET)
+    target = Target.load(chain.target, device, getattr(torch, chain.dtype))
+    split, held_out = _held_out(chain, target, prompts)
+    trained, weights = trained_of(chain.draft, chain.training, chain.target)
+    exported, of_export = loadable(chain.draft, target.info, trained, weights, again)
+    bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, steps.part)
+    steps.begin(EXPORT)
+    as_exported = bench.decode(exported, held_out, "as exported")
+    if not any(answer.steps for answer in as_exported):
+        raise DataError(f"{chain.node}: every answer is one token long, which takes no draft")
+    steps.begin(FED)
+    mended = mend(bench, exported, trained, held_out, again)
+    answers = bench.decode(mended.setting, held_out, "put right")
+    steps.begin(RANDOM)
+    untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
+    by_chance = bench.decode_with(untrained, mended.setting.use, held_out)
+    of_target = target_finding(chain.draft, chain.training, chain.target)
+    steps.begin(FEATURES)
+    wrong_at_any_tau = [*put_first(of_export, mended.findings), of_target, _features(chain, target)]
+    steps.begin(TRAINING)
+    known = trained.config or mended.setting.config  # an export may say what no training had
+    others = [
+        unless_open(random_finding(answers, by_chance), mended.findings),
+        category_finding(held_out, answers),
+        repetition_finding(answers),
+        *_against_training(chain, bench, mended, answers, prompts),
+        *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
+        curve_finding(curve, _recorded(chain)),
+    ]
+    if tau_of(answers) >= CEILING * mended.setting.config.block_size:
+        others = [unjudged(finding) for finding in others]
+    findings = [explained(finding, of_target) for finding in (*wrong_at_any_tau, *others)]
+    return {
+        "node": chain.node,
+        "split": split,
+        "instead_of": None if split == chain.split else chain.split,
+        "prompts": len(held_out),
+        "dtype": chain.dtype,
+        "device": device,
+        "max_new_tokens": chain.max_new_tokens,
+        "block_size": mended.setting.config.block_size,
+        "evaluation": None if chain.evaluation is None else chain.evaluation.to_json(),
+        "tau": {**_as_exported(as_exported, of_export, exported.config.block_size), "mended": tau_of(answers)},
+        "findings": [finding.to_json() for finding in sorted_findings(findings)],
+    }
+
+
+def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block_size: int) -> dict[str, float | None]:
+    """What `diagnose` says of tau before anything is put right."""
+    if any(finding.is_cause for finding in of_export):
+        return {"exported": None, "low": None, "high": None}
+    low, high = interval(answers, block_size)
+    return {"exported": tau_of(answers), "low": low, "high": high}
+
+
+def _held_out(chain: Chain, target: Target, count: int) -> tuple[str, list[TokenSample]]:
+    """Of the first split that holds prompts. Raises DataError where none does."""
+    tried = (chain.split, *chain.other_splits)
+    for split in tried:
+        if samples := _samples(chain.judged, split, target, count):
+            return split, samples
+    other = "" if chain.other_splits else "leave --split out, or "
+    raise DataError(
+        f"no prompts to decode in the split {' or '.join(tried)}: {other}raise test_fraction or val_fraction of "
+        'ingest, or give samples "split": "test" in the JSONL file, and run the pipeline again'
+    )
+
+
+def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> list[TokenSample]:
+    """Raises DataError where the target cannot read these tokens."""
+    reader = TokenReader(tokens, split)
+    check_tokens_fit(reader.info, target.info)
+    check_images_fit(reader, target.family)
+    return spread_samples(reader, count)
+
+
+def _features(chain: Chain, target: Target) -> Finding:
+    return features_finding(target, chain.features, chain.learnt, is_online=chain.is_online)
+
+
+def _against_training(
+    chain: Chain, bench: Bench, mended: Mended, held_out: Sequence[Decoded], prompts: int
+) -> list[Finding]:
+    """What takes the samples that the draft was trained on."""
+    samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
+    if chain.learnt is None or not samples:
+        why = "the store has not kept the samples of the training"
+        return [unmeasured(name, why) for name in ("own answers", "held-out gap", "training against decoding")]
+    training = _recorded(chain)
+    num_anchors = training.get("recipe", {}).get("num_anchors")
+    learnt = anchors_by_category(TokenReader(chain.learnt, LEARNT), num_anchors)
+    seen = bench.decode(mended.setting, samples, "of the training")
+    bench.tell("the target's own choices along the answers of the training")
+    own = own_finding(bench.target, samples, chain.regenerated_at)
+    block_size = mended.setting.config.block_size
+    decoding = decoding_finding(samples, seen, training, learnt, block_size, is_own=not own.is_cause)
+    return [own, gap_finding(seen, held_out, training), unless_open(decoding, mended.findings)]
+
+
+def _recorded(chain: Chain) -> dict[str, Any]:
+    """What the training left on record; nothing where that is gone."""
+    found: dict[str, Any] = {} if chain.training is None else read_json(chain.training.path / "training.json")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

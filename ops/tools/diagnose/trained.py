@@ -1,0 +1,96 @@
+"""What the training of a draft left on record: its config and its weights, beside those of the export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from dsl.errors import ConfigError, DataError
+from ops.artifacts import Draft, DraftCheckpoint, TargetModel
+from ops.lib.data.files import read_json
+from ops.lib.drafts.dflash.config import DraftConfig, from_serving
+from ops.lib.drafts.dflash.load import read_config, read_weights
+from ops.lib.target.model import target_info
+from ops.tools.diagnose.bench import EXPORTED, TRAINED
+from ops.tools.diagnose.feeding import Trained
+from ops.tools.diagnose.finding import Finding, unmeasured
+
+EXPLAINED = ("features", "own answers", "training against decoding", "anything learnt")  # by a wrong target
+
+
+def trained_of(
+    draft: Draft, training: DraftCheckpoint | None, target: TargetModel
+) -> tuple[Trained, dict[str, Mapping[str, Tensor]]]:
+    """What is known of the training, and the state dicts: that of the training only where it differs, and of the export
+    an empty one where its file cannot be read.
+    """
+    try:
+        exported = read_weights(draft.path)
+    except DataError:
+        exported = {}
+    weights: dict[str, Mapping[str, Tensor]] = {EXPORTED: exported}
+    if training is None:
+        return Trained(_recorded(draft), target_info(target)["mask_token_id"], None), weights
+    own = read_weights(training.path)
+    differing = tuple(sorted(name for name in own.keys() | exported.keys() if not _same(own, exported, name)))
+    if differing:
+        weights[TRAINED] = own
+    config = from_serving(read_config(training.path))
+    captured = read_json(training.path / "training.json")["captured"]
+    config = evolve(
+        config, target_layer_ids=tuple(captured["target_layer_ids"]), mask_token_id=captured["mask_token_id"]
+    )
+    return Trained(config, config.mask_token_id, differing), weights
+
+
+def _recorded(draft: Draft) -> DraftConfig | None:
+    """What the export itself says that it was trained with; None where it says nothing, or what no config can be."""
+    trained = _of_dflow(draft).get("trained")
+    if not isinstance(trained, Mapping):
+        return None
+    try:
+        return DraftConfig(**trained)
+    except (ConfigError, TypeError):
+        return None
+
+
+def _of_dflow(draft: Draft) -> Mapping[str, Any]:
+    """What the export says under `dflow`; nothing where it cannot be read."""
+    try:
+        said = read_config(draft.path).get("dflow")
+    except DataError:
+        return {}
+    return said if isinstance(said, Mapping) else {}
+
+
+def _same(own: Mapping[str, Tensor], exported: Mapping[str, Tensor], name: str) -> bool:
+    """Whether both have the tensor, equal but for the export's dtype."""
+    if name not in own or name not in exported:
+        return False
+    return torch.equal(own[name].to(exported[name].dtype), exported[name])
+
+
+def explained(finding: Finding, by: Finding) -> Finding:
+    """A cause that a wrong target explains, said to be so."""
+    if by.is_cause and finding.is_cause and finding.name in EXPLAINED:
+        return evolve(finding, explained_by=by.name)
+    return finding
+
+
+def target_finding(draft: Draft, training: DraftCheckpoint | None, target: TargetModel) -> Finding:
+    """Whether the target, whose embedding and head the draft shares, is that of the training."""
+    record: dict[str, Any] = read_json(training.path / "training.json") if training is not None else {}
+    known = record.get("target") or _of_dflow(draft).get("target")
+    if not isinstance(known, str):
+        return unmeasured("target", "the training's record is gone, so its target is not known")
+    return Finding(
+        name="target",
+        measured=f"{target.digest[:12]}; the draft was trained on {known[:12]}",
+        normal="the same: a draft reads the states of the very target that it learnt from, and shares its two ends",
+        advice="give train_dflash, export_draft and evaluate the same target",
+        is_cause=known != target.digest,
+    )

@@ -1,0 +1,1 @@
+"""`dflow init`: a pipeline for a user's own data."""

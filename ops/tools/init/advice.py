@@ -1,0 +1,266 @@
+"""What a pipeline for a user's data should say, each choice with its reason.
+
+Where the reason is experience and nothing that was measured here, it says "a rule of thumb".
+"""
+
+from __future__ import annotations
+
+import attrs
+from attrs import frozen
+
+from dsl.errors import DataError
+from dsl.sizes import shown_bytes
+from ops.capture_targets.resources import feature_bytes
+from ops.ingest.image_folder import BESIDE
+from ops.lib.data.sample_account import SPLITS
+from ops.lib.target.sizes import ITEM_SIZES
+from ops.tokenize_chat.resources import TOKEN_BYTES
+from ops.tools.init.lengths import PixelRules
+from ops.tools.init.survey import FRACTIONS, Survey, percentile
+from ops.tools.init.target import MOST_LAYERS, Target
+
+HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
+UNKNOWN_ANSWER = 512  # tokens, where the data holds prompts alone
+LONGEST_PROMPT, LONGEST_ANSWER, SHORTEST_LIMIT = 8192, 2048, 256
+IMAGE_TOKENS = 1024  # of one image: more are seldom worth what they take of every pass
+WANTED_STEPS = 1000
+STEP_TOKENS = (32_768, 16_384, 8_192, 4_096, 2_048)
+LARGE_SET = 5_000_000  # tokens, from which on the paper's number of epochs is taken
+HELD_OUT = 64  # prompts that evaluate takes of a category
+LEAST_BETWEEN, MOST_BETWEEN = 50, 500  # steps between two measurements on val
+FREE_SHARE = 0.8  # of the disk, which features may fill
+
+
+@frozen
+class Choice:
+    """A value for a field, and why."""
+
+    value: int
+    why: str
+
+
+@frozen(kw_only=True)
+class Advice:
+    """The choices. tokens: of the whole set with the target's answers. fractions: of val and test.
+
+    max_pixels: None where images need no limit, or there are none; rules: with it. steps: of the training, about.
+    measure_every: steps, None for the end alone. features: bytes, where stored.
+    """
+
+    tokens: int
+    fractions: tuple[float, float]
+    held_out: str
+    max_prompt_tokens: Choice
+    max_new_tokens: Choice
+    max_length: int
+    min_loss_tokens: Choice
+    max_pixels: Choice | None
+    rules: PixelRules
+    block_size: Choice
+    tokens_per_step: Choice
+    epochs: Choice
+    steps: int
+    measure_every: Choice | None
+    online: bool
+    capture_why: str
+    features: int
+    notes: tuple[str, ...]
+
+
+def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
+    """Raises DataError, with all reasons, where no draft can be trained for this target on this data."""
+    _check(found, target)
+    answers = [tokens for length in found.lengths for tokens in length.answers]
+    max_pixels = _max_pixels(found)
+    rules = found.rules if max_pixels is None else attrs.evolve(found.rules, max_pixels=max_pixels.value)
+    prompts = [length.prompt(rules) for length in found.lengths]
+    max_new = _max_new_tokens(answers)
+    longest = _rounded_up(round(max(prompts) * 1.25), 256)
+    about = "" if found.exact else "about "
+    max_prompt = Choice(
+        min(max(longest, SHORTEST_LIMIT), LONGEST_PROMPT),
+        f"the longest of {len(prompts):,} prompts looked at has {about}{max(prompts):,} tokens",
+    )
+    max_length = max_prompt.value + max_new.value
+    wholes = [prompt + (each.last or UNKNOWN_ANSWER // 2) for prompt, each in zip(prompts, found.lengths, strict=True)]
+    tokens = round(found.samples * sum(wholes) / len(wholes))
+    fractions = _fractions(found)
+    training = round(tokens * found.splits[fractions]["train"] / found.samples)
+    epochs = _epochs(training)
+    per_step = _tokens_per_step(training, epochs.value, max_length)
+    steps = max(1, training * epochs.value // per_step.value)
+    features, online, why = _capture(tokens, target, free_disk)
+    block_size = _block_size(answers)
+    return Advice(
+        tokens=tokens,
+        fractions=fractions,
+        held_out=", ".join(f"{found.splits[fractions][name]:,} {name}" for name in SPLITS),
+        max_prompt_tokens=max_prompt,
+        max_new_tokens=max_new,
+        max_length=max_length,
+        min_loss_tokens=_min_loss_tokens([each.learnt for each in found.lengths if each.last], block_size.value),
+        max_pixels=max_pixels,
+        rules=rules,
+        block_size=block_size,
+        tokens_per_step=per_step,
+        epochs=epochs,
+        steps=steps,
+        measure_every=_measure_every(steps),
+        online=online,
+        capture_why=why,
+        features=features,
+        notes=tuple(_notes(found, fractions)),
+    )
+
+
+def _check(found: Survey, target: Target | None) -> None:
+    wrong = []
+    if found.with_images and target is not None and not target.sees:
+        kind = target.config.get("model_type", "text")
+        wrong.append(
+            f"{found.with_images:,} of {found.samples:,} samples have images, and the target ({kind}) sees none: "
+            "name a vision-language target, or data without images"
+        )
+    broken = found.faults.total()
+    if broken and broken == found.decoded and found.with_images == found.samples:
+        reasons = ", ".join(
+            f"{count} ({reason}, such as {found.examples[reason]})" for reason, count in found.faults.items()
+        )
+        wrong.append(f"every sample has an image, and none of {found.decoded} looked at can be decoded: {reasons}")
+    if not any(tally["train"] for tally in found.splits.values()):
+        wrong.append("no sample is left for the split train")
+    if wrong:
+        raise DataError("\n".join(f"{found.source}: {each}" for each in wrong))
+
+
+def _max_pixels(found: Survey) -> Choice | None:
+    """A limit where images take more than IMAGE_TOKENS each."""
+    largest = max((found.rules.tokens(size) for length in found.lengths for size in length.images), default=0)
+    if largest <= IMAGE_TOKENS:
+        return None
+    why = f"at most {IMAGE_TOKENS:,} tokens an image; the largest one looked at would take {largest:,}"
+    return Choice(IMAGE_TOKENS * found.rules.factor**2, why)
+
+
+def _max_new_tokens(answers: list[int]) -> Choice:
+    if not answers:
+        return Choice(UNKNOWN_ANSWER, "the data holds no answers to tell it by; longer ones are dropped and counted")
+    usual = percentile(answers, 0.95)
+    value = min(max(_rounded_up(2 * usual, 128), SHORTEST_LIMIT), LONGEST_ANSWER)
+    return Choice(value, f"95 % of the data's answers have at most {usual:,} tokens; the target's own may be longer")
+
+
+def _block_size(answers: list[int]) -> Choice:
+    usual = percentile(answers, 0.5)
+    if answers and usual < 32:
+        return Choice(8, f"half of the data's answers have at most {usual} tokens: 16 would seldom be filled")
+    return Choice(16, "the paper's")
+
+
+def _min_loss_tokens(learnt: list[int], block_size: int) -> Choice:
+    """learnt: of each sample that ends with an answer, the tokens of its answers."""
+    least = 2 * block_size
+    short = sum(tokens < least for tokens in learnt)
+    if 2 * short <= len(learnt):
+        told = f"; {short:,} of {len(learnt):,} looked at are" if short else ""
+        return Choice(least, f"twice the block size; shorter answers are dropped, and counted{told}")
+    value = max(1, percentile(learnt, 0.05))
+    return Choice(value, f"95 % of the data's answers have as many; {least}, twice the block size, few of them")
+
+
+def _epochs(training: int) -> Choice:
+    if training >= LARGE_SET:
+        return Choice(6, "the paper's")
+    return Choice(12, f"a rule of thumb: below {LARGE_SET:,} training tokens more passes than the paper's 6")
+
+
+def _tokens_per_step(training: int, epochs: int, max_length: int) -> Choice:
+    """The largest that still gives enough steps, and holds the longest sample."""
+    least = _rounded_up(max_length, 8)
+    fitting = [*(size for size in STEP_TOKENS if size > least), least]
+    chosen = next((size for size in fitting if training * epochs / size >= WANTED_STEPS), fitting[-1])
+    steps = max(1, training * epochs // chosen)
+    told = f"{steps:,} step{'s' * (steps > 1)} or so in all"
+    why = f"{told}; a rule of thumb: {WANTED_STEPS:,} or more, and no less than max_length"
+    return Choice(chosen, why)
+
+
+def _measure_every(steps: int) -> Choice | None:
+    """None where no two measurements have LEAST_BETWEEN steps between them."""
+    if steps < 2 * LEAST_BETWEEN:
+        return None
+    value = min(max(steps // 10, LEAST_BETWEEN), MOST_BETWEEN)
+    kind = (
+        "a tenth of the steps"
+        if value == steps // 10
+        else f"a tenth of the steps, but {LEAST_BETWEEN} to {MOST_BETWEEN}"
+    )
+    return Choice(value, f"{kind}: a rule of thumb; each measurement decodes prompts of val")
+
+
+def _capture(tokens: int, target: Target | None, free: int) -> tuple[int, bool, str]:
+    """(bytes of stored features, whether to capture online, why)."""
+    if target is None:
+        per_token = MOST_LAYERS * HIDDEN * 2 + TOKEN_BYTES
+        of = f"{MOST_LAYERS} layers of {HIDDEN} in bfloat16, a target of 8 billion parameters, say"
+    else:
+        per_token = feature_bytes(target.sizes, target.num_layers, target.dtype)
+        hidden = int(target.sizes.text["hidden_size"])
+        of = f"{target.num_layers} layers of {hidden}, {ITEM_SIZES[target.dtype]} bytes each"
+    size = tokens * per_token
+    online = size > FREE_SHARE * free
+    amount = f"{tokens:,} tokens x {per_token:,} bytes ({of}) = {shown_bytes(size)}, and {shown_bytes(free)} are free"
+    return size, online, amount
+
+
+def _fractions(found: Survey) -> tuple[float, float]:
+    """The smallest shares that hold out enough; drawn by hash, few samples may be more of val than of test or train.
+
+    Where the data is too small for any, those that leave the fewest splits empty and the most to train on.
+    """
+    wanted = min(HELD_OUT, max(1, found.samples // 10))
+
+    def counts(fractions: tuple[float, float]) -> tuple[int, ...]:
+        return tuple(found.splits[fractions][name] for name in SPLITS)
+
+    enough = []
+    for fractions in FRACTIONS:
+        train, val, test = counts(fractions)
+        if test >= wanted and val >= max(1, wanted // 2) and train:
+            enough.append(fractions)
+    if enough:
+        balanced = (each for each in enough if counts(each)[0] >= counts(each)[2] >= counts(each)[1])
+        return next(balanced, enough[0])
+    return max(FRACTIONS, key=lambda each: (sum(count > 0 for count in counts(each)), counts(each)[0]))
+
+
+def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
+    notes = []
+    loose = found.dropped[BESIDE]
+    if loose > found.samples:
+        notes.append(
+            f"most of the images are NOT used: {loose:,} lie beside folders, {found.samples:,} in them. Most likely "
+            "the loose ones are meant: move the folders elsewhere, or all images into one folder; for images by class, "
+            "move each loose one into the folder of its class"
+        )
+    tally = found.splits[fractions]
+    for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):
+        if not tally[split]:
+            notes.append(f"no sample falls into {split}, which {reads} reads: {_how_to_give(split, found.form)}")
+    if found.samples < 1000:
+        shown = f"{found.samples:,} samples show" if found.samples > 1 else "1 sample shows"
+        notes.append(f"{shown} whether the chain runs; a draft worth serving takes many thousands (the paper: 800,000)")
+    return notes
+
+
+def _how_to_give(split: str, form: str) -> str:
+    """The rows of all formats but one have keys."""
+    if form != "image-folder":
+        return f'give one the key split = "{split}"'
+    return (
+        f"move some images to {split}/<class>/ and all others to train/<class>/ (without classes: {split}/ and train/)"
+    )
+
+
+def _rounded_up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,204 @@
+"""What a user's data is: format, samples, images, splits and lengths, as `ingest` would read it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import attrs
+from attrs import Factory, define, field
+
+from dsl.errors import DataError
+from ops.ingest.image_folder import LABEL
+from ops.ingest.image_values import MISSING, OUTSIDE
+from ops.ingest.op import Ingest
+from ops.ingest.read import Read, Reading, read_samples
+from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.source import REMEDY, TableReaders, find_format
+from ops.ingest.splits import split_of
+from ops.lib.vision.images import fault_of, strict_pillow
+from ops.tools.init.lengths import Counter, Length, PixelRules, image_size
+
+MEASURED = 1000  # samples whose tokens are counted
+DECODED = 100  # samples whose images are decoded
+QUESTION = "What is in the image?"  # put to images by class
+SEEN = 8  # kinds of files that are named of a folder that holds nothing to read
+MOST_PIXELS, LEAST_SIDE = 64_000_000, 2  # the defaults of inject_images
+# Shares of val and test, the smallest first: those are taken that leave enough of both.
+FRACTIONS = (
+    *((0.01, 0.02), (0.02, 0.05), (0.05, 0.1), (0.05, 0.2), (0.1, 0.2)),
+    *((0.05, 0.3), (0.1, 0.3), (0.1, 0.4), (0.2, 0.3), (0.3, 0.4)),
+)
+REMEDIES = {
+    OUTSIDE: "--image-root names the folder of the images; --allow-outside takes them from wherever they lie",
+    MISSING: "relative paths start from the file's own folder; --image-root names another one",
+}
+
+
+@define(kw_only=True)
+class Survey:
+    """What was found. dropped: reason -> samples; examples: reason -> one of them.
+
+    decoded, faults: images that were decoded, and of those that could not be, reason -> images. splits: for each of
+    FRACTIONS, split -> samples. given: splits that the data names itself. lengths: of up to MEASURED samples, counted
+    with exact and rules; names of classes are no answers, as the target's take their place.
+    """
+
+    source: Path
+    form: str
+    image_root: str | None
+    allow_outside: bool
+    exact: bool
+    rules: PixelRules
+    samples: int = 0
+    with_images: int = 0
+    several_images: int = 0
+    unanswered: int = 0
+    several_turns: int = 0
+    duplicates: int = 0
+    dropped: Tally[str] = Factory(Tally)
+    examples: dict[str, str] = Factory(dict)
+    decoded: int = 0
+    faults: Tally[str] = Factory(Tally)
+    given: set[str] = Factory(set)
+    splits: dict[tuple[float, float], Tally[str]] = field(factory=lambda: {each: Tally() for each in FRACTIONS})
+    lengths: list[Length] = Factory(list)
+
+
+def survey(source: Path, counter: Counter, image_root: str | None = None, allow_outside: bool = False) -> Survey:
+    """Read the data to its end; lengths are those of a sample drawn from it, always the same one.
+
+    image_root, allow_outside: as for `ingest`.
+    Raises DataError for what `ingest` would refuse, with every broken row, for data of an unknown format, with what
+    lies there, and where no sample can be used.
+    """
+    try:
+        form = find_format(source, "auto")
+    except DataError as error:
+        told = (
+            str(error).replace(f"{REMEDY}, or ", "").removesuffix(f"; {REMEDY}")
+        )  # a field of a file that is to be written
+        raise DataError(f"{told}{_seen(source)}") from error
+    found = Survey(
+        source=source,
+        form=form,
+        image_root=image_root,
+        allow_outside=allow_outside,
+        exact=counter.exact,
+        rules=counter.rules,
+    )
+    reading = Reading(
+        source=source,
+        format=form,
+        image_root=image_root,
+        allow_outside=allow_outside,
+        duplicate_ids="number",
+        question=QUESTION,
+        answer=LABEL,
+        require_answers=False,
+    )
+    configs = {each: Ingest(source=str(source), val_fraction=each[0], test_fraction=each[1]) for each in FRACTIONS}
+    measured: list[Length] = []
+    drawn, tried = random.Random(0), random.Random(1)
+    with strict_pillow():
+        for _, sample in _samples(reading):
+            if isinstance(sample, DroppedSample):
+                found.dropped[sample.reason] += 1
+                found.examples.setdefault(
+                    sample.reason, f"{sample.id}: {sample.detail}" if sample.detail else sample.id
+                )
+                continue
+            _count(found, sample)
+            for fractions, config in configs.items():
+                found.splits[fractions][split_of(config, sample)] += 1
+            _keep(measured, drawn, found.samples, partial(_length, counter, sample, form))
+            if sample.images and (found.decoded < DECODED or tried.random() < DECODED / found.with_images):
+                _decode(found, sample)
+    found.lengths = measured
+    if not found.samples:
+        raise DataError(_nothing(found))
+    return found
+
+
+def percentile(values: list[int], share: float) -> int:
+    """The smallest value that this share of the values does not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0
+
+
+def _samples(reading: Reading) -> Iterator[Read]:
+    """The library of tables is loaded only where there are some."""
+    if reading.format not in ("parquet", "arrow"):
+        return read_samples(reading, None)
+    from ops.ingest.tables import arrow_records, parquet_records
+
+    return read_samples(reading, TableReaders(parquet=parquet_records, arrow=arrow_records))
+
+
+def _count(found: Survey, sample: RawSample) -> None:
+    found.samples += 1
+    found.with_images += bool(sample.images)
+    found.several_images += len(sample.images) > 1
+    found.unanswered += sample.turns[-1].role != "assistant"
+    found.several_turns += sum(turn.role == "user" for turn in sample.turns) > 1
+    found.duplicates += sample.draw_id is not None
+    if sample.split is not None:
+        found.given.add(sample.split)
+
+
+def _keep(measured: list[Length], drawn: random.Random, count: int, length: Callable[[], Length]) -> None:
+    """Reservoir sampling: every one of `count` samples is kept as probably as any other."""
+    place = len(measured) if len(measured) < MEASURED else drawn.randrange(count)
+    if place < MEASURED:
+        measured[place : place + 1] = [length()]
+
+
+def _length(counter: Counter, sample: RawSample, form: str) -> Length:
+    sizes = [image_size(encoded) for encoded in map(_encoded, sample.images)]
+    if form == "image-folder":
+        sample = attrs.evolve(sample, turns=tuple(turn for turn in sample.turns if turn.role != "assistant"))
+    return counter.length(sample, [size for size in sizes if size is not None])
+
+
+def _decode(found: Survey, sample: RawSample) -> None:
+    for image in sample.images:
+        found.decoded += 1
+        reason, detail = fault_of(_encoded(image), MOST_PIXELS, LEAST_SIDE)
+        if reason:
+            found.faults[reason] += 1
+            found.examples.setdefault(reason, f"{sample.id}: {detail}")
+
+
+def _encoded(image: Path | bytes) -> bytes:
+    """The bytes of an image; none where the file cannot be read."""
+    if isinstance(image, bytes):
+        return image
+    try:
+        return image.read_bytes()
+    except OSError:
+        return b""
+
+
+def _seen(source: Path) -> str:
+    """What lies in a folder of which nothing can be read."""
+    if not source.is_dir():
+        return ""
+    kinds = Tally(path.suffix.lower() or "no suffix" for path in source.rglob("*") if path.is_file())
+    if not kinds:
+        return "\nit is empty"
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(SEEN))
+    return f"\nseen there: {told}"
+
+
+def _nothing(found: Survey) -> str:
+    if not found.dropped:
+        return f"{found.source}: holds no samples"
+    reasons = "\n".join(
+        f"  {count} ({reason}), such as {found.examples[reason]}"
+        + (f"\n    {REMEDIES[reason]}" if reason in REMEDIES else "")
+        for reason, count in found.dropped.most_common()
+    )
+    return f"{found.source}: none of its {found.dropped.total()} samples can be used:\n{reasons}"

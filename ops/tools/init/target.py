@@ -1,0 +1,110 @@
+"""What of a target can be read without loading it: its config.json, tokenizer and how it sees images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.errors import ConfigError, DataError
+from ops.capture_targets.layers import spread_layers
+from ops.lib.estimates import read_config
+from ops.lib.target.sizes import TargetSizes
+from ops.lib.vision.pixel_limits import PREPROCESSOR, pixel_limits
+from ops.load_target.resources import TARGETS, dtype_of, find_config
+
+MOST_LAYERS = 5  # of the paper
+TOKENIZER = "tokenizer.json"
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models that dflow brings the config.json of
+
+
+@frozen(kw_only=True)
+class Target:
+    """A target that is to be served. checkpoint: a directory, or a model id with its revision.
+
+    tokenizer: its tokenizer.json, None where it is not here. thinks: its chat template knows `enable_thinking`.
+    """
+
+    checkpoint: str
+    revision: str | None
+    config: Mapping[str, Any]
+    sizes: TargetSizes
+    tokenizer: Path | None
+    pixel_limits: Mapping[str, int]
+    pixel_factor: int
+    thinks: bool
+
+    @property
+    def sees(self) -> bool:
+        return self.sizes.seeing is not None
+
+    @property
+    def dtype(self) -> str:
+        return dtype_of(self.config)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers to capture: as many of MOST_LAYERS as lie apart in a target of this depth."""
+        depth = int(self.sizes.text["num_hidden_layers"])
+        for count in range(MOST_LAYERS, 1, -1):
+            try:
+                spread_layers(depth, count)
+            except ConfigError:
+                continue
+            return count
+        return 1
+
+
+def read_target(checkpoint: str) -> Target:
+    """A checkpoint directory, or a model id whose config.json dflow brings along. Raises DataError for others."""
+    directory = Path(checkpoint)
+    if directory.is_dir():
+        tokenizer = directory / TOKENIZER
+        if not tokenizer.is_file():
+            raise DataError(f"{checkpoint}: holds no {TOKENIZER}; --target names the directory of a checkpoint")
+        config = read_config(directory / "config.json")
+        limits, thinks = pixel_limits(directory / PREPROCESSOR), _thinks(directory)
+        return _target(str(directory.resolve()), None, config, tokenizer, limits, thinks)
+    known = {path.parent.relative_to(TARGETS).as_posix(): path.stem for path in TARGETS.glob("*/*/*.json")}
+    if checkpoint not in known:
+        listed = ", ".join(sorted(known))
+        raise DataError(
+            f"--target {checkpoint}: there is no such directory, and of model ids dflow knows {listed} alone; "
+            "download the checkpoint and name its directory"
+        )
+    config = find_config(checkpoint, known[checkpoint], Path())
+    return _target(checkpoint, known[checkpoint], config, None, {}, checkpoint in THINKING)
+
+
+def _target(
+    checkpoint: str,
+    revision: str | None,
+    config: dict[str, Any],
+    tokenizer: Path | None,
+    limits: Mapping[str, int],
+    thinks: bool,
+) -> Target:
+    sizes = TargetSizes.of(config)
+    seeing = sizes.seeing or {}
+    return Target(
+        checkpoint=checkpoint,
+        revision=revision,
+        config=config,
+        sizes=sizes,
+        tokenizer=tokenizer,
+        pixel_limits=limits,
+        pixel_factor=int(seeing.get("patch_size", 16)) * int(seeing.get("spatial_merge_size", 2)),
+        thinks=thinks,
+    )
+
+
+def _thinks(directory: Path) -> bool:
+    """Whether one of the files that may hold the chat template reads it."""
+    return any(
+        "enable_thinking" in file.read_text("utf-8", "replace")
+        for file in map(directory.joinpath, TEMPLATES)
+        if file.is_file()
+    )

@@ -1,0 +1,282 @@
+"""The pipeline file for a user's data, with a comment beside every choice."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+from dsl.errors import DataError, on_one_line
+from dsl.sizes import shown_bytes
+from ops.ingest.image_values import OUTSIDE
+from ops.tools.init.advice import LEAST_BETWEEN, Advice, Choice
+from ops.tools.init.survey import QUESTION, Survey, percentile
+from ops.tools.init.target import Target
+
+WIDTH = 118
+PLACEHOLDER = "FILL IN: the directory of your target's checkpoint"
+FLOAT32 = "float32"
+
+
+def pipeline_text(name: str, source: str, schema: str, found: Survey, target: Target | None, advice: Advice) -> str:
+    """A pipeline that compiles as it stands, but for the checkpoint where no target is given.
+
+    source, schema: as the file is to name the data and the JSON schema.
+    Raises DataError for a name that no pipeline file can hold.
+    """
+    sees = found.with_images > 0
+    dtype = target.dtype if target is not None else "bfloat16"
+    nodes = [
+        _ingest(source, found, advice),
+        _inject(found),
+        _target(target),
+        _regenerate(target, advice, dtype, sees),
+        _tokenize(target, advice, sees),
+        *([] if advice.online else [_capture(target, dtype, advice)]),
+        _shard(advice),
+        _train(target, dtype, advice),
+        _ends(advice, dtype),
+    ]
+    head = [f"#:schema {schema}", *summary(found, advice, comment=True), "", "[pipeline]"]
+    head += [
+        f"{f'name = {json.dumps(name, ensure_ascii=False)}':33} # MLflow's experiment is called so too",
+        "seed = 0",
+    ]
+    return "\n\n".join(["\n".join(head), *("\n".join(lines) for lines in nodes)]) + "\n"
+
+
+def summary(found: Survey, advice: Advice, *, comment: bool = False) -> list[str]:
+    """What was seen, and what follows from it; for the screen, or as comments."""
+    mark = "# " if comment else ""
+    lines = [*_about_data(found), *_about_lengths(found, advice), f"splits: {advice.held_out}"]
+    kind = "captured while training, stored nowhere" if advice.online else "stored"
+    lines.append(f"features: {kind}; {advice.capture_why}")
+    lines += [f"note: {note}" for note in advice.notes]
+    folded = [textwrap.wrap(on_one_line(line), WIDTH - len(mark), subsequent_indent="    ") for line in lines]
+    return [f"{mark}{part}" for parts in folded for part in parts]
+
+
+def _about_data(found: Survey) -> list[str]:
+    samples = f"{_samples(found.samples)} ({found.form})"
+    lines = [f"data: {samples}, {found.with_images:,} with images, {found.samples - found.with_images:,} text only"]
+    for reason, count in found.dropped.most_common():
+        lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}")
+    if found.decoded:
+        good = found.decoded - found.faults.total()
+        lines.append(f"images: {good} of {found.decoded} looked at can be decoded{_sizes(found)}")
+    lines += [f"images: {count} ({reason}), such as {found.examples[reason]}" for reason, count in found.faults.items()]
+    return lines
+
+
+def _samples(number: int) -> str:
+    return f"{number:,} sample{'s' * (number != 1)}"
+
+
+def _sizes(found: Survey) -> str:
+    sizes = sorted((size for length in found.lengths for size in length.images), key=lambda size: size[0] * size[1])
+    if not sizes:
+        return ""
+    small, large = sizes[0], sizes[-1]
+    return f", {small[0]} x {small[1]} to {large[0]} x {large[1]} pixels"
+
+
+def _about_lengths(found: Survey, advice: Advice) -> list[str]:
+    wholes = [length.whole(advice.rules) for length in found.lengths]
+    answers = [tokens for length in found.lengths for tokens in length.answers]
+    how = "by the target's tokenizer" if found.exact else "estimated at 4 bytes a token"
+    pictures = ", images as they are resized for it" if found.with_images and found.exact else ""
+    lines = [
+        f"tokens of a {'sample' if answers else 'prompt'}: median {percentile(wholes, 0.5):,}, "
+        f"95 % {percentile(wholes, 0.95):,}, longest {max(wholes):,} ({how}{pictures}; of {_samples(len(wholes))})"
+    ]
+    if answers:
+        told = f"median {percentile(answers, 0.5):,}, 95 % {percentile(answers, 0.95):,}, longest {max(answers):,}"
+        lines.append(f"tokens of an answer: {told}")
+    if found.unanswered:
+        lines.append(
+            f"answers: {_samples(found.unanswered)} end{'s' * (found.unanswered == 1)} with the user's turn; "
+            "the target answers them"
+        )
+    if found.form == "image-folder":
+        lines.append("answers: the names of classes are not taken for any; the target answers")
+    length = "as long as the data's" if answers else "half as long as max_new_tokens"
+    lines.append(f"tokens in all: about {advice.tokens:,}, if the target's answers are {length}")
+    return lines
+
+
+def _ingest(source: str, found: Survey, advice: Advice) -> list[str]:
+    lines = ["[node.ingest]", 'op = "ingest"', f"source = {_quoted(source)}"]
+    if found.form == "image-folder":
+        lines.append(
+            f'question = "{QUESTION}"    # what is asked about every image; {{label}} is the name of its class'
+        )
+    if found.unanswered:
+        lines.append("require_answers = false           # prompts will do: regenerate answers them")
+    if found.duplicates:
+        lines.append(f'duplicate_ids = "number"          # {found.duplicates:,} ids stand for more than one sample')
+    if found.image_root is not None:
+        lines.append(f"image_root = {_quoted(found.image_root)}")
+    if found.allow_outside:
+        lines.append("allow_outside = true")
+    elif found.dropped[OUTSIDE]:
+        lines.append(f"# allow_outside = true            # {found.dropped[OUTSIDE]:,} images lie outside the folder")
+    val, test = advice.fractions
+    given = f", those of {', '.join(sorted(found.given))} by the data itself" if found.given else ""
+    return [
+        *lines,
+        f"val_fraction = {val}",
+        f"{f'test_fraction = {test}':33} # {advice.held_out}, drawn by hash of the id{given}",
+    ]
+
+
+def _inject(found: Survey) -> list[str]:
+    if not found.with_images:
+        return ["[node.inject]                     # texts pass through", 'op = "inject_images"', 'samples = "@ingest"']
+    lines = ["[node.inject]", 'op = "inject_images"', 'samples = "@ingest"']
+    if found.several_images:
+        lines.append(f'image_policy = "in-place"         # {_samples(found.several_images)} with several images')
+    return lines
+
+
+def _target(target: Target | None) -> list[str]:
+    lines = ["[node.target]", 'op = "load_target"']
+    if target is None:
+        return [*lines, f'checkpoint = "{PLACEHOLDER}"    # then run `dflow plan` again']
+    lines.append(f"checkpoint = {_quoted(target.checkpoint)}")
+    return lines if target.revision is None else [*lines, f"revision = {_quoted(target.revision)}"]
+
+
+def _regenerate(target: Target | None, advice: Advice, dtype: str, sees: bool) -> list[str]:
+    lines = [
+        "[node.regenerate]                 # a draft learns from the target's own answers; docs/data.md has more",
+        'op = "regenerate_answers"',
+        'samples = "@inject"',
+        'target = "@target"',
+        'splits = ["train", "val", "test"]',
+        _line("max_prompt_tokens", advice.max_prompt_tokens),
+        _line("max_new_tokens", advice.max_new_tokens),
+    ]
+    return [*lines, *_thinking(target), *_dtype("dtype", dtype), *_pixels(advice, sees)]
+
+
+def _tokenize(target: Target | None, advice: Advice, sees: bool) -> list[str]:
+    return [
+        "[node.tokenize]",
+        'op = "tokenize_chat"',
+        'samples = "@regenerate"',
+        'target = "@target"                # its tokenizer, chat template and image processor',
+        _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
+        _line("min_loss_tokens", advice.min_loss_tokens),
+        _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),
+        *_thinking(target),
+        *_pixels(advice, sees),
+    ]
+
+
+def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:
+    return [
+        f"[node.capture]                    # {shown_bytes(advice.features)} of features in the store",
+        'op = "capture_targets"',
+        'tokens = "@tokenize"',
+        'target = "@target"',
+        f"num_layers = {target.num_layers if target is not None else 5}",
+        *_dtype("dtype", dtype),
+        '# backend = "sglang"              # the engine that serves, where it is installed: docs/sglang.md',
+    ]
+
+
+def _shard(advice: Advice) -> list[str]:
+    source = 'tokens = "@tokenize"' if advice.online else 'features = "@capture"'
+    return [
+        "[node.shard]",
+        'op = "shard_sequence"',
+        source,
+        _line("tokens_per_step", advice.tokens_per_step),
+        _line("epochs", advice.epochs),
+    ]
+
+
+def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
+    lines = ["[node.train]", 'op = "train_dflash"']
+    if advice.online:
+        lines += [
+            'capture = "online"                # the features would not fit on the disk',
+            f"capture_layers = {target.num_layers if target is not None else 5}",
+            *_dtype("capture_dtype", dtype),
+        ]
+    else:
+        lines.append('features = "@capture"')
+    return [
+        *lines,
+        'tokens = "@tokenize"',
+        'batches = "@shard"',
+        'target = "@target"',
+        _line("block_size", advice.block_size),
+        *_dtype("dtype", "bfloat16" if dtype != FLOAT32 else dtype),
+        f"micro_batch_tokens = {min(advice.tokens_per_step.value, 16_384)}",
+        *_measuring(advice),
+    ]
+
+
+def _measuring(advice: Advice) -> list[str]:
+    if advice.measure_every is None:
+        told = f"left out: of {advice.steps:,} steps or so only the last is worth measuring"
+        return [f"{f'# eval_every = {LEAST_BETWEEN}':33} # {told}"]
+    return [f"checkpoint_every = {advice.measure_every.value}", _line("eval_every", advice.measure_every)]
+
+
+def _ends(advice: Advice, dtype: str) -> list[str]:
+    tie = (
+        [] if dtype == FLOAT32 else ["tie_margin = 0.5                  # bfloat16 tells logits near 20 apart by 0.125"]
+    )
+    return [
+        "[node.export]",
+        'op = "export_draft"',
+        'draft = "@train"',
+        'target = "@target"',
+        *_dtype("dtype", dtype),
+        "",
+        "[node.eval]                       # tau, and that every answer is still the target's own",
+        'op = "evaluate"',
+        'draft = "@export"',
+        'target = "@target"',
+        'tokens = "@tokenize"',
+        f"max_new_tokens = {min(advice.max_new_tokens.value, 512)}",
+        *_dtype("dtype", dtype),
+        *tie,
+        "",
+        "[node.check]                      # the serving contract; in SGLang too, where it is installed",
+        'op = "check_export"',
+        'draft = "@export"',
+        'target = "@target"',
+        'tokens = "@tokenize"',
+        'report = "@eval"',
+    ]
+
+
+def _quoted(text: str) -> str:
+    """As a value of the file, in which ${ would begin a reference. Raises DataError for what no such file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{on_one_line(text)}: a pipeline file is UTF-8, and this name is not: rename it") from error
+    return json.dumps(text.replace("${", "$${"), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _line(field: str, choice: Choice) -> str:
+    value = choice.value if choice.value < 10_000 else f"{choice.value:_}"
+    return f"{f'{field} = {value}':33} # {choice.why}"
+
+
+def _dtype(field: str, dtype: str) -> list[str]:
+    """float32 is the default."""
+    return [] if dtype == FLOAT32 else [f'{field} = "{dtype}"']
+
+
+def _thinking(target: Target | None) -> list[str]:
+    if target is None or not target.thinks:
+        return []
+    return ["enable_thinking = false           # a draft for answers without reasoning; true for others, in both nodes"]
+
+
+def _pixels(advice: Advice, sees: bool) -> list[str]:
+    return [_line("max_pixels", advice.max_pixels)] if sees and advice.max_pixels is not None else []

@@ -1,0 +1,327 @@
+"""`dflow init`: what it sees in a user's data, and a file that compiles as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from family_checkpoints import make_checkpoint
+from format_cases import (
+    as_struct,
+    data_url,
+    llava,
+    openai,
+    own,
+    write_arrow,
+    write_images,
+    write_json,
+    write_parquet,
+)
+from init_cases import chat, checkpoint, nodes, write_flat_photos, write_photos
+from PIL import Image
+
+from dsl.errors import PipelineError
+from dsl.read_toml import read_graph
+from executor.cli import main
+from executor.commands import init
+from ops.tools.init import advice
+from ops.tools.init.lengths import TURN_TOKENS
+from ops.tools.init.text import PLACEHOLDER
+
+
+def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat(project / "chat.jsonl", 200, answer=" ".join(["word"] * 295))
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    said = capsys.readouterr().out
+    assert "data: 200 samples (json), 0 with images, 200 text only" in said
+    assert "tokens of a sample: median 308, 95 % 308, longest 308 (by the target's tokenizer; of 200 samples)" in said
+    assert "tokens of an answer: median 300, 95 % 300, longest 300" in said
+    assert "features: stored; 61,600 tokens x 645 bytes (5 layers of 32, 4 bytes each) = 40 MB" in said
+    assert ("chat.jsonl", 61_600) == (made["ingest"]["source"], made["tokenize"]["expected_tokens"])
+    assert (640, 256, 896) == (
+        made["regenerate"]["max_new_tokens"],
+        made["regenerate"]["max_prompt_tokens"],
+        made["tokenize"]["max_length"],
+    )
+    assert "max_pixels" not in made["tokenize"] and "require_answers" not in made["ingest"]
+    assert (16, 32) == (made["train"]["block_size"], made["tokenize"]["min_loss_tokens"])
+
+
+def test_without_a_target_lengths_are_estimated_and_only_the_checkpoint_is_left_to_fill_in(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / "chat.jsonl", 30)
+    assert 0 == main(["init", "chat.jsonl", "-o", "mine.toml"])
+    assert "estimated at 4 bytes a token" in capsys.readouterr().out
+    with pytest.raises(PipelineError) as caught:
+        read_graph(Path("mine.toml"), [], [])
+    (mistake,) = map(str, caught.value.mistakes)
+    assert "node.target.checkpoint: there is no file or folder" in mistake and PLACEHOLDER in mistake
+
+
+def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:
+    target = checkpoint(project / "target", sees=False)
+    (project / "target" / "chat_template.jinja").write_text("{% if enable_thinking %}<think>{% endif %}")
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", target])
+    made = nodes(project / "pipeline.toml")
+    assert [False, False] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
+
+
+def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
+    chat(project / "chat.jsonl", 30, answer=None)
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert (False, 512) == (made["ingest"]["require_answers"], made["regenerate"]["max_new_tokens"])
+
+
+def test_large_images_get_a_limit_and_broken_ones_are_counted(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (2048, 2048)).save(project / "large.png")
+    (project / "broken.png").write_bytes(b"<html>404</html>")
+    rows = [
+        {"messages": [{"role": "user", "content": "?"}], "image": name}
+        for name in ("large.png", "broken.png", "no.png")
+    ]
+    (project / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows * 5))
+    assert 0 == main(["init", "data.jsonl", "--target", checkpoint(project / "target", sees=True)])
+    said = capsys.readouterr().out
+    assert "dropped: 5 (image missing), such as 3: no.png" in said
+    assert "images: 5 of 10 looked at can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
+    assert "images: 5 (image undecodable), such as 2: 16 bytes" in said
+    made = nodes(project / "pipeline.toml")
+    assert [1_048_576] * 2 == [made[node]["max_pixels"] for node in ("regenerate", "tokenize")]
+    assert 1280 + 256 == made["regenerate"]["max_prompt_tokens"]  # 1,024 for the image, and a quarter more
+
+
+@pytest.mark.parametrize(
+    ("form", "write"),
+    [
+        ("json", lambda folder: write_json(folder, own)),
+        ("json", lambda folder: write_json(folder, llava, array=True)),
+        ("json", lambda folder: write_json(folder, openai(data_url))),
+        ("parquet", lambda folder: write_parquet(folder, as_struct)),
+        ("arrow", lambda folder: write_arrow(folder, as_struct)),
+    ],
+)
+def test_the_same_samples_are_seen_in_every_format(
+    project: Path, capsys: pytest.CaptureFixture[str], form: str, write: Callable[[Path], Path]
+) -> None:
+    write_images(project)
+    source = write(project)
+    assert 0 == main(["init", str(source), "--target", checkpoint(project / "target", sees=True)])
+    said = capsys.readouterr().out
+    assert f"data: 10 samples ({form}), 8 with images, 2 text only" in said
+    assert "images: 10 of 10 looked at can be decoded, 40 x 36 to 96 x 36 pixels" in said
+    made = nodes(project / "pipeline.toml")
+    assert "in-place" == made["inject"]["image_policy"]
+    assert source == project / made["ingest"]["source"] and not Path(made["ingest"]["source"]).is_absolute()
+
+
+def test_images_by_class_get_a_question_and_no_setting_is_taken_from_the_names_of_classes(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat", "dog"):
+        (project / "photos" / name).mkdir(parents=True)
+        for place in range(12):
+            Image.new("RGB", (64, 48)).save(project / "photos" / name / f"{place}.png")
+    assert 0 == main(["init", "photos", "--target", checkpoint(project / "target", sees=True)])
+    made = nodes(project / "pipeline.toml")
+    assert ("What is in the image?", 16) == (made["ingest"]["question"], made["train"]["block_size"])
+    assert (32, 512) == (made["tokenize"]["min_loss_tokens"], made["regenerate"]["max_new_tokens"])
+    said = " ".join(capsys.readouterr().out.split())
+    tokens = 24 * (TURN_TOKENS + 5 + 4 + 256)  # five words, an image of 2 x 2 tokens, and half of 512
+    assert f"tokens in all: about {tokens:,}, if the target's answers are half as long as max_new_tokens" in said
+    assert f"stored; {tokens:,} tokens x" in said and tokens == made["tokenize"]["expected_tokens"]
+    assert "answers: the names of classes are not taken for any; the target answers" in said
+    assert "tokens of an answer" not in said and "median 14, 95 % 14, longest 14" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "told"),
+    [
+        ((40, 40, 40), 32, "shorter answers are dropped, and counted\n"),
+        ((40, 40, 3), 32, "shorter answers are dropped, and counted; 1 of 3 looked at are\n"),
+        ((3, 40, 3), 4, "16, twice the block size, few of them\n"),
+        ((6, 7, 9), 7, "16, twice the block size, few of them\n"),
+    ],
+)
+def test_most_of_the_data_has_as_many_answer_tokens_as_are_asked_for(
+    project: Path, words: tuple[int, ...], expected: int, told: str
+) -> None:
+    for place, count in enumerate(words):
+        chat(project / f"{place}.jsonl", 1, answer=" ".join(["word"] * count))
+    joined = "".join((project / f"{place}.jsonl").read_text() for place in range(len(words)))
+    (project / "all.jsonl").write_text(joined)
+    assert 0 == main(["init", "all.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert expected == made["tokenize"]["min_loss_tokens"]
+    assert told in (project / "pipeline.toml").read_text()
+
+
+def test_features_that_the_disk_does_not_hold_are_captured_while_training(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / "chat.jsonl", 100)
+    monkeypatch.setattr(init, "free_bytes", lambda _folder: 1000)
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert ("online", "@tokenize") == (made["train"]["capture"], made["shard"]["tokens"])
+    assert "capture" not in made and "features: captured while training" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("empty", ["holds neither JSON nor Parquet", "it is empty"]),
+        ("papers", ["holds neither JSON nor Parquet", "seen there: 2 .pdf, 1 no suffix"]),
+        ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "messages"']),
+        ("nothing.jsonl", ["nothing.jsonl: holds no samples"]),
+        (
+            "missing.jsonl",
+            ["none of its 2 samples can be used", "2 (image missing), such as 1: no.png", "--image-root"],
+        ),
+        ("nowhere", ["nowhere: no such file or folder"]),
+    ],
+)
+def test_data_that_cannot_be_used_is_told_with_all_that_is_wrong(
+    project: Path, capsys: pytest.CaptureFixture[str], source: str, told: list[str]
+) -> None:
+    (project / "empty").mkdir()
+    (project / "papers").mkdir()
+    for name in ("a.pdf", "b.PDF", "c"):
+        (project / "papers" / name).write_bytes(b"%PDF")
+    (project / "broken.jsonl").write_text('{"messages": []}\n{"messages": \n{"conversations": 3}\n')
+    (project / "nothing.jsonl").write_text("\n")
+    chat(project / "missing.jsonl", 2, image="no.png")
+    assert 1 == main(["init", source])
+    said = capsys.readouterr().err
+    assert [] == [part for part in told if part not in said], said
+    assert [] == [*project.glob("*.toml")]
+
+
+def test_data_target_and_file_are_refused_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (64, 64)).save(project / "a.png")
+    chat(project / "data.jsonl", 3, image="a.png")
+    (project / "pipeline.toml").write_text("mine")
+    target = checkpoint(project / "target", sees=False)
+    assert 1 == main(["init", "data.jsonl", "--target", target])
+    said = capsys.readouterr().err
+    assert "pipeline.toml is there already" in said and "the target (qwen3) sees none" in said
+    assert "mine" == (project / "pipeline.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "expected"),
+    [
+        ("talks.v2.jsonl", "pipeline.toml", "talks.v2"),
+        ("my talks (2026), größer.jsonl", "pipeline.toml", "my-talks-2026-größer"),
+        ("talks 2.5", "pipeline.toml", "talks-2.5"),
+        (".", "pipeline.toml", "here"),
+        ("!.jsonl", "pipeline.toml", "pipeline"),
+        ("talks.v2.jsonl", "second.toml", "second"),
+        ("talks.v2.jsonl", "sub/pipeline.toml", "talks.v2"),
+    ],
+)
+def test_the_pipeline_is_called_as_the_data_unless_the_file_has_a_name_of_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch, source: str, output: str, expected: str
+) -> None:
+    (project / "here" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(project / "here")
+    path = project / "here" / source
+    if path.suffix != ".jsonl":
+        path.mkdir(exist_ok=True)
+        path = path / "chat.jsonl"
+    chat(path, 10)
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", source, "-o", output, "--target", target])
+    graph = read_graph(Path(output), [], [])
+    assert (expected, expected) == (graph.name, graph.experiment)
+
+
+@pytest.mark.parametrize(
+    ("samples", "most", "expected", "told"),
+    [
+        (10, 500, None, "left out: of 23 steps or so only the last is worth measuring"),
+        (120, 500, 50, "a tenth of the steps, but 50 to 500: a rule of thumb"),
+        (3000, 500, 174, "a tenth of the steps: a rule of thumb"),
+        (3000, 70, 70, "a tenth of the steps, but 50 to 70: a rule of thumb"),
+    ],
+)
+def test_val_is_measured_at_a_tenth_of_the_steps_and_of_few_only_at_the_end(
+    project: Path, monkeypatch: pytest.MonkeyPatch, samples: int, most: int, expected: int | None, told: str
+) -> None:
+    monkeypatch.setattr(advice, "MOST_BETWEEN", most)
+    chat(project / "chat.jsonl", samples, answer=" ".join(["word"] * 200))
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    train = nodes(project / "pipeline.toml")["train"]
+    assert (expected, expected) == (train.get("eval_every"), train.get("checkpoint_every"))
+    assert told in (project / "pipeline.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_photos,
+        write_flat_photos,
+        lambda folder: chat(folder / "chat.jsonl", 40),
+        lambda folder: write_parquet(folder, as_struct),
+    ],
+    ids=["photos", "flat photos", "JSONL", "Parquet"],
+)
+def test_what_is_written_can_be_planned_as_it_stands(
+    project: Path, capsys: pytest.CaptureFixture[str], write: Callable[[Path], Path]
+) -> None:
+    write_images(project)
+    source = write(project)
+    make_checkpoint("qwen3_vl", project / "target")
+    assert 0 == main(["init", str(source), "--target", "target"])
+    said = capsys.readouterr().out
+    assert "wrote pipeline.toml, and dflow.schema.json, by which an editor completes and checks it\nnext:\n" in said
+    assert "    dflow plan pipeline.toml " in said
+    assert 0 == main(["plan", "pipeline.toml"])
+    plan = capsys.readouterr().out
+    planned = [line.split()[0] for line in plan.splitlines()[1:] if "runs" in line.split()]
+    assert list(nodes(project / "pipeline.toml")) == planned
+    assert "of disk are free" in plan
+
+
+def test_a_schema_that_is_there_stays_and_is_told_until_force_renews_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat(project / "chat.jsonl", 3)
+    schema = project / "dflow.schema.json"
+    schema.write_text("{}")
+    assert 0 == main(["init", "chat.jsonl"])
+    said = capsys.readouterr().out
+    assert "{}" == schema.read_text() and "wrote pipeline.toml\nnote: the dflow.schema.json that is there" in said
+    assert 0 == main(["init", "chat.jsonl", "--force"])
+    assert "{}" != schema.read_text() and "note: the dflow.schema.json" not in capsys.readouterr().out
+    assert 0 == main(["init", "chat.jsonl", "-o", "second.toml"])
+    assert "note: the dflow.schema.json" not in capsys.readouterr().out
+
+
+def test_held_out_prompts_are_there_however_small_the_data(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat(project / "chat.jsonl", 10)
+    assert 0 == main(["init", "chat.jsonl"])
+    said = capsys.readouterr().out
+    assert "splits: 7 train, 1 val, 2 test" in said and "note: 10 samples show whether the chain runs" in said
+
+
+@pytest.mark.parametrize("name", ["dog/{}.png", "IMG_{}.jpg", "{}"])
+@pytest.mark.parametrize("samples", [5, 8, 10, 40])
+def test_of_few_samples_train_has_most_and_test_no_fewer_than_val(
+    project: Path, capsys: pytest.CaptureFixture[str], name: str, samples: int
+) -> None:
+    line = json.loads(chat(project / "chat.jsonl", 1).read_text())
+    rows = [json.dumps({**line, "id": name.format(place)}) for place in range(1, samples + 1)]
+    (project / "chat.jsonl").write_text("\n".join(rows))
+    assert 0 == main(["init", "chat.jsonl"])
+    told = re.search(r"# (\d+) train, (\d+) val, (\d+) test, drawn by hash", (project / "pipeline.toml").read_text())
+    assert told is not None, capsys.readouterr().out
+    train, val, test = map(int, told.groups())
+    assert train >= test >= val >= 1 and samples == train + val + test

@@ -1,0 +1,120 @@
+"""`dflow status` and `dflow runs`: what is told of runs that are over, running, or were killed."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dsl.graph import Graph
+from executor import cli
+from executor.records.run_record import NodeState, Record
+from executor.store.artifact_store import Store
+from executor.system.jsonlines import append_line, write_json
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.open(tmp_path / "runs", write=True)
+
+
+def a_run(store, pipeline="toy", **nodes):
+    record = Record.create(store.records, Graph(pipeline, 0, pipeline, None, Path("/"), (), {}), nodes=nodes)
+    write_json(record.folder / "graph.json", {"nodes": [{"id": node_id, "op": "make"} for node_id in nodes]})
+    return record
+
+
+def a_running_run(store, pipeline="toy"):
+    done = NodeState(state="done", cache="miss", digest="d", seconds=1.0, ended=2.0)
+    record = a_run(store, pipeline, a=done, b=NodeState(state="running", cache="miss", attempt=2, started=1.0))
+    record.lock()
+    line = {"time": 1.0, "node": "b", "attempt": 1}
+    append_line(record.events_path, {**line, "kind": "progress", "done": 9, "total": 10})
+    for done, metrics in ((1, {"loss": 0.5, "lr": 0.1}), (2, {"loss": 0.25})):
+        append_line(record.events_path, {**line, "attempt": 2, "kind": "metric", "step": done, "metrics": metrics})
+        append_line(record.events_path, {**line, "attempt": 2, "kind": "progress", "done": done, "total": 10})
+    return record
+
+
+def dflow(store, capsys, *arguments):
+    assert cli.main([*arguments, "--store", str(store.path)]) == 0
+    return capsys.readouterr().out
+
+
+def test_of_a_running_node_the_newest_figures_of_this_attempt_are_told(store, capsys):
+    record = a_running_run(store)
+    shown = dflow(store, capsys, "status").splitlines()
+    assert shown[3].split()[:3] == ["b", "running", "miss"]
+    assert shown[3].endswith("  2 of 10: loss 0.25")
+    assert shown[-1] == f"run {record.run}: running"
+    rows = json.loads(dflow(store, capsys, "status", "--json"))["nodes"]
+    assert [(row["id"], row["op"], row["metrics"], row.get("progress")) for row in rows] == [
+        ("a", "make", {}, None),
+        ("b", "make", {"loss": 0.25}, {"done": 2, "total": 10}),
+    ]
+
+
+def test_figures_that_are_no_number_are_null_in_json(store, capsys):
+    metrics = {"loss": math.nan, "best": math.inf, "steps": 3}
+    record = a_run(store, a=NodeState(state="done", digest="d", metrics=metrics), b=NodeState(state="running"))
+    record.lock()
+    line = {"time": 1.0, "node": "b", "attempt": 0, "kind": "metric", "step": 1, "metrics": {"loss": -math.inf}}
+    append_line(record.events_path, line)
+    said = dflow(store, capsys, "status", "--json")
+    rows = json.loads(said, parse_constant=pytest.fail)["nodes"]
+    assert [{"loss": None, "best": None, "steps": 3}, {"loss": None}] == [row["metrics"] for row in rows]
+
+
+def test_of_two_runs_at_once_both_are_named(store, capsys):
+    first, second = a_running_run(store, "one"), a_running_run(store, "two")
+    a_run(store, "killed")
+    shown = dflow(store, capsys, "status", second.run).splitlines()
+    assert shown[-1] == f"run {second.run}: running"
+    shown = dflow(store, capsys, "status").splitlines()
+    assert shown[-2:] == [
+        f"run {second.run} of two is running too: dflow status {second.run}",
+        f"run {first.run} of one is running too: dflow status {first.run}",
+    ]
+
+
+def test_a_killed_run_says_so_and_how_to_go_on(store, capsys):
+    record = a_running_run(store)
+    record.unlock()
+    shown = dflow(store, capsys, "status").splitlines()
+    assert shown[3].split() == ["b", "pending", "miss"]
+    assert shown[-1] == f"run {record.run}: killed; go on with: dflow resume {record.run}"
+    shown = dflow(store, capsys, "runs").splitlines()
+    assert shown[1].split()[2] == "killed"
+    assert shown[-1] == f"the newest was killed; go on with: dflow resume {record.run}"
+
+
+def test_of_an_error_of_several_lines_the_first_is_shown_with_a_sign(store, capsys):
+    a_run(store, a=NodeState(state="failed", error="DataError: two lines\nof text"), b=NodeState())
+    assert dflow(store, capsys, "status").splitlines()[2].endswith("DataError: two lines ...")
+
+
+def test_of_a_long_run_the_cached_nodes_are_counted(store, capsys):
+    cached = {f"n{k}": NodeState(state="done", cache="hit", digest="d") for k in range(60)}
+    a_run(store, **cached, x=NodeState(state="failed", error="DataError: x"))
+    shown = dflow(store, capsys, "status").splitlines()
+    assert [line.split()[0] for line in shown[2:-2]] == ["x"]
+    assert shown[-2] == "and 60 cached nodes"
+
+
+def test_runs_are_listed_the_newest_first(store, capsys):
+    first = a_run(store, a=NodeState(state="done", cache="miss"), b=NodeState(state="done", cache="hit"))
+    first.state.status, first.state.ended = "done", first.state.started + 90
+    first.save()
+    second = a_running_run(store, "other")
+    rows = json.loads(dflow(store, capsys, "runs", "--json"))["runs"]
+    assert [(row["run"], row["pipeline"], row["status"], row["nodes"], row["ran"], row["cached"]) for row in rows] == [
+        (second.run, "other", "running", 2, 1, 0),
+        (first.run, "toy", "done", 2, 1, 1),
+    ]
+    assert (rows[1]["seconds"], rows[1]["tags"]) == (90.0, [])
+    assert dflow(store, capsys, "tag", first.run, "best")
+    shown = dflow(store, capsys, "runs").splitlines()
+    assert shown[0].split() == ["run", "pipeline", "status", "started", "seconds", "nodes", "ran", "cached", "tags"]
+    assert shown[2].split()[:3] == [first.run, "toy", "done"]
+    assert shown[2].split()[-5:] == ["90", "2", "1", "1", "best"]
+    assert len(dflow(store, capsys, "runs", "-n", "1").splitlines()) == 2

@@ -1,0 +1,285 @@
+"""`dflow doctor`: what works here is told, what does not with what to do, and only what stops dflow is a failure."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from rich.console import Console
+from torch._inductor import config as inductor
+
+from executor.cli import main
+from executor.commands import doctor
+from executor.doctor import host, libraries, tracking
+from executor.doctor.finding import Finding
+from executor.doctor.host import host_findings
+from executor.doctor.libraries import Requirement, declared, loaded_findings, version_findings
+from executor.doctor.probe import compile_fault_on
+from executor.doctor.storage import storage_findings
+from executor.doctor.tracking import tracking_findings
+from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
+from executor.store.artifact_store import Store
+from executor.store.lease import Lease
+from executor.system.progress import Doing
+from executor.tracking.mlflow_client import open_client
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "version", "allowed"),
+    [
+        (">=2.11,<2.14", "2.13.0+cpu", True),
+        (">=2.11,<2.14", "2.14.0", False),
+        (">=2.11,<2.14", "2.9", False),
+        ("==0.5.21", "0.5.21.post1", True),
+        ("==0.5.21", "0.5.20", False),
+        (">=11", "11", True),
+        ("", "0.1", True),
+    ],
+)
+def test_versions_are_compared_number_by_number(bounds: str, version: str, allowed: bool) -> None:
+    assert allowed == Requirement("x", bounds, "").allows(version)
+
+
+def test_what_is_declared_is_read_from_pyproject() -> None:
+    python, requirements = declared()
+    assert ">=3.11" == python
+    found = {each.name: each for each in requirements}
+    assert ("", "sglang") == (found["torch"].extra, found["sglang"].extra)
+    assert ">=2.11,<2.14" == found["torch"].bounds
+
+
+def test_a_library_that_is_missing_stops_dflow_and_an_extra_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = LibraryVersions({"transformers": NOT_INSTALLED, "mlflow": "2.0", "sglang": NOT_INSTALLED})
+    monkeypatch.setattr(libraries, "LibraryVersions", lambda: versions)
+    found = by_name(version_findings())
+    assert ("missing", True) == (found["transformers"].level, found["transformers"].is_fatal)
+    assert ("warning", False) == (found["mlflow"].level, found["mlflow"].is_fatal)
+    assert ("missing", False) == (found["sglang"].level, found["sglang"].is_fatal)
+    assert "pip install" in found["transformers"].remedy and "'.[sglang]'" in found["sglang"].remedy
+
+
+def probe(says: str) -> dict[str, subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    return {"torch": subprocess.Popen([sys.executable, "-c", says], stdout=pipe, stderr=pipe, text=True)}
+
+
+def test_a_torch_that_breaks_is_a_finding_and_no_crash() -> None:
+    found = by_name(loaded_findings(probe("raise ImportError('libcudart.so.13: cannot open shared object file')")))
+    assert ("missing", True) == (found["torch"].level, found["torch"].is_fatal)
+    assert "ImportError: libcudart.so.13: cannot open shared object file" in found["torch"].told
+    found = by_name(loaded_findings(probe("import os; os.abort()")))
+    assert "ended with -6" in found["torch"].told
+
+
+@pytest.mark.parametrize(
+    ("facts", "gpus", "level", "told"),
+    [
+        ({"cuda": None}, (), "warning", "everything runs on the CPU"),
+        ({"cuda": None}, ("0", "1"), "missing", "2 here, and this torch is built for CPUs"),
+        ({"cuda": "13.0", "warnings": ["The NVIDIA driver is too old"]}, ("0",), "missing", "driver is too old"),
+        ({"cuda": "13.0", "gpus": ["H200"], "memory": [141e9]}, ("0",), "ok", "1 x H200, 141.0 GB"),
+        (
+            {"cuda": "13.0", "gpus": ["K80"], "memory": [12e9], "fault": "no kernel image"},
+            ("0",),
+            "missing",
+            "no kernel",
+        ),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_told_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, object], gpus: tuple[str, ...], level: str, told: str
+) -> None:
+    monkeypatch.setattr(libraries, "devices", lambda: gpus)
+    whole = {"version": "2.13.0", "gpus": [], "memory": [], "warnings": [], "fault": "", "compile_fault": "", **facts}
+    found = by_name(loaded_findings(probe(f"print({json.dumps(whole)!r})")))
+    assert "ok" == found["torch"].level
+    assert level == found["GPU"].level and told in found["GPU"].told
+
+
+def test_a_gpu_that_nothing_can_be_compiled_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "devices", lambda: ("0",))
+    whole = {"version": "2.11.0", "cuda": "13.0", "gpus": ["H200"], "memory": [141e9], "warnings": [], "fault": ""}
+    for fault, level in (("", "ok"), ("ModuleNotFoundError: No module named 'triton'", "missing")):
+        found = by_name(loaded_findings(probe(f"print({json.dumps(whole | {'compile_fault': fault})!r})")))
+        assert (level, "ok") == (found["torch.compile"].level, found["GPU"].level)
+        assert fault in found["torch.compile"].told
+
+
+@pytest.mark.filterwarnings("default")  # the compiler's own
+def test_the_probe_compiles_and_says_why_it_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with inductor.patch({"cpp.cxx": ("/no/such/compiler",)}):
+        assert "InvalidCxxCompiler" in compile_fault_on("cpu")
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_torchvision_that_does_not_fit_is_named_as_the_cause() -> None:
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+    found = by_name(loaded_findings({"torchvision": probe(broken)["torch"]}))
+    assert "missing" == found["torchvision"].level and "uninstall it" in found["torchvision"].remedy
+    assert "torchvision::nms" in found["torchvision"].told
+
+
+def test_a_store_tells_who_works_in_it_and_what_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "runs"
+    assert "not there yet" in by_name(storage_findings(path))["store"].told
+    store = Store.open(path, write=True)
+    folder = path / "objects" / ("a" * 64)
+    folder.mkdir()
+    files = {"data.bin": {"size": 7, "sha256": "0" * 64}}
+    (folder / "manifest.json").write_text(json.dumps({"digest": "a" * 64, "files": files}))
+    with Lease(store.path / "work" / ("b" * 64), "run-1") as lease:
+        assert lease.try_acquire()
+        found = by_name(storage_findings(path))
+    assert "1 artifacts" in found["store"].told and "ok" == found["file system"].level
+    assert "run run-1 works on bbbbbbbbbbbb" in found["lease"].told
+    assert "1 are damaged" in found["artifacts"].told
+    assert {"format"} == {file.name for file in path.iterdir() if file.is_file()} - {"gc.lock"}  # nothing is left
+
+
+def test_another_hosts_lease_is_told(tmp_path: Path) -> None:
+    Store.open(tmp_path / "runs", write=True)
+    folder = tmp_path / "runs" / "work" / ("c" * 64)
+    folder.mkdir()
+    (folder / "lease").write_text(json.dumps({"host": "far-away", "run": "run-2", "pid": 1}))
+    found = by_name(storage_findings(tmp_path / "runs"))["lease"]
+    assert "warning" == found.level and "far-away (run run-2)" in found.told and str(folder / "lease") in found.remedy
+
+
+def test_a_store_that_cannot_be_used_is_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "format").write_text("99")
+    assert by_name(storage_findings(tmp_path))["store"].is_fatal
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    found = by_name(storage_findings(tmp_path / "other"))["file system"]
+    assert found.is_fatal and "locks (flock) keep nobody out" in found.told
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: Path) -> None:
+    (absent,) = tracking_findings(tmp_path, None)
+    assert "not there yet" in absent.told
+    open_client(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (fresh,) = tracking_findings(tmp_path, None)
+    assert ("ok", "installed version") == (fresh.level, fresh.told[-len("installed version") :])
+    known, newest = tracking._revisions()
+    older = min(known - newest)
+    for revision, told in ((older, "older version"), ("ffffffffffff", "newer MLflow")):
+        with sqlite3.connect(tmp_path / "mlflow.db") as opened:
+            opened.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        opened.close()
+        (found,) = tracking_findings(tmp_path, None)
+        assert "warning" == found.level and told in found.told
+    (tmp_path / "mlflow.db").write_text("no database at all, of any kind")
+    (broken,) = tracking_findings(tmp_path, None)
+    assert "no database of MLflow" in broken.told
+
+
+def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Health)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        port = server.server_address[1]
+        (up,) = tracking_findings(tmp_path, f"http://me:secret@127.0.0.1:{port}")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "ok" == up.level and "secret" not in up.told
+    (away,) = tracking_findings(tmp_path, f"http://127.0.0.1:{port}")
+    assert "warning" == away.level and "dflow sync" in away.remedy
+
+
+def test_limits_of_the_operating_system_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host.resource, "getrlimit", lambda _which: (256, 4096))
+    monkeypatch.setattr(host, "SHARED", tmp_path / "no")
+    monkeypatch.setattr(host, "compiled_sweep", lambda: ("no C compiler", None))
+    found = by_name(host_findings())
+    assert ("warning", "ulimit -n 1024") == (found["open files"].level, found["open files"].remedy)
+    assert "warning" == found["shared memory"].level
+    assert "missing" == found["C compiler"].level
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("tracking_uri = 'http://127.0.0.1:9'", "http://127.0.0.1:9 cannot be reached"),
+        ("tags = 3", "mlflow.db: not there yet"),
+        ("tracking_uri = 'http://${secret:DFLOW_NOT_SET}'", "not looked at: what "),
+        ("tracking_uri = 3", "not looked at: what "),
+        ("tracking_uri = [", "not looked at: what "),
+    ],
+)
+def test_a_file_with_mistakes_is_told_beside_all_that_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], written: str, told: str
+) -> None:
+    monkeypatch.setattr(doctor, "start_probes", dict)
+    file = tmp_path / "p.toml"
+    node = "[node.t]\nop = 'load_target'\ncheckpoint = 'FILL IN: the directory'\n"
+    file.write_text(f"pipeline = {{ name = 'p' }}\n{node}[mlflow]\n{written}\n")
+    assert 2 == main(["doctor", str(file), "--json", "--store", str(tmp_path / "runs")])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    mistakes = [each["told"] for each in found if each["name"] == "pipeline"]
+    assert ("= [" in written) == any("not TOML" in mistake for mistake in mistakes)
+    assert ("= [" not in written) == any("node.t.checkpoint: there is no file" in mistake for mistake in mistakes)
+    assert [True] == [told in each["told"] for each in found if each["name"] == "MLflow"]
+    assert {"Python", "store", "disk", "machine"} <= {each["name"] for each in found}
+
+
+def test_a_file_without_mistakes_has_no_finding_and_one_that_is_not_there_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "start_probes", dict)
+    assert 0 == main(["doctor", str(ROOT / "pipelines" / "tiny.toml"), "--store", str(tmp_path / "runs")])
+    assert "pipeline:" not in capsys.readouterr().out
+    assert 2 == main(["doctor", str(tmp_path / "none.toml")])
+    assert "there is no pipeline file" in capsys.readouterr().err
+
+
+def test_on_a_terminal_what_is_looked_at_stands_below_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = StringIO()
+    with Doing(Console(file=shown, force_terminal=True, width=100)) as doing:
+        doing.tell("looking at the [store]")
+        doing.say("ok  store: here")
+    assert "looking at the [store]" in shown.getvalue()
+    said = capsys.readouterr()
+    assert ("ok  store: here\n", "") == (said.out, said.err)
+
+
+def test_the_whole_is_told_as_json_and_ends_with_0_here(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "executor.cli", "doctor", "--json", "--store", str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert ["looking at this machine", "looking at the store", "looking at torch, transformers"] == [
+        re.match("looking at (this machine|the store|torch, transformers)", line)[0]  # type: ignore[index]
+        for line in done.stderr.splitlines()
+    ]
+    told = json.loads(done.stdout)
+    names = {finding["name"] for finding in told["findings"]}
+    assert told["runs"] and {"Python", "torch", "transformers", "GPU", "store", "MLflow", "disk", "sglang"} <= names
+    assert not (tmp_path / "runs").exists()

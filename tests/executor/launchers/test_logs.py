@@ -1,0 +1,106 @@
+"""`dflow logs`: what a node printed, and what it prints."""
+
+import shutil
+
+import pytest
+from side_ops import side
+from toy_ops import Toy, wait_for
+
+from executor.records.run_record import Record
+
+PRINTS = '[node.a]\nop = "flaky"\ntimes = 2\nlaunch = { retry_wait = 0.1 }\n'
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    toy = side(tmp_path_factory.mktemp("logs"), PRINTS)
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    return toy
+
+
+WHOLE = "try 0\nTransientError: the server is busy\ntry 1\nTransientError: the server is busy\ntry 2\n"
+
+
+def test_the_whole_log_is_printed_that_of_all_attempts(done):
+    assert done.dflow("logs", "a").stdout == WHOLE
+    assert done.dflow("logs", done.state()["run"], "a").stdout == WHOLE
+
+
+def test_the_latest_run_is_named_where_none_was(done):
+    run = done.state()["run"]
+    assert done.dflow("logs", "a").stderr == f"a in run {run}, the latest:\n"
+    assert done.dflow("logs", run, "a").stderr == ""
+
+
+def test_of_a_node_that_did_not_run_in_the_latest_run_the_run_that_works_on_it_is_named(tmp_path):
+    toy = side(tmp_path, '[node.b]\nop = "meet"\nname = "b"\nothers = ["go"]\n')
+    running = toy.start("run", str(toy.file))
+    wait_for(lambda: (tmp_path / "b.here").exists())
+    first = toy.state()["run"]
+    later = Record.create(toy.store / "records", Record.load(toy.store / "records" / first).graph())
+    result = toy.dflow("logs", "b")
+    (tmp_path / "go.here").touch()
+    running.communicate(timeout=300)
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"dflow: b printed nothing in run {later.run}: it did not run there, its state is pending; it runs in run "
+        f"{first}: dflow logs {first} b\n",
+    )
+
+
+def test_the_last_lines_are_printed(done):
+    assert done.dflow("logs", "a", "-n", "2").stdout == "TransientError: the server is busy\ntry 2\n"
+    assert done.dflow("logs", "-n", "0", "a").stdout == ""
+
+
+def test_following_a_node_that_has_ended_ends(done):
+    assert done.dflow("logs", "a", "-f").stdout == WHOLE
+    assert done.dflow("logs", "a", "-f", "-n", "1").stdout == "try 2\n"
+
+
+def test_an_unknown_node_is_told_with_those_that_there_are(tmp_path):
+    toy = Toy(tmp_path)
+    toy.dflow("run", str(toy.file), "-s", "d.fail_at=1")
+    result = toy.dflow("logs", "bb")
+    assert result.returncode == 1
+    assert 'has no node "bb"; did you mean "b"?; its nodes: a, b, c, d' in result.stderr
+    assert toy.dflow("logs", "d").stdout == "about to fail\nDataError: line 3 of the data is broken\n"
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_of_a_cached_node_the_log_of_the_run_that_computed_it_is_printed_and_that_run_is_named(tmp_path, follow):
+    toy = side(tmp_path, PRINTS)
+    toy.dflow("run", str(toy.file))
+    first = toy.state()["run"]
+    toy.file.write_text(toy.file.read_text().replace("[node.a]", "[node.b]"))  # another name in the run that takes it
+    toy.dflow("run", str(toy.file))
+    result = toy.dflow("logs", "b", "-n", "1", *follow)
+    assert (result.returncode, result.stdout) == (0, "try 2\n")
+    assert result.stderr == f"b was computed by run {first}; this is its log:\n"
+    shutil.rmtree(toy.store / "records" / first)
+    result = toy.dflow("logs", "b", *follow)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"dflow: b was computed by run {first}, whose record and log are gone\n"
+
+
+def test_a_log_is_followed_while_the_node_runs_and_across_its_attempts(tmp_path):
+    waits = '[node.b]\nop = "meet"\nname = "b"\nothers = ["go"]\n'
+    toy = side(tmp_path, waits + PRINTS.replace("[node.a]", '[node.a]\ntext = "@b"'))
+    run = toy.start("run", str(toy.file))
+    wait_for(lambda: (tmp_path / "b.here").exists())
+    follower = toy.start("logs", "a", "-f")
+    (tmp_path / "go.here").touch()
+    run.communicate(timeout=300)
+    out, errors = follower.communicate(timeout=300)
+    assert (run.returncode, follower.returncode, out) == (0, 0, WHOLE), errors
+
+
+def test_following_ends_with_a_run_that_was_killed(tmp_path):
+    toy = side(tmp_path, '[node.b]\nop = "meet"\nname = "b"\nothers = ["never"]\n')
+    run = toy.start("run", str(toy.file))
+    wait_for(lambda: (tmp_path / "b.here").exists())
+    follower = toy.start("logs", "b", "-f")
+    run.kill()
+    run.communicate()
+    _, errors = follower.communicate(timeout=30)
+    assert (follower.returncode, errors) == (0, f"b in run {toy.state()['run']}, the latest:\n")

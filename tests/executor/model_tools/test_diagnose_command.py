@@ -1,0 +1,278 @@
+"""`dflow diagnose` around the measuring: which drafts of a run, what is refused, and where the loss comes from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import attrs
+import pytest
+from serve_cases import CHECK, SECOND, record_run
+
+from executor.cli import main
+from executor.model_tools import diagnose
+from executor.model_tools.diagnose import loss_curve
+from executor.model_tools.diagnosis_text import diagnosis_text
+from executor.records.run_record import Record
+from executor.store.artifact_store import IndexLine
+from executor.system.exits import FAILED, OK, USAGE
+
+FINE = {
+    "advice": "",
+    "gain": None,
+    "is_cause": False,
+    "is_note": False,
+    "is_measured": True,
+    "is_judged": True,
+    "normal": "so it should be",
+    "explained_by": "",
+}
+
+
+def result(*findings, tau=2.0, mended=2.0, evaluation=None):
+    measured = {"exported": tau, "low": 1.5, "high": 2.5, "mended": mended}
+    head = {"split": "test", "prompts": 8, "dtype": "float32", "device": "cpu", "block_size": 8, "tau": measured}
+    head |= {"evaluation": evaluation, "instead_of": None}
+    return {"node": "export", "findings": list(findings), **head}
+
+
+@pytest.fixture
+def export(tmp_path) -> Path:
+    folder = tmp_path / "export"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Stands for the process that measures: what it is asked, and what it says."""
+    asked = []
+
+    def run(files, threads, tell):
+        tell("1 of 2, decoding")
+        request, answer = (Path(f"/proc/self/fd/{file}") for file in files)
+        asked.append(json.loads(request.read_text()))
+        answer.write_text(json.dumps(result() | {"node": asked[-1]["node"]}))
+        return 0, []
+
+    monkeypatch.setattr(diagnose, "_run", run)
+    return asked
+
+
+def dflow(store, *arguments: str) -> int:
+    return main(["diagnose", *arguments, "--store", str(store.path)])
+
+
+def test_every_draft_of_a_run_is_measured_unless_one_is_named(tmp_path, export, process, capsys):
+    made = dict.fromkeys(("export", "second", "target", "tokenize"), export)
+    store, run = record_run(tmp_path / "p", made, more=CHECK + SECOND)
+    assert OK == dflow(store)
+    assert ["export", "second"] == [request["node"] for request in process]
+    kept = json.loads((store.records / run / "diagnosis.json").read_text())["drafts"]
+    assert ["export", "second"] == [each["node"] for each in kept]
+    assert OK == dflow(store, run, "--node", "second", "--prompts", "4")
+    assert ("second", 4) == (process[-1]["node"], process[-1]["prompts"])
+    assert made.keys() == process[-1]["artifacts"].keys()
+
+
+def test_drafts_before_one_that_cannot_be_measured_are_kept_and_told(tmp_path, export, process, monkeypatch, capsys):
+    store, run = record_run(
+        tmp_path / "p", dict.fromkeys(("export", "second", "target", "tokenize"), export), more=SECOND
+    )
+    measure = diagnose._run
+
+    def second_breaks(files, threads, tell):
+        code, tail = measure(files, threads, tell)
+        return (7, ["MemoryError: no room"]) if process[-1]["node"] == "second" else (code, tail)
+
+    monkeypatch.setattr(diagnose, "_run", second_breaks)
+    assert FAILED == dflow(store, "--json")
+    out, err = capsys.readouterr()
+    assert ["export"] == [each["node"] for each in json.loads(out)["drafts"]]
+    assert "second: the diagnosis ended with exit code 7" in err
+    kept = store.records / run / "diagnosis.json"
+    assert ["export"] == [each["node"] for each in json.loads(kept.read_text())["drafts"]]
+    assert FAILED == dflow(store, "--node", "second", "--json")
+    assert "" == capsys.readouterr().out
+
+
+def test_what_is_said_of_one_draft_replaces_nothing_said_of_another(tmp_path, export, process):
+    store, run = record_run(
+        tmp_path / "p", dict.fromkeys(("export", "second", "target", "tokenize"), export), more=SECOND
+    )
+    file = store.records / run / "diagnosis.json"
+    assert OK == dflow(store)
+    first = json.loads(file.read_text())
+    for each in first["drafts"]:
+        each["prompts"] = 99
+    file.write_text(json.dumps(first))
+    assert OK == dflow(store, "--node", "second")
+    kept = json.loads(file.read_text())["drafts"]
+    assert [("export", 99), ("second", 8)] == [(each["node"], each["prompts"]) for each in kept]
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(tmp_path, export, process, capsys):
+    store, run = record_run(tmp_path / "p", {}, more=CHECK)
+    assert USAGE == dflow(store, "--node", "trian")
+    assert '"trian" makes no draft' in capsys.readouterr().err
+    assert FAILED == dflow(store)
+    assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        dflow(store, "--prompts", "3")
+    assert [] == process
+
+
+@pytest.mark.parametrize("content", [None, "{} and more"])
+def test_a_damaged_draft_is_measured_and_one_that_is_gone_is_refused(tmp_path, export, process, capsys, content):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "info.json").write_text("{}")
+    store, run = record_run(tmp_path / "p", {"export": export, "target": other, "tokenize": other})
+    digest = Record.load(store.records / run).state.nodes["export"].digest
+    folder = store.object_path(digest)
+    if content is None:
+        (folder / "manifest.json").unlink()
+    else:
+        (folder / "config.json").write_text(content)
+    assert OK == dflow(store)
+    assert [str(folder), digest] == process[-1]["artifacts"]["export"]
+    shutil.rmtree(folder)
+    assert FAILED == dflow(store)
+    assert f"the store holds no draft of export; make it: dflow resume {run}" in capsys.readouterr().err
+
+
+def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export, monkeypatch, capsys):
+    store, _ = record_run(tmp_path / "p", dict.fromkeys(("export", "target", "tokenize"), export))
+    monkeypatch.setattr(diagnose, "_run", lambda *_: (-9, ["MemoryError: no room"]))
+    assert FAILED == dflow(store)
+    error = capsys.readouterr().err
+    assert "export: the diagnosis ended with exit code -9" in error
+    assert "MemoryError: no room" in error
+
+
+def test_a_draft_whose_target_and_tokens_are_gone_is_refused(tmp_path, export, process, capsys):
+    store, run = record_run(tmp_path / "p", {"export": export})
+    assert FAILED == dflow(store)
+    assert f"its target and tokens cannot be had of this run; make it: dflow resume {run}\n" in capsys.readouterr().err
+    assert [] == process
+
+
+def test_the_loss_comes_from_the_run_that_trained_the_draft_also_once_it_was_accepted_for_another_key(tmp_path, export):
+    store, run = record_run(tmp_path / "p", {"train": export})
+    trained = Record.load(store.records / run)
+    trained.state.nodes["train"].key = "key-train"
+    trained.save_all()
+    for step in (1, 2):
+        trained.event("train", "metric", step=step, metrics={"train/loss": 3.0 - step, "train/lr": 0.1})
+    trained.event("eval", "metric", step=3, metrics={"train/loss": 9.0})
+    again = Record.create(store.records, trained.graph())
+    state = again.state.nodes["train"]
+    state.key, state.cache, state.source_run = "key-train", "hit", run
+    assert [(1, 2.0), (2, 1.0)] == loss_curve(store, trained, "train") == loss_curve(store, again, "train")
+    renamed = again.state.nodes["renamed"] = attrs.evolve(state, key="key-accepted")
+    assert [] == loss_curve(store, again, "renamed")
+    line = IndexLine("digest", run, 1.0, acceptance="accepted", accepted_key="key-train")
+    store.accept(renamed.key, line)
+    assert [(1, 2.0), (2, 1.0)] == loss_curve(store, again, "renamed")
+    state.source_run = "20200101-000000-0000"
+    assert [] == loss_curve(store, again, "train") == loss_curve(store, again, None)
+
+
+def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
+    cause = FINE | {
+        "name": "mask token",
+        "measured": "tau 1.02 with 5",
+        "advice": "mend it",
+        "is_cause": True,
+        "gain": 1.4,
+    }
+    fine = FINE | {"name": "layer ids", "measured": "tau 2.42", "advice": "nothing"}
+    gone = FINE | {"name": "features", "measured": "the store lost them", "normal": "", "is_measured": False}
+    assert (
+        "export: tau 1.02 [1.50, 2.50] of at most 8, on 8 prompts of test (float32, cpu); 2.42 with what it is fed put "
+        "right\n"
+        "CAUSE  mask token: tau 1.02 with 5 | normal: so it should be | do: mend it\n"
+        "ok     layer ids: tau 2.42 | normal: so it should be\n"
+        "--     features: the store lost them\n"
+        "causes of a low tau, the weightiest first: mask token (tau +1.40)"
+    ) == diagnosis_text(result(cause, fine, gone, tau=1.02, mended=2.42))
+    unloaded = result(cause) | {"tau": {"exported": None, "low": None, "high": None, "mended": 2.42}}
+    assert diagnosis_text(unloaded).startswith(
+        "export: no tau, as the export cannot be used, of at most 8, on 8 prompts of test (float32, cpu); 2.42 with "
+    )
+    assert diagnosis_text(result(fine, gone)).endswith("none of the usual causes of a low tau; not measured: features")
+
+
+def test_another_split_than_asked_for_is_told_with_the_reason():
+    text = diagnosis_text(result(FINE | {"name": "x", "measured": ""}) | {"split": "val", "instead_of": "test"})
+    assert "of at most 8, on 8 prompts of val, as test holds none (float32, cpu)" in text
+
+
+def test_the_split_can_be_named(tmp_path, export, process):
+    store, _ = record_run(tmp_path / "p", dict.fromkeys(("export", "target", "tokenize"), export))
+    assert OK == dflow(store)
+    assert OK == dflow(store, "--split", "val")
+    assert [None, "val"] == [request["split"] for request in process]
+    with pytest.raises(SystemExit):
+        dflow(store, "--split", "train")
+
+
+def test_a_note_is_told_with_what_may_help_and_is_no_cause():
+    note = FINE | {"name": "categories", "measured": "tau 1.7, 7.8", "advice": "more texts", "is_note": True}
+    text = diagnosis_text(result(note))
+    assert "note   categories: tau 1.7, 7.8 | normal: so it should be | may help: more texts\n" in text
+    assert text.endswith("none of the usual causes of a low tau")
+
+
+def test_a_cause_whose_mending_measured_lower_has_its_sign_and_one_prompt_no_interval():
+    cause = FINE | {"name": "layer ids", "measured": "", "is_cause": True, "gain": -0.16}
+    single = result(cause) | {"tau": {"exported": 2.0, "low": None, "high": None, "mended": 2.0}}
+    text = diagnosis_text(single)
+    assert text.startswith("export: tau 2.00 of at most 8")
+    assert text.endswith("layer ids (tau -0.16)")
+
+
+def test_a_cause_that_costs_nothing_is_told_apart_from_those_that_do():
+    idle = FINE | {"name": "mask token", "measured": "", "is_cause": True, "gain": 0.0}
+    assert diagnosis_text(result(idle)).endswith("\nwrong, though it costs nothing here: mask token")
+    costly = idle | {"name": "weights", "gain": 1.4}
+    assert diagnosis_text(result(costly, idle)).endswith(
+        "the weightiest first: weights (tau +1.40); wrong, though it costs nothing here: mask token"
+    )
+
+
+def test_what_was_not_judged_at_the_ceiling_of_tau_is_not_told_as_ok():
+    own = FINE | {"name": "own answers", "measured": "5%", "is_judged": False}
+    text = diagnosis_text(result(own))
+    assert "\n-      own answers: 5% | normal: so it should be | not judged: tau is at its ceiling\n" in text
+    assert text.endswith("none of the usual causes of a low tau; not judged, as tau is at its ceiling: own answers")
+
+
+def test_a_cause_that_another_explains_is_told_as_such():
+    own = FINE | {"name": "own answers", "measured": "3 %", "advice": "regenerate", "is_cause": True}
+    text = diagnosis_text(result(own | {"explained_by": "target"}))
+    assert "| do: put target right, which explains this; if it stays, regenerate\n" in text
+    assert text.endswith("the weightiest first: own answers (explained by target)")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "told"),
+    [
+        ({}, "eval reports 3.10"),
+        ({"tau": None}, "eval reports no tau"),
+        (
+            {"benchmark": "bench.jsonl", "temperature": 1.0, "block_size": 4},
+            "eval reports 3.10 on bench.jsonl at temperature 1 in blocks of 4, and this is measured on the split, "
+            "greedily, in whole blocks",
+        ),
+    ],
+)
+def test_what_the_run_s_own_evaluation_says_is_told_with_what_it_does_otherwise(evaluation, told):
+    said = {"node": "eval", "tau": 3.1, "benchmark": None, "temperature": None, "block_size": None} | evaluation
+    assert (
+        diagnosis_text(result(FINE | {"name": "x", "measured": ""}, evaluation=said))
+        .splitlines()[0]
+        .endswith(f"(float32, cpu); {told}")
+    )

@@ -1,0 +1,364 @@
+"""`dflow serve`: what it finds in a run, what it says, and that its server never outlives it.
+
+The server of these tests is a small HTTP server under SGLang's name; tests/sglang holds those with SGLang itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ports import free_port
+from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_run
+
+from dsl.errors import StoreError
+from executor.model_tools.chat_request import Answer, ServerError, read_answer
+from executor.model_tools.serve import accepted_lengths
+from executor.model_tools.served import ChatPrompt, find_served
+from executor.records.run_record import find_record
+from executor.store.artifact_store import Store
+from ops.lib.sglang.version import SGLANG_VERSION
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+def found(tmp_path, model_type="qwen3", node=None, config=None, **run):
+    store, run_id = record_run(tmp_path, make_artifacts(tmp_path / "made", model_type, **(config or {})), **run)
+    return store, find_served(store, find_record(store.records, run_id), node)
+
+
+def test_the_checked_draft_is_served(tmp_path):
+    store, served = found(tmp_path, states={"eval": {"metrics": {"eval/tau": 3.5}}})
+
+    digests = find_record(store.records, None).state.nodes
+    assert str(store.object_path(digests["check"].digest) / "draft") == served.draft.path
+    assert store.object_path(digests["target"].digest) / "model" == served.target
+    assert (4, "bfloat16", (), 3.5) == (served.draft.block_size, served.served.dtype, served.warnings, served.tau)
+
+
+@pytest.mark.parametrize(
+    ("run", "warning"),
+    [
+        ({"more": ""}, "no node checks the draft of export"),
+        ({"states": {"check": {"state": "failed", "error": "DataError: tau"}}}, "check failed: DataError: tau"),
+        (
+            {"states": {"check": {"state": "failed", "error": "DataError: it breaks\n  the contract\n"}}},
+            "check failed: DataError: it breaks | the contract",
+        ),
+        ({"states": {"check": {"state": "pending", "digest": None}}}, "check is pending"),
+    ],
+)
+def test_a_draft_that_no_gate_passed_is_served_with_a_warning(tmp_path, run, warning):
+    store, served = found(tmp_path, **run)
+
+    export = find_record(store.records, None).state.nodes["export"].digest
+    assert str(store.object_path(export)) == served.draft.path
+    assert 1 == len(served.warnings)
+    assert warning in served.warnings[0]
+    assert "\n" not in served.warnings[0]
+
+
+def test_a_draft_that_sglang_was_not_asked_about_is_served_with_a_warning(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    live = {"status": "skipped", "reason": "no DFLASH\non a CPU"}
+    (made["check"] / "check.json").write_text(json.dumps({"live": live}))
+    store, run = record_run(tmp_path, made)
+    (warning,) = find_served(store, find_record(store.records, run), None).warnings
+    assert "check checked the draft without SGLang (no DFLASH | on a CPU)" in warning
+    assert f"dflow resume {run} --from check" in warning
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("content", [None, '{"block_size": 8}'])
+def test_a_checked_draft_whose_files_were_altered_is_not_served(tmp_path, content, is_shared):
+    """Its digest tells, not its size alone. Files that check took over as links are altered in the export too."""
+    made = make_artifacts(tmp_path / "made")
+    store, run_id = record_run(tmp_path, made)
+    record = find_record(store.records, run_id)
+    folders = {node: store.object_path(record.state.nodes[node].digest) for node in ("check", "export")}
+    config = folders["check"] / "draft" / "config.json"
+    for path in [config, *([folders["export"] / "config.json"] if is_shared else [])]:
+        size = path.stat().st_size
+        path.unlink()
+        if content is not None:
+            path.write_text(content)
+            assert size == path.stat().st_size
+
+    with pytest.raises(StoreError) as caught:
+        find_served(Store.open(store.path, write=False), record, None)
+    assert (
+        f"{config}: the checked draft is damaged: config.json is gone or was altered; make it again: "
+        f"dflow resume {run_id} --from {'export' if is_shared else 'check'}"
+    ) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "dtype"),
+    [
+        ("qwen3", {}, "bfloat16"),
+        ("qwen3_vl", {"dtype": None, "text_config": {"dtype": "float16"}}, "float16"),
+        ("qwen3_vl_moe", {"dtype": None, "torch_dtype": "float32"}, "float32"),
+        ("qwen3_5", {"dtype": None}, "float32"),
+    ],
+)
+def test_a_target_is_served_as_its_config_says(tmp_path, model_type, config, dtype):
+    _store, run = found(tmp_path, model_type, config=config)
+
+    vision = model_type != "qwen3"
+    assert (model_type, vision, dtype) == (run.served.model_type, run.served.vision, run.served.dtype)
+    assert ("torchvision" if vision else None) == run.served.image_backend
+    assert ({"min_pixels": 64, "max_pixels": 1024} if vision else {}) == run.served.pixels
+
+
+def test_without_the_training_in_the_store_the_tokens_tell_how_images_were_prepared(tmp_path):
+    _store, run = found(tmp_path, "qwen3_vl", states={"train": {"digest": "0" * 64}})
+
+    assert ("torchvision", {"min_pixels": 64, "max_pixels": 1024}) == (run.served.image_backend, run.served.pixels)
+
+
+def test_sizes_of_images_are_said_only_where_the_target_has_others(tmp_path):
+    _store, run = found(tmp_path, "qwen3_vl", config={"max_pixels": 1024})
+
+    assert {} == run.served.pixels
+
+
+def test_the_prompt_is_a_held_out_one_with_its_image(tmp_path):
+    _store, run = found(tmp_path, "qwen3_vl")
+
+    image = "data:image/png;base64," + base64.b64encode(b"PNG").decode()
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "What is it?"}]
+    assert (ChatPrompt("b", [{"role": "user", "content": parts}]),) == run.prompts
+
+
+def test_of_several_drafts_one_has_to_be_chosen(tmp_path):
+    made = make_artifacts(tmp_path / "made")
+    made["second"] = made["train"].with_name("other")
+    made["second"].mkdir()
+    (made["second"] / "config.json").write_text('{"block_size": 8}')
+    store, run_id = record_run(tmp_path, made, more=CHECK + SECOND)
+    record = find_record(store.records, run_id)
+
+    with pytest.raises(StoreError, match="several drafts: export, second; choose one with --node"):
+        find_served(store, record, None)
+    assert [8, 4, 4] == [find_served(store, record, node).draft.block_size for node in ("second", "export", "check")]
+    with pytest.raises(StoreError, match='"train" is no node that exports a draft; those are: export, second'):
+        find_served(store, record, "train")
+
+
+@pytest.mark.parametrize(
+    ("states", "problem"),
+    [
+        ({"target": {"state": "pending", "digest": None}}, "target is pending; first: dflow resume"),
+        ({"target": {"digest": "0" * 64}}, "what target made is gone or incomplete"),
+    ],
+)
+def test_a_run_without_its_target_is_refused(tmp_path, states, problem):
+    with pytest.raises(StoreError, match=problem):
+        found(tmp_path, states=states)
+
+
+def test_tau_leaves_the_first_token_out_and_sglangs_figure_does_not():
+    response = {
+        "choices": [{"message": {"content": "It is."}, "meta_info": {"spec_verify_ct": 3, "spec_accept_length": 4.0}}],
+        "usage": {"completion_tokens": 12},
+    }
+    answer = read_answer(response)
+
+    assert Answer("It is.", 12, 3, 4.0) == answer
+    assert 11 / 3 == answer.tau
+    assert (
+        "tau: 3.67 (11 tokens behind the first in 3 verification steps); "
+        "SGLang's spec_accept_length, which counts the first token too: 4"
+    ) == accepted_lengths(answer)
+
+
+def test_a_server_that_tells_no_figure_of_its_own_is_no_error():
+    answer = Answer("It is.", 12, 3, None)
+
+    assert accepted_lengths(answer).endswith("in 3 verification steps); the server tells no spec_accept_length")
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"error": {"message": "no such model"}},
+        {"choices": []},
+        {"choices": [{"message": None}], "usage": {"completion_tokens": 2}},
+        {"choices": [{"message": {"content": "x"}}], "usage": None},
+        {"choices": "no list", "usage": {"completion_tokens": 2}},
+    ],
+)
+def test_a_response_of_another_kind_is_told_as_it_is(response):
+    with pytest.raises(ServerError, match="the server's response is no chat completion of SGLang") as error:
+        read_answer(response)
+    assert json.dumps(response) in str(error.value)
+
+
+def test_every_refused_argument_is_told_at_once_and_with_what_to_do(tmp_path):
+    result = Served(tmp_path).dflow("--check", extra=("--port=8000", "--model-path", "other"))
+
+    assert (1, "") == (result.returncode, result.stdout)
+    assert (
+        "dflow: behind -- stand arguments that dflow serve gives itself:\n"
+        "  --port=8000: give --port before the --\n"
+        "  --model-path: the run decides it; for another draft name its run, or choose with --node\n"
+    ) == result.stderr
+
+
+class Served:
+    """A store with a run, and the command on it, where `sglang` is the small server."""
+
+    def __init__(self, folder: Path, model_type: str = "qwen3", version: str | None = SGLANG_VERSION) -> None:
+        self.store, self.run = record_run(folder, make_artifacts(folder / "made", model_type))
+        self.path = install_server(folder / "site", version) if version else folder
+        self.port = free_port()
+
+    def arguments(self, *arguments: str, extra: tuple[str, ...] = ()) -> list[str]:
+        own = ["serve", "--store", str(self.store.path), "--port", str(self.port), *arguments]
+        return [sys.executable, "-m", "executor.cli", *own, "--", *extra]
+
+    @property
+    def options(self):
+        paths = f"{self.path}:{PROJECT}"
+        return {"cwd": PROJECT, "env": {"PATH": os.environ["PATH"], "PYTHONPATH": paths}, "text": True}
+
+    def dflow(self, *arguments: str, extra: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        command = self.arguments(*arguments, extra=extra)
+        return subprocess.run(command, **self.options, capture_output=True, timeout=60)
+
+    @property
+    def log(self) -> str:
+        return (self.store.records / self.run / f"serve-{self.port}.log").read_text()
+
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in re.search(r"^processes (\d+) (\d+)$", self.log, re.MULTILINE).groups()]
+
+
+def test_check_shows_the_command_the_answer_and_the_accepted_length_and_stops_the_server(tmp_path):
+    case = Served(tmp_path)
+    result = case.dflow("--check", extra=("--mem-fraction-static", "0.5"))
+
+    assert (0, "") == (result.returncode, result.stderr)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"{sys.executable} -m sglang.launch_server --model-path ")
+    assert lines[0].endswith(f"--host 127.0.0.1 --port {case.port} --mem-fraction-static 0.5")
+    assert [
+        "prompt: What is it? (b)",
+        "answer: It is blue.",
+        "tau: 4 (8 tokens behind the first in 2 verification steps); SGLang's spec_accept_length, which counts the "
+        "first token too: 4.5",
+    ] == lines[-3:]
+    asked = json.loads(re.search(r"^asked (.*)$", case.log, re.MULTILINE).group(1))
+    assert [{"role": "user", "content": [{"type": "text", "text": "What is it?"}]}] == asked["messages"]
+    assert (0, True) == (asked["temperature"], asked["return_meta_info"])
+    assert [False, False] == [is_running(pid) for pid in case.processes()]
+
+
+def test_a_server_that_does_not_use_the_draft_fails_the_check(tmp_path):
+    result = Served(tmp_path).dflow("--check", extra=("--no-draft",))
+
+    assert 1 == result.returncode
+    assert "9 tokens without a verification step; the server does not use the draft" in result.stderr
+
+
+def test_a_server_that_dies_at_its_start_shows_its_last_lines(tmp_path):
+    case = Served(tmp_path)
+    result = case.dflow("--check", extra=("--die",))
+
+    assert 1 == result.returncode
+    assert result.stderr.startswith("dflow: the server ended with exit code 1\n")
+    assert "    loading the model\n    RuntimeError: out of luck\nlog: " in result.stderr
+
+
+def test_sglangs_refusal_is_told_as_such(tmp_path):
+    result = Served(tmp_path).dflow("--check", extra=("--refuse",))
+
+    assert 1 == result.returncode
+    assert (
+        "dflow: SGLang refuses DFLASH on this machine; run the command on one with a GPU\n"
+        "    ValueError: DFLASH speculative decoding is not supported by CpuPlatform on device 'cpu'.\n"
+    ) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("0.5.20", "and 0.5.20 is installed: pip install sglang=="),
+        (None, "which is not installed: .venv/bin/pip install"),
+    ],
+)
+def test_without_the_pinned_version_the_command_is_shown_and_nothing_starts(tmp_path, version, problem):
+    case = Served(tmp_path, "qwen3_vl", version)
+    result = case.dflow("--check")
+
+    assert 1 == result.returncode
+    assert problem in result.stderr
+    command, notice = result.stdout.splitlines()
+    assert f"-m ops.lib.sglang.launch_server --model-path {case.store.path}" in command
+    assert f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for qwen3_vl targets" in notice
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
+    case = Served(tmp_path)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", case.port))
+        other.listen()
+        result = case.dflow("--check")
+
+    assert 1 == result.returncode
+    assert f"127.0.0.1:{case.port}: Address already in use; choose another --port" in result.stderr
+
+
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
+def test_the_server_and_its_children_end_with_dflow(tmp_path, ending, code):
+    """A child that ignores SIGTERM is killed."""
+    case = Served(tmp_path)
+    options = {**case.options, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(case.arguments(), **options) as dflow:
+        for line in dflow.stdout:
+            if line == "Ctrl-C stops it\n":
+                break
+        pids = case.processes()
+        before = [is_running(pid) for pid in pids]
+        dflow.send_signal(ending)
+        dflow.wait(30)
+
+    assert ([True, True], code) == (before, dflow.returncode)
+    deadline = time.monotonic() + 30
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [False, False] == [is_running(pid) for pid in pids]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_the_benchmark_asks_both_sides_the_same_at_every_concurrency_and_starts_the_other_side_first_in_turn(tmp_path):
+    case = Served(tmp_path)
+    own = ["", "--store", str(case.store.path), "--port", str(case.port), "--rounds", "2", "--concurrency", "1", "2"]
+    command = [sys.executable, "benchmarks/serve.py", *own, "--json", str(tmp_path / "figures.json")]
+    result = subprocess.run(command, **case.options, capture_output=True, timeout=120)
+
+    assert (0, "") == (result.returncode, result.stderr)
+    started = [line for line in result.stdout.splitlines() if line.startswith("python -m sglang.launch_server")]
+    assert [True, False, False, True] == ["--speculative-algorithm" in line for line in started]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {"1": 2, "2": 2} == {name: len(rounds) for name, rounds in figures["concurrency"].items()}
+    for outcome in (outcome for rounds in figures["concurrency"].values() for outcome in rounds):
+        assert outcome["with_draft"] / outcome["alone"] == outcome["speed_up"]
+        assert (8 / 2, 9 / 2, 1) == (outcome["tau"], outcome["spec_accept_length"], outcome["same_answers"])
+    assert 2 == len(re.findall(r"^\| [12] +\|.*\| 4\.00 \| 4\.50 +\| 1 of 1", result.stdout, re.MULTILINE))

@@ -1,0 +1,151 @@
+"""The executor asks ops what they need and prints it; what the figures mean is the ops' own affair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from toy_ops import Toy
+
+from executor.planning.resources import free_bytes
+
+TELLING = '''
+from pathlib import Path
+from attrs import frozen
+from dsl.errors import DataError
+from dsl.op import Artifact, field, op
+from dsl.resources import Resources
+
+
+@frozen
+class Text(Artifact):
+    """text.txt"""
+
+
+@op(version=1, run="telling:begin", resources="telling:begin_resources")
+@frozen(kw_only=True)
+class Begin:
+    """Writes a text."""
+    length: int = field(default=3, help="letters")
+    output = Text
+
+
+def begin(config, stage):
+    (stage.out_dir / "text.txt").write_text("a" * config.length)
+
+
+def begin_resources(outlook):
+    if outlook.config.length < 0:
+        raise DataError("a text has no negative length")
+    foreseen = outlook.config.length
+    if outlook.artifact is not None:
+        foreseen = 100 * len((outlook.artifact / "text.txt").read_text())
+    return Resources(disk={"text": 5_000_000}, notes=(f"writes {outlook.config.length}",), foreseen=foreseen)
+
+
+@op(version=1, run="telling:end", resources="telling:end_resources")
+@frozen(kw_only=True)
+class End:
+    """Reads texts."""
+    texts: tuple[Text, ...]
+    one: Text | None = None
+    output = Text
+
+
+def end(config, stage):
+    (stage.out_dir / "text.txt").write_text("b")
+
+
+def end_resources(outlook):
+    known = [*outlook.inputs["texts"], outlook.inputs["one"]]
+    return Resources(
+        memory={"small": 10**9, "large": 2 * 10**9},
+        disk={"all": 10**9},
+        disk_per="a page",
+        notes=(f"sees {known} in {outlook.root.name} on {outlook.launch.device}",),
+    )
+
+
+@op(version=1, run="telling:begin")
+@frozen(kw_only=True)
+class Silent:
+    """Tells nothing."""
+    length: int = field(default=1)
+    output = Text
+'''
+PIPELINE = """
+[pipeline]
+name = "telling"
+ops = ["telling.py"]
+
+[node.a]
+op = "begin"
+
+[node.b]
+op = "silent"
+
+[node.c]
+op = "end"
+texts = ["@a", "@b"]
+one = "@a"
+launch = { device = "cpu" }
+"""
+
+
+def telling(tmp_path: Path) -> Toy:
+    (tmp_path / "telling.py").write_text(TELLING)
+    return Toy(tmp_path, PIPELINE)
+
+
+def told(toy: Toy, *arguments: str) -> dict[str, dict]:
+    result = toy.dflow("plan", str(toy.file), "--json", *arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    return json.loads(result.stdout)["resources"]
+
+
+def test_ops_are_told_what_is_foreseen_above_them(tmp_path: Path) -> None:
+    assert told(telling(tmp_path)) == {
+        "a": {
+            "memory": {}, "memory_total": 0, "disk": {"text": 5_000_000}, "disk_total": 5_000_000, "disk_per": "",
+            "notes": ["writes 3"],
+        },
+        "c": {
+            "memory": {"small": 10**9, "large": 2 * 10**9}, "memory_total": 3 * 10**9,
+            "disk": {"all": 10**9}, "disk_total": 10**9, "disk_per": "a page",
+            "notes": [f"sees [3, None, 3] in {tmp_path.name} on cpu"],
+        },
+    }  # fmt: skip
+
+
+def test_a_node_that_is_made_needs_nothing_and_tells_its_readers_what_it_is(tmp_path: Path) -> None:
+    toy = telling(tmp_path)
+    assert toy.dflow("run", str(toy.file)).returncode == 0
+    told_after = told(toy, "-s", "b.length=2")
+    assert ({}, []) == (told_after["a"]["disk"], told_after["a"]["notes"])
+    assert [f"sees [300, None, 300] in {tmp_path.name} on cpu"] == told_after["c"]["notes"]
+
+
+def test_what_an_op_refuses_is_a_note_and_the_plan_stands(tmp_path: Path) -> None:
+    refused = told(telling(tmp_path), "-s", "a.length=-1")
+    assert ["what it needs cannot be told: a text has no negative length"] == refused["a"]["notes"]
+    assert [f"sees [None, None, None] in {tmp_path.name} on cpu"] == refused["c"]["notes"]
+
+
+def test_the_plan_prints_sums_parts_and_notes_below_the_nodes(tmp_path: Path) -> None:
+    toy = telling(tmp_path)
+    lines = [line.split() for line in toy.dflow("plan", str(toy.file)).stdout.splitlines()]
+    start = lines.index(["node", "ranks", "memory", "each", "disk"])
+    assert lines[start + 1 : start + 3] == [
+        ["a", "1", "5", "MB"],
+        ["c", "1", "3.0", "GB", "1.0", "GB", "for", "a", "page"],
+    ]
+    assert "memory: of a GPU, or else of the machine;" == " ".join(lines[start + 3][:9])
+    assert [" ".join(line) for line in lines[start + 4 :]] == [
+        "a: writes 3",
+        "c: memory: large 2.0 GB, small 1.0 GB",
+        f"c: sees [3, None, 3] in {tmp_path.name} on cpu",
+    ]
+
+
+def test_free_disk_is_that_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) // 10**9 == free_bytes(tmp_path / "not" / "there") // 10**9

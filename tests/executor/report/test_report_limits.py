@@ -1,0 +1,135 @@
+"""A report is written soon and stays small, whatever ops do and however large a run is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from counting_runs import PIPELINE, counting, run
+from report_page import Page
+from toy_ops import is_alive, wait_for
+
+from executor.records.metric_points import Point
+from executor.report import op_sections, write_report
+from executor.report.compared import ABSENT, differ
+from executor.report.curves import MOST_FOLDED, curves
+from executor.report.find import find_records
+from executor.report.markup import MOST_ROWS, MOST_TEXT, Markup, element, limited, table
+from executor.report.results import figures_table
+from executor.report.run_data import read_runs
+from executor.store.artifact_store import Store
+from executor.tracking import publish_results
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [
+        ({"TIME_S": 3.0}, "it took longer than 3 s"),
+        ({"TOTAL_S": 5.0}, "all ops together took longer than 5 s"),
+    ],
+)
+def test_an_op_that_takes_too_long_ends_with_all_that_it_started_and_the_page_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], why: str
+) -> None:
+    for name, seconds in times.items():
+        monkeypatch.setattr(op_sections, name, seconds)
+    toy = counting(tmp_path, PIPELINE.replace("kept = 7", 'kept = 7\nfails = "hangs"'))
+    run(toy)
+    write_report(toy.store, [], tmp_path / "page.html")
+    page = Page.read(tmp_path / "page.html")
+    assert f"filter What the op keep shows of its artifact is missing here: {why}" in page.text("artifacts")
+    assert ["<p>page of 10</p>"] == page.frames
+    child = int((toy.store / "child").read_text())
+    wait_for(lambda: not is_alive(child), 30)
+
+
+def test_a_report_is_written_before_whoever_sends_it_to_mlflow_gives_up() -> None:
+    assert op_sections.TIME_S < op_sections.TOTAL_S < publish_results.REPORT_WITHIN_S
+
+
+def test_the_parts_of_nodes_end_where_the_page_would_grow_too_large_and_the_rest_is_named() -> None:
+    names = [f"n{place}" for place in range(100)]
+    text = limited(names, lambda name: Markup("x" * (MOST_TEXT // 10)))
+    assert 11 == text.count("<h3>")
+    assert "the page stays small: n11, n12" in text
+    assert "n30 and 69 more" in text
+    assert len(text) < MOST_TEXT * 1.2
+
+
+def test_what_is_embedded_has_a_limit_of_its_own_and_leaves_nothing_else_out() -> None:
+    text = limited(["a", "b"], lambda name: element("iframe", srcdoc="<p>" * MOST_TEXT))
+    assert 2 == text.count("<h3>")
+
+
+def test_a_table_has_a_limit_of_rows_and_counts_the_others() -> None:
+    text = table(("a", "b"), ((place, place) for place in range(MOST_ROWS + 7)))
+    assert MOST_ROWS == text.count("<tr><td")
+    assert "and 7 more rows" in text
+    assert "more rows" not in table(("a",), [(place,) for place in range(MOST_ROWS)])
+
+
+def test_a_node_that_logs_very_many_figures_has_a_limit_of_charts(tmp_path: Path) -> None:
+    toy = counting(tmp_path)
+    run(toy)
+    store = Store.open(toy.store, write=False)
+    facts = read_runs(store, find_records(store.records, []))[0]
+    point = facts.nodes["filter"].events.points[0]
+    many = {f"many/m{place:04d}": 1.0 for place in range(MOST_FOLDED + 30)}
+    facts.nodes["filter"].events.points.extend(Point(point.time, step, many) for step in (7, 8))
+    text = curves([facts])
+    assert text.count("<svg") < MOST_FOLDED + 10
+    assert f"{MOST_FOLDED} more: " in text
+    assert "the page stays small: " in text
+
+
+def test_what_nodes_used_of_the_machine_is_folded_away_behind_all_that_they_logged(tmp_path: Path) -> None:
+    toy = counting(tmp_path)
+    run(toy)
+    store = Store.open(toy.store, write=False)
+    facts = read_runs(store, find_records(store.records, []))[0]
+    for node in facts.nodes.values():
+        node.events.points[:] = [point for point in node.events.points if "train/loss" in point.metrics]
+        for second in (100.0, 110.5):
+            gpus = {f"gpu_{gpu}_power_usage_watts": 70.0 + gpu for gpu in range(2)}
+            node.events.add({"kind": "system", "time": second, "metrics": {"memory_usage_megabytes": 5.0} | gpus})
+    facts.nodes["source"].events.points[:] = facts.nodes["source"].events.points[-2:]
+    logged, _, system = curves([facts]).partition("<summary>System")
+    assert ["filter"] == re.findall("<h3>(.*?)</h3>", logged)
+    assert "memory_usage" not in logged
+    assert ["source", "filter"] == re.findall("<h3>(.*?)</h3>", system)
+    assert ["system/memory_usage_megabytes", "gpu_power_usage_watts"] * 2 == re.findall("<h4>(.*?)</h4>", system)
+    assert "system/gpu_1_power_usage_watts: 71 at 10.5<" in system, "seconds since the first sample"
+    assert "train/loss" not in system
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, True], True),
+        ([1, 1.0], True),
+        ([1, "1"], True),
+        ([[1, 2], [1, 2.0]], True),
+        ([None, ABSENT], True),
+        ([NAN, NAN], False),
+        ([[NAN], [NAN]], False),
+        ([ABSENT, ABSENT], False),
+        ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], False),
+    ],
+)
+def test_values_differ_as_they_do_for_keys(values: list[object], expected: bool) -> None:
+    assert expected == differ(values)
+
+
+def test_a_figure_that_is_nan_in_both_runs_is_the_same(tmp_path: Path) -> None:
+    toy = counting(tmp_path)
+    run(toy)
+    store = Store.open(toy.store, write=False)
+    facts = read_runs(store, find_records(store.records, []))[0]
+    other = evolve(facts, place=1, label="other")
+    text = figures_table([(facts, {"a": NAN, "b": 1.0}), (other, {"a": NAN, "b": 2.0})], is_one=False)
+    assert "nan" in text and "+nan" not in text
+    assert text.index(">b<") < text.index(">a<"), "what differs comes first"

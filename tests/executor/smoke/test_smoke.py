@@ -1,0 +1,281 @@
+"""`dflow run FILE --smoke N`: the small chain in a store of its own, then what the full run will take."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from toy_ops import Toy
+
+from dsl.read_toml import read_graph
+from executor.records.run_record import Record
+from executor.smoke.estimate import NodeEstimate, Spread
+from executor.smoke.smoke_table import shown_time, verdicts
+from executor.smoke.trial_run import small_graph
+
+OPS = '''
+from pathlib import Path
+from attrs import frozen
+from dsl.errors import DataError
+from dsl.op import Artifact, field, op
+from dsl.resources import Resources
+from dsl.smoke import Amount, Work
+
+
+@frozen
+class Lines(Artifact):
+    """lines.txt"""
+
+
+def count_call(name):
+    with (Path(__file__).parent / "calls.txt").open("a") as file:
+        file.write(name + "\\n")
+
+
+def lines_of(artifact):
+    return (artifact / "lines.txt").read_text().splitlines()
+
+
+@op(version=1, run="small:take", smoke="small:fewer", work="small:take_work")
+@frozen(kw_only=True)
+class Take:
+    """Writes lines."""
+    count: int = field(help="how many")
+    output = Lines
+
+
+def take(config, stage):
+    count_call("take")
+    (stage.out_dir / "lines.txt").write_text("a line of twenty byte\\n" * config.count)
+
+
+def fewer(config, samples):
+    return {"count": min(config.count, samples)}
+
+
+def take_work(trial):
+    assert len(lines_of(trial.artifact)) == trial.small.count
+    return Work(output=trial.config.count / trial.small.count, notes=("reads all",), foreseen=trial.config.count)
+
+
+@op(version=1, run="small:copy", work="small:copy_work")
+@frozen(kw_only=True)
+class Copy:
+    """Copies lines, one after the other; of fewer than `least` it is afraid."""
+    lines: Lines
+    least: int = field(default=0, help="lines")
+    output = Lines
+
+
+def copy(config, stage):
+    count_call("copy")
+    lines = lines_of(stage.inputs["lines"].path)
+    if len(lines) < config.least:
+        raise DataError(f"{len(lines)} lines are too few")
+    for done in range(len(lines) + 1):
+        stage.progress(done, len(lines))
+    (stage.out_dir / "lines.txt").write_text("\\n".join(lines))
+
+
+def copy_work(trial):
+    small = len(lines_of(trial.inputs["lines"]))
+    return Work(series=(Amount(small, trial.foreseen["lines"], "lines"),), output=trial.foreseen["lines"] / small)
+
+
+@op(version=1, run="small:count", resources="small:count_resources")
+@frozen(kw_only=True)
+class Count:
+    """Counts lines, and says nothing of what grows."""
+    lines: Lines
+    output = Lines
+
+
+def count(config, stage):
+    count_call("count")
+    (stage.out_dir / "lines.txt").write_text(str(len(lines_of(stage.inputs["lines"].path))))
+
+
+def count_resources(outlook):
+    return Resources(memory={"lines": 3 * 10**9}, disk={"checkpoints": 7 * 10**9})
+'''
+
+PIPELINE = """
+[pipeline]
+name = "small"
+ops = ["small.py"]
+
+[mlflow]
+tracking_uri = "http://127.0.0.1:1"
+
+[node.take]
+op = "take"
+count = 1000
+
+[node.copy]
+op = "copy"
+lines = "@take"
+
+[node.count]
+op = "count"
+lines = "@copy"
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    (tmp_path / "small.py").write_text(OPS)
+    return Toy(tmp_path, PIPELINE)
+
+
+def smoke(toy: Toy, *arguments: str, code: int = 0) -> str:
+    result = toy.dflow("run", str(toy.file), *arguments)
+    assert code == result.returncode, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def table(printed: str) -> dict[str, list[str]]:
+    """The cells of the table of the full run, by node; cells are two blanks apart at least."""
+    lines = printed[printed.index("the full run, told by") :].splitlines()
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines if line.startswith(" ")]
+    return {row[0]: row[1:] for row in rows}
+
+
+def latest(store: Path) -> Record:
+    return Record.load(max((store / "records").iterdir()))
+
+
+def test_the_chain_runs_on_few_samples_in_a_store_of_its_own(toy: Toy) -> None:
+    printed = smoke(toy, "--smoke", "10")
+    assert ["take", "copy", "count"] == toy.calls()
+    assert [] == [*(toy.store / "objects").iterdir(), *(toy.store / "records").iterdir()]
+    record = latest(toy.store / "smoke")
+    assert ["10"] == (
+        (toy.store / "smoke" / "objects" / str(record.state.nodes["count"].digest) / "lines.txt").read_text().split()
+    )
+    assert "the full run, told by 10 samples" in printed
+    assert ["take", "copy", "count", "together"] == [name for name in table(printed) if name not in ("node", "memory")]
+    assert printed.rstrip().endswith("the full one: the same command without --smoke")
+
+
+def test_the_artifacts_of_the_full_run_are_foretold_in_proportion(toy: Toy) -> None:
+    printed = smoke(toy, "--smoke", "10", "-s", "take.count=1_000_000")
+    assert "22 MB" == table(printed)["take"][2]
+    assert "22 MB" == table(printed)["copy"][2]
+    assert "7.0 GB" == table(printed)["count"][2], "what the op knows of its disk counts where it is more"
+    assert "7.0 GB" == table(printed)["together"][1]
+    assert "take: reads all" in printed
+    assert "count: its op does not say what grows: all of it is taken to, 1e+05 times" in printed
+    assert "memory: at most 3.0 GB (count)" in printed
+
+
+def test_own_ops_that_run_as_they_are_are_named_before_they_run(toy: Toy) -> None:
+    first = toy.dflow("run", str(toy.file), "--smoke", "4").stdout.splitlines()[0]
+    graph = read_graph(toy.file)
+    without = [node_id for node_id, node in graph.nodes.items() if node.op.smoke is None]
+    assert 0 < len(without) < len(graph.nodes)
+    told = f"as in the full run, since their ops name no smoke=: {', '.join(without)}; only what they read is smaller"
+    assert told == first
+    assert "no smoke=" not in toy.dflow("run", str(toy.file), "--smoke", "4").stdout
+
+
+def test_a_second_smoke_run_runs_nothing_and_tells_the_same(toy: Toy) -> None:
+    first = table(smoke(toy, "--smoke", "10"))
+    toy.calls()
+    again = smoke(toy, "--smoke", "10")
+    assert [] == toy.calls()
+    assert first == table(again)
+
+
+def test_times_are_told_from_the_run_that_computed_a_node(toy: Toy) -> None:
+    """The times are made up: 5 s of start-up, 2 s a line, 5 s at the end: 2,010 s for 1,000 lines."""
+    smoke(toy, "--smoke", "10")
+    record = latest(toy.store / "smoke")
+    state = record.state.nodes["copy"]
+    state.started, state.ended, state.seconds = 100.0, 130.0, 30.0
+    record.save_node("copy")
+    lines = [
+        {"time": 105.0 + 2 * done, "node": "copy", "attempt": 1, "kind": "progress", "done": done, "total": 10}
+        for done in range(11)
+    ]
+    record.events_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ["30 s", "about 34 min"] == table(smoke(toy, "--smoke", "10"))["copy"][:2]
+
+
+def test_what_the_real_store_holds_costs_nothing(toy: Toy) -> None:
+    smoke(toy, "-s", "copy.least=5")
+    told = table(smoke(toy, "--smoke", "10", "-s", "copy.least=6"))
+    assert ["cached"] == told["take"]
+    assert "cached" not in told["copy"]
+
+
+def test_a_node_that_fails_is_shown_and_nothing_is_foretold(toy: Toy) -> None:
+    printed = smoke(toy, "--smoke", "10", "-s", "copy.least=50", code=1)
+    assert "copy failed: DataError: 10 lines are too few" in printed
+    assert "copy.log" in printed
+    assert "may need more of them: --smoke 40" in printed
+    assert "the full run, told" not in printed
+    assert ["take", "copy"] == toy.calls()
+
+
+def test_too_few_samples_are_refused_before_anything_runs(toy: Toy) -> None:
+    assert "--smoke 2: too few samples (take 3 at least" in smoke(toy, "--smoke", "2", code=2)
+    assert not toy.store.exists()
+
+
+def test_more_samples_than_there_are_take_all_of_them(toy: Toy) -> None:
+    told = table(smoke(toy, "--smoke", "5000"))
+    assert "0.022 MB" == told["take"][2]
+
+
+def test_a_pipeline_in_python_is_tried_like_one_in_toml(toy: Toy) -> None:
+    file = toy.folder / "chain.py"
+    file.write_text(
+        "from pathlib import Path\n"
+        "import small\n"
+        "from dsl.pipeline import Pipeline\n\n\n"
+        "def pipeline():\n"
+        "    p = Pipeline('chain', op_files=(Path('small.py'),))\n"
+        "    p.node('copy', small.Copy(lines=p.node('take', small.Take(count=30))))\n"
+        "    return p\n"
+    )
+    result = toy.dflow("run", str(file), "--smoke", "3")
+    assert 0 == result.returncode, result.stderr
+    assert {"take", "copy"} <= table(result.stdout).keys()
+
+
+def test_the_small_graph_is_tracked_in_its_own_store(toy: Toy) -> None:
+    graph = read_graph(toy.file, [])
+    small = small_graph(graph, 10)
+    assert ("http://127.0.0.1:1", None) == (graph.tracking_uri, small.tracking_uri)
+    assert (1000, 10) == (graph.nodes["take"].config.count, small.nodes["take"].config.count)
+    assert graph.nodes["count"] == small.nodes["count"]
+
+
+def test_what_does_not_fit_is_told_by_node() -> None:
+    told = {
+        "a": NodeEstimate(cached=False, memory=5 * 10**9, needed=2 * 10**9),
+        "b": NodeEstimate(cached=False, needed=30 * 10**9, ranks=2, device="cuda", gpu_memory=10**9),
+        "c": NodeEstimate(cached=False, needed=30 * 10**9, ranks=2),
+    }
+    assert [
+        "disk: 2.0 GB, and 1.0 GB are free at store: DOES NOT FIT",
+        "memory: at most 60.0 GB (c), and this machine has 25.0 GB: DOES NOT FIT: c",
+        "memory of a GPU: at most 30.0 GB (b), and a GPU has 80.0 GB: fits",
+    ] == verdicts(told, 2e9, 10**9, Path("store"), 25 * 10**9, lambda: 80 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.0, 0.4, "about 0.2 s"),
+        (10.0, 12.0, "about 11 s"),
+        (50.0, 300.0, "50 s to 5.0 min"),
+        (3600.0, 7200.0, "60 min to 2.0 h"),
+        (10 * 3600.0, 20 * 3600.0, "10 to 20 h"),
+        (86400.0 * 7, 86400.0 * 8, "about 7.5 days"),
+    ],
+)
+def test_times_are_shown_in_a_unit_of_their_size(low: float, high: float, shown: str) -> None:
+    assert shown == shown_time(Spread(low, high))

@@ -1,0 +1,136 @@
+"""Shards are written while the next one is captured, and batches without padding keep what is captured."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from fake_stage import FakeStage
+from full_disk import can_mount, mount, unmount
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from dsl.errors import DataError
+from dsl.op import Ref
+from executor.system.os_errors import is_full
+from ops.capture_targets import run as capture_run
+from ops.capture_targets.backend import States
+from ops.capture_targets.huggingface import HuggingFaceBackend
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.run import capture_shard, capture_targets, plan_shards
+from ops.capture_targets.writing import Shard, ShardWriter
+from ops.lib.data.batching import batches_by_length
+from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.model import Target
+
+
+def config(**changes):
+    return CaptureTargets(tokens=Ref("tokenize"), target=Ref("target"), **{"shard_tokens": 1500, **changes})
+
+
+def shard_of(value: float, tokens: int = 4) -> Shard:
+    """One sample whose features are all this value."""
+    shard = Shard([tokens], torch.float32)
+    ids = torch.arange(tokens)
+    mask = torch.ones(tokens, dtype=torch.bool)
+    sample = TokenSample("s", "text", ids, mask, torch.empty(0, 0), torch.empty(0, 3, dtype=torch.int64), 1)
+    shard.put(0, sample, States(torch.full((tokens, 2), value), None))
+    return shard
+
+
+def test_a_batch_that_fills_the_device_takes_only_samples_of_its_last_ones_length():
+    lengths = [70, 30, 70, 31, 90, 70, 30, 71, 90]
+    batches = [[lengths[index] for index in batch] for batch in batches_by_length(lengths, 200, 60)]
+    assert [[30, 30], [31, 70], [70, 70], [71], [90, 90]] == batches
+    assert batches_by_length(lengths, 200, 200) == batches_by_length(lengths, 200)
+    assert [[30, 30, 31], [70, 70], [70, 71], [90, 90]] == [
+        [lengths[index] for index in batch] for batch in batches_by_length(lengths, 200)
+    ]
+
+
+def test_batches_without_padding_hold_the_same_features_in_the_same_order(tokens, target, tmp_path, monkeypatch):
+    reader, loaded = TokenReader(tokens, "train"), Target.load(target)
+    plan, *_ = plan_shards("train", reader, 3000)
+    lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
+    assert len(set(lengths)) > 5
+    attend, masks = functional.scaled_dot_product_attention, []
+
+    def watched(*given, attn_mask=None, **options):
+        masks.append(attn_mask is not None)
+        return attend(*given, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    found = {}
+    for name, filled, is_masked in (("padded", None, True), ("unpadded", 1, False)):
+        shard = Shard(lengths, torch.float32)
+        masks.clear()
+        capture_shard(shard, plan, HuggingFaceBackend(loaded), reader, (1, 2), config(), 1024, filled)
+        shard.write(tmp_path / name)
+        found[name] = load_file(tmp_path / name)
+        assert is_masked == any(masks)  # only without a mask does a GPU take its fastest kernels
+        assert masks
+    features = {name: tensors.pop("features") for name, tensors in found.items()}
+    torch.testing.assert_close(features["padded"], features["unpadded"], atol=2e-5, rtol=1e-4)
+    assert all(torch.equal(found["padded"][name], found["unpadded"][name]) for name in found["padded"])
+
+
+def test_a_shard_is_written_while_the_next_is_captured_and_only_one_waits(tmp_path, monkeypatch):
+    writing, go_on = threading.Event(), threading.Event()
+    write = Shard.write
+
+    def slow(shard, path):
+        writing.set()
+        assert go_on.wait(60)
+        write(shard, path)
+
+    monkeypatch.setattr(Shard, "write", slow)
+    with ShardWriter() as writer:
+        writer.write(shard_of(1.0), tmp_path / "a.safetensors")
+        assert writing.wait(60)
+        assert not (tmp_path / "a.safetensors").exists()  # and this thread goes on
+        threading.Timer(0.2, go_on.set).start()
+        started = time.monotonic()
+        writer.write(shard_of(2.0), tmp_path / "b.safetensors")
+        assert time.monotonic() - started > 0.1
+        assert (tmp_path / "a.safetensors").exists()
+    values = [load_file(tmp_path / f"{name}.safetensors")["features"][0, 0].item() for name in "ab"]
+    assert [1.0, 2.0] == values
+    assert {"a.safetensors", "b.safetensors"} == {file.name for file in tmp_path.iterdir()}
+
+
+def test_a_capture_that_fails_keeps_the_shard_that_is_being_written(tokens, target, tmp_path, monkeypatch):
+    stage = FakeStage(tmp_path, {"tokens": tokens, "target": target})
+    capture, write, calls = capture_run.capture_shard, Shard.write, []
+
+    def second_fails(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise DataError("no second shard")
+        capture(*given)
+
+    def slow(shard, path):
+        time.sleep(0.2)
+        write(shard, path)
+
+    monkeypatch.setattr(capture_run, "capture_shard", second_fails)
+    monkeypatch.setattr(Shard, "write", slow)
+    with pytest.raises(DataError, match="no second shard"):
+        capture_targets(config(), stage)
+    assert ["train-00000.safetensors"] == [file.name for file in stage.work_dir.iterdir()]
+
+
+def test_a_full_disk_under_the_thread_is_known_as_such(tmp_path):
+    folder = tmp_path / "small"
+    if not can_mount(folder):
+        pytest.skip("this user may not mount a file system")
+    mount(folder, "1m")
+    try:
+        with pytest.raises(SafetensorError, match="No space left on device") as caught, ShardWriter() as writer:
+            writer.write(shard_of(1.0, tokens=1_000_000), folder / "a.safetensors")
+        assert is_full(caught.value)
+        assert not (folder / "a.safetensors").exists()
+    finally:
+        unmount(folder)

@@ -1,0 +1,294 @@
+"""The gate: what it ships of a real export, what it says of SGLang, and what it refuses besides a damaged draft."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import shutil
+from pathlib import Path
+
+import attrs
+import pytest
+from fake_stage import FakeStage
+from gate_cases import check
+from serve_cases import record_run
+
+from dsl.errors import ConfigError, DataError
+from dsl.fingerprint import code_fingerprints
+from dsl.op import Ref, op_of
+from executor.model_tools.served import find_served
+from executor.records.run_record import find_record
+from ops.artifacts import CheckedDraft
+from ops.check_export import live, resources
+from ops.check_export import run as gate
+from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
+from ops.check_export.op import CheckExport
+from ops.export_draft.op import ExportDraft
+from ops.export_draft.run import export_draft
+from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.drafts.dflash.contract_mistake import Mistake
+from ops.lib.sglang.serve_command import launch_command
+from ops.lib.vision.pixel_limits import pixel_limits
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_real_export_passes_and_is_shipped_with_its_card(tmp_path, gate_inputs, capsys):
+    stage = check(tmp_path / "a", gate_inputs)
+    shipped = stage.out_dir / "draft"
+    assert ["README.md", "config.json", "model.safetensors"] == sorted(file.name for file in shipped.iterdir())
+    for name in ("config.json", "model.safetensors"):
+        assert (gate_inputs["draft"].path / name).read_bytes() == (shipped / name).read_bytes()
+    checked = read_json(stage.out_dir / "check.json")
+    assert ("passed", "skipped", 4) == (checked["static"], checked["live"]["status"], checked["prompts"])
+    assert "SGLang 0.5.21, which is not installed" in checked["live"]["reason"]
+    assert "SKIPPED" in capsys.readouterr().out
+    assert [1.0] == stage.metric("check/live_skipped") == stage.metric("check/static_passed")
+    report = read_json(gate_inputs["report"].path / "report.json")
+    assert pytest.approx(report["tau"]["all"]["tau"]) == checked["tau"]["evaluate"]["all"]
+    assert [] == stage.metric("check/tau_served") == stage.metric("check/tau_evaluate")
+    again = check(tmp_path / "b", gate_inputs)
+    assert stage.artifact(CheckedDraft).digest == again.artifact(CheckedDraft).digest
+
+
+def test_what_the_store_puts_beside_an_artifact_is_neither_a_mistake_nor_shipped(tmp_path, gate_inputs):
+    folder = shutil.copytree(gate_inputs["draft"].path, tmp_path / "committed")
+    (folder / "manifest.json").write_text("{}")
+    stage = check(tmp_path, gate_inputs | {"draft": attrs.evolve(gate_inputs["draft"], path=folder)})
+    assert ["README.md", "config.json", "model.safetensors"] == sorted(
+        file.name for file in (stage.out_dir / "draft").iterdir()
+    )
+
+
+def test_the_shipped_card_has_the_measured_lengths_where_the_exports_card_has_a_place_for_them(tmp_path, gate_inputs):
+    before = (gate_inputs["draft"].path / "README.md").read_text()
+    after = (check(tmp_path, gate_inputs).out_dir / "draft" / "README.md").read_text()
+    tau = read_json(gate_inputs["report"].path / "report.json")["tau"]
+    assert "Not measured yet." in before and "Not measured yet." not in after
+    for name in ("all", "image", "text"):
+        assert f"| {name} | {tau[name]['prompts']} | {tau[name]['tau']:.2f} |" in after
+    assert before.partition("<!--")[0] == after.partition("<!--")[0]
+    assert before.rpartition("-->")[2] == after.rpartition("-->")[2]
+
+
+def test_the_card_tells_target_data_recipe_the_mlflow_run_and_the_command(gate_inputs):
+    card = (gate_inputs["draft"].path / "README.md").read_text()
+    training = read_json(gate_inputs["trained"].path / "training.json")
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: image-text-to-text\ntags:\n- dflash\n")
+    for row in (
+        f"| digest | `{gate_inputs['target'].digest}` |",
+        "| model_type | qwen3_vl |",
+        f"| digest of the tokens | `{gate_inputs['tokens'].digest}` |",
+        f"| samples of the train split | {training['samples']} |",
+        f"| tokens trained on, over all epochs | {training['tokens']} |",
+        "| block_size | 4 |",
+        "| lr | 0.0006 |",
+        f"| steps | {training['steps']} |",
+        f"| val/expected_tau | {training['val_metrics']['val/expected_tau']:.4g} |",
+        f"tags.`dflow.digest` = '{gate_inputs['trained'].digest}'",
+    ):
+        assert row in card
+    command = next(line for line in card.splitlines() if line.startswith("python -m "))
+    for part in (
+        '--model-path "$TARGET"',
+        "--speculative-algorithm DFLASH --speculative-draft-model-path . --speculative-num-draft-tokens 4",
+        "--image-processor-backend pil",
+        "--dtype float32",
+    ):
+        assert part in command
+    assert "\nTARGET=/path/to/target\n" in card
+    assert f"`objects/{gate_inputs['target'].digest}/model` in the store of the training" in card
+
+
+def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_trainings_images(tmp_path, gate_inputs):
+    """For a draft whose training limited images otherwise than the target does."""
+    own = gate_inputs["trained"]
+    limits = read_json(own.path / "training.json")["captured"]["pixel_limits"]
+    assert limits == pixel_limits(gate_inputs["target"].path / "model" / "preprocessor_config.json")
+    smaller = {**limits, "max_pixels": limits["max_pixels"] // 2}
+    trained = shutil.copytree(own.path, tmp_path / "trained")
+    training = read_json(trained / "training.json")
+    training["captured"]["pixel_limits"] = smaller
+    write_json(trained / "training.json", training)
+    for path, images in ((own.path, []), (trained, ["--mm-process-config", json.dumps({"image": smaller})])):
+        folder = tmp_path / ("limited" if images else "own")
+        stage = FakeStage(folder / "export", {**gate_inputs, "draft": attrs.evolve(own, path=path)})
+        export_draft(ExportDraft(draft=Ref("a"), target=Ref("b")), stage)
+        card = (stage.out_dir / "README.md").read_text()
+        told = shlex.split(next(line for line in card.splitlines() if line.startswith("python -m ")))
+        made = {"train": path, "export": stage.out_dir, "target": gate_inputs["target"].path}
+        store, run = record_run(folder / "store", made, more="")
+        served = find_served(store, find_record(store.records, run), None)
+        command = launch_command(str(served.target), served.served, served.draft)
+        places = {str(served.target): "$TARGET", served.draft.path: "."}
+        assert told == [places.get(part, part) for part in command]
+        at = told.index("--mm-process-config") if images else 0
+        assert images == told[at : at + len(images)]
+
+
+def test_the_plan_counts_requests_and_reserved_blocks_as_the_live_stage_does():
+    source = (ROOT / "ops" / "lib" / "sglang" / "dflash_worker.py").read_text()
+    assert (live.TOGETHER, f"\nRESERVED_BLOCKS = {resources.RESERVED_BLOCKS}\n" in source) == (resources.TOGETHER, True)
+
+
+@pytest.mark.parametrize("name", ["draft", "target", "tokens"])
+def test_a_report_of_another_draft_target_or_tokens_is_refused(tmp_path, gate_inputs, name):
+    other = gate_inputs | {name: attrs.evolve(gate_inputs[name], digest="0" * 64)}
+    with pytest.raises(DataError, match=f"this report was made with another {name} than the node has"):
+        check(tmp_path, other)
+
+
+def pretend_sglang(monkeypatch, folder, version):
+    """What pip leaves of an installed SGLang of that version, without its code."""
+    package = folder / "installed" / f"sglang-{version}.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+
+
+def test_another_version_of_sglang_is_passed_over_loudly_or_refused(tmp_path, gate_inputs, monkeypatch, capsys):
+    pretend_sglang(monkeypatch, tmp_path, "0.5.20")
+    checked = read_json(check(tmp_path / "auto", gate_inputs).out_dir / "check.json")
+    assert "skipped" == checked["live"]["status"]
+    assert "0.5.20 is installed: pip install sglang==0.5.21" in checked["live"]["reason"]
+    assert "SKIPPED" in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"0\.5\.20 is installed: pip install sglang==0\.5\.21"):
+        check(tmp_path / "required", gate_inputs, live="required")
+    assert (
+        'live = "off"'
+        == read_json(check(tmp_path / "off", gate_inputs, live="off").out_dir / "check.json")["live"]["reason"]
+    )
+
+
+def test_required_without_sglang_is_refused(tmp_path, gate_inputs):
+    with pytest.raises(DataError, match=r"needs SGLang 0\.5\.21, which is not installed"):
+        check(tmp_path, gate_inputs, live="required")
+
+
+def test_the_version_of_sglang_is_in_the_key_where_it_is_asked():
+    edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
+    assert ("sglang",) == CheckExport(**edges).chosen_libraries()
+    assert () == CheckExport(**edges, live="off").chosen_libraries()
+    with pytest.raises(ConfigError, match='expected one of "auto", "required", "off"'):
+        CheckExport(**edges, live="maybe")
+
+
+def test_the_code_that_asks_sglang_is_in_the_key_though_it_is_imported_by_name():
+    reached = code_fingerprints(op_of(CheckExport).run, [ROOT])
+    assert {
+        "ops.check_export.live:check_live",
+        "ops.lib.drafts.dflash.serving_contract:check_serving",
+    } <= reached.keys()
+    assert [] != [place for place in reached if place.startswith("ops.lib.sglang.dflash_worker:")]
+
+
+class Serving:
+    """Stands for `ops.check_export.live` where no SGLang is: gives a result, or says that none can be had."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, None
+
+    def check_live(self, draft_dir, target_dir, prompts, config, stage):
+        self.asked = (draft_dir, target_dir, prompts)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer(prompts)
+
+
+def served(prompts, shorter=0, **changes):
+    rows = [
+        ServedPrompt(prompt.sample.id, prompt.sample.category, prompt.tokens, prompt.accepted[shorter:])
+        for prompt in prompts
+    ]
+    return LiveResult(version="0.5.21", prompts=tuple(rows), forward={"2 layers": 1e-6}, **changes)
+
+
+def test_what_sglang_served_stands_beside_what_evaluate_measured(tmp_path, gate_inputs, monkeypatch):
+    pretend_sglang(monkeypatch, tmp_path, "0.5.21")
+    serving = Serving(served)
+    monkeypatch.setattr(gate, "live", serving)
+    stage = check(tmp_path, gate_inputs, live="required", live_prompts=1)
+    rows = {row["id"]: row for row in read_jsonl(gate_inputs["report"].path / "prompts.jsonl")}
+    draft_dir, target_dir, prompts = serving.asked
+    assert (gate_inputs["draft"].path, gate_inputs["target"].path / "model") == (draft_dir, target_dir)
+    assert ["image", "text"] == sorted(prompt.sample.category for prompt in prompts)
+    for prompt in prompts:
+        row = rows[prompt.sample.id]
+        assert (tuple(row["tokens"]), tuple(row["accepted"]), 8) == (
+            prompt.tokens,
+            prompt.accepted,
+            prompt.max_new_tokens,
+        )
+    chosen = [rows[prompt.sample.id] for prompt in prompts]
+    tau = sum(len(row["tokens"]) - 1 for row in chosen) / sum(len(row["accepted"]) for row in chosen)
+    assert [pytest.approx(tau)] == stage.metric("check/tau_served") == stage.metric("check/tau_evaluate")
+    assert [0.0] == stage.metric("check/live_skipped")
+    assert [1e-6] == stage.metric("check/forward_difference")
+    checked = read_json(stage.out_dir / "check.json")
+    assert ("passed", "0.5.21") == (checked["live"]["status"], checked["live"]["sglang"])
+    assert checked["tau"]["served"] == checked["tau"]["evaluate"]
+    lines = list(read_jsonl(stage.out_dir / "served.jsonl"))
+    assert [(row["id"], row["accepted"]) for row in chosen] == [(row["id"], row["accepted"]) for row in lines]
+    assert f"| all | {tau:.2f} | {tau:.2f} |" in (stage.out_dir / "draft" / "README.md").read_text()
+
+
+def test_a_draft_that_sglang_serves_otherwise_is_not_called_done(tmp_path, gate_inputs, monkeypatch):
+    pretend_sglang(monkeypatch, tmp_path, "0.5.21")
+    wrong = Mistake("sample x: step 2 accepts 1, evaluate 3", "goes on", "look at the features")
+    monkeypatch.setattr(gate, "live", Serving(lambda prompts: served(prompts, shorter=1, mistakes=(wrong,))))
+    with pytest.raises(
+        DataError, match="step 2 accepts 1, evaluate 3\n    SGLang: goes on\n    remedy: look at"
+    ) as error:
+        check(tmp_path, gate_inputs)
+    kept = tmp_path / "work" / "served.jsonl"
+    assert str(error.value).endswith(f"what SGLang decoded of each prompt: {kept}")
+    prompts = list(read_jsonl(gate_inputs["report"].path / "prompts.jsonl"))
+    assert {row["id"]: row["accepted"][1:] for row in prompts} == {
+        row["id"]: row["accepted"] for row in read_jsonl(kept)
+    }
+
+
+def test_a_skipped_stage_says_how_it_is_repeated(tmp_path, gate_inputs, capsys):
+    stage = check(tmp_path, gate_inputs)
+    repeat = "dflow resume RUN --from check"
+    assert repeat in read_json(stage.out_dir / "check.json")["live"]["remedy"]
+    assert repeat in (stage.out_dir / "draft" / "README.md").read_text()
+    assert repeat in capsys.readouterr().out
+
+
+def test_not_a_number_is_the_largest_difference():
+    assert 2.0 == largest([1.0, 2.0, 0.5])
+    for values in ([math.nan, 1.0], [1.0, math.nan], [1.0, math.nan, 2.0]):
+        assert math.isnan(largest(values))
+
+
+def test_server_arguments_are_those_that_a_capture_takes():
+    edges = {"draft": Ref("a"), "target": Ref("b"), "tokens": Ref("c"), "report": Ref("d")}
+    given = {"mem_fraction_static": 0.7}
+    assert given == CheckExport(**edges, server_args=given).server_args
+    with pytest.raises(ConfigError, match="load_format cannot be given: weights other than the checkpoint's"):
+        CheckExport(**edges, server_args={"load_format": "dummy"})
+
+
+def test_a_machine_on_which_sglang_cannot_serve_is_passed_over_or_refused(tmp_path, gate_inputs, monkeypatch, capsys):
+    pretend_sglang(monkeypatch, tmp_path, "0.5.21")
+    monkeypatch.setattr(gate, "live", Serving(LiveUnavailable("SGLang refuses DFLASH on a CPU")))
+    reason = read_json(check(tmp_path / "a", gate_inputs).out_dir / "check.json")["live"]["reason"]
+    assert "SGLang refuses DFLASH on a CPU" == reason
+    warned = (
+        "dflow: warning: the live stage was SKIPPED, SGLang has not seen this draft: SGLang refuses DFLASH on a CPU"
+    )
+    assert [line.startswith(warned) for line in capsys.readouterr().out.splitlines() if "SKIPPED" in line] == [True]
+    with pytest.raises(DataError, match="refuses DFLASH on a CPU"):
+        check(tmp_path / "b", gate_inputs, live="required")
+
+
+def test_images_that_a_server_would_prepare_otherwise_are_warned_of(tmp_path, gate_inputs, capsys):
+    [warning] = read_json(check(tmp_path / "a", gate_inputs).out_dir / "check.json")["warnings"]
+    assert "--image-processor-backend pil" in warning
+    assert f"dflow: warning: {warning}" in capsys.readouterr().out
+    tokens = shutil.copytree(gate_inputs["tokens"].path, tmp_path / "tokens")
+    write_json(tokens / "tokens.json", read_json(tokens / "tokens.json") | {"image_backend": "torchvision"})
+    same = gate_inputs | {"tokens": attrs.evolve(gate_inputs["tokens"], path=tokens)}
+    assert [] == read_json(check(tmp_path / "b", same).out_dir / "check.json")["warnings"]

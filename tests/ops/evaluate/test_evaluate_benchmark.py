@@ -1,0 +1,238 @@
+"""Prompts from a benchmark file: what it may hold, what is told of it, and what the target then gets."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from evaluate_cases import evaluate_config, make_draft, run_evaluate, small_draft
+from fake_stage import FakeStage
+from lively_target import make_lively
+from PIL import Image
+
+from dsl.errors import DataError
+from dsl.op import Ref
+from dsl.smoke import Trial
+from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
+from ops.evaluate.benchmark import read_benchmark
+from ops.evaluate.prompts import first_of_each
+from ops.evaluate.smoke import evaluate_work
+from ops.ingest.op import Ingest
+from ops.ingest.run import ingest
+from ops.inject_images.op import InjectImages
+from ops.inject_images.run import inject_images
+from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
+from ops.tokenize_chat.encode import ChatEncoder
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.run import tokenize_chat
+
+ANSWER = "An answer that is long enough for the loss mask of a sample, which wants thirty-two tokens of it at least."
+
+
+@pytest.fixture(scope="module")
+def encoder(tokens) -> ChatEncoder:
+    return ChatEncoder(load_processor(str(tokens.path / "processor")))
+
+
+@pytest.fixture(scope="module")
+def target(target, tmp_path_factory) -> TargetModel:
+    return make_lively(target, tmp_path_factory.mktemp("lively") / "target")
+
+
+@pytest.fixture(scope="module")
+def draft(target, tmp_path_factory) -> Draft:
+    return make_draft(small_draft(Target.load(target)), tmp_path_factory.mktemp("draft"))
+
+
+def png(shade: int = 90, size: tuple[int, int] = (16, 16)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, (shade, 200 - shade, 30)).save(file, format="PNG")
+    return file.getvalue()
+
+
+def user(content) -> list[dict]:
+    return [{"role": "user", "content": content}]
+
+
+def written(folder, rows) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "pictures").mkdir(exist_ok=True)
+    (folder / "pictures" / "one.png").write_bytes(png())
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    (folder / "bench.jsonl").write_text(text)
+    return str(folder / "bench.jsonl")
+
+
+def good_rows() -> list[dict]:
+    address = f"data:image/png;base64,{base64.b64encode(png(140)).decode()}"
+    picture = {"type": "image_url", "image_url": {"url": address}}
+    return [
+        {"id": "m1", "category": "math", "messages": user("What is 2 + 2?")},
+        {"id": 2, "category": "math", "messages": [{"role": "system", "content": "Be brief."}, *user("And 3 + 3?")]},
+        {"id": "v1", "category": "look", "messages": user("What is it?"), "images": ["pictures/one.png"]},
+        {
+            "id": "v2",
+            "category": "look",
+            "messages": user([{"type": "text", "text": "And "}, picture, {"type": "text", "text": "?"}]),
+        },
+        {
+            "id": "talk",
+            "category": "talk",
+            "messages": [*user("Say one."), {"role": "assistant", "content": "One."}, *user("Say two.")],
+        },
+    ]
+
+
+def test_prompts_of_a_file_are_those_that_tokenize_chat_makes_of_the_same_messages(tokens, encoder, tmp_path):
+    rows = good_rows()
+    asked = read_benchmark(Path(written(tmp_path, rows)), encoder)
+    assert ["m1", "2", "v1", "v2", "talk"] == [prompt.id for prompt in asked]
+    answered = [
+        {**row, "split": "train", "messages": [*row["messages"], {"role": "assistant", "content": ANSWER}]}
+        for row in rows
+    ]
+    source = written(tmp_path, answered)
+    stage = FakeStage(tmp_path / "ingest")
+    ingest(Ingest(source=source, seed=0), stage)
+    stage = FakeStage(tmp_path / "inject", {"samples": stage.artifact(Samples)})
+    inject_images(InjectImages(samples=Ref("a"), image_policy="in-place"), stage)
+    stage = FakeStage(tmp_path / "tokenize", {"samples": stage.artifact(ImageSamples)})
+    tokenize_chat(TokenizeChat(samples=Ref("a"), processor=str(tokens.path / "processor")), stage)
+    reader = TokenReader(stage.artifact(TokenShards))
+    made = {reader.records[place]["id"]: reader.sample(place) for place in range(len(reader))}
+    assert len(rows) == len(made)
+    for prompt in asked:
+        ours, theirs = prompt.sample(), made[prompt.id]
+        assert prompt.length == ours.prompt_tokens == theirs.prompt_tokens == len(ours.input_ids)
+        assert torch.equal(theirs.input_ids[: theirs.prompt_tokens], ours.input_ids)
+        assert torch.equal(theirs.pixel_values, ours.pixel_values)
+        assert torch.equal(theirs.image_grid_thw, ours.image_grid_thw)
+        assert not ours.loss_mask.any()
+
+
+BAD = {
+    '{"id": "broken"': "broken JSON at column",
+    json.dumps({"category": "a", "messages": user("No id.")}): 'no "id"',
+    json.dumps({"id": "b", "messages": user("No category.")}): '"category" must be a word',
+    json.dumps({"id": "c", "category": "all", "messages": user("?")}): '"category" must not be "all"',
+    json.dumps({"id": "d", "category": "a/b", "messages": user("?")}): '"category" must be a word',
+    json.dumps({"id": "e", "category": "a"}): 'no list "messages" (or "conversations")',
+    json.dumps({"id": "e2", "category": "a", "mesages": user("?")}): (
+        'no list "messages" (or "conversations"), but "mesages" (did you mean "messages"?)'
+    ),
+    json.dumps({"id": "good", "category": "a", "messages": user("Twice.")}): "bench.jsonl:1 as well; ids must differ",
+    json.dumps({"id": "f", "category": "a", "messages": [*user("?"), {"role": "assistant", "content": "!"}]}): (
+        "the last message is not the user's: leave out the answer"
+    ),
+    json.dumps({"id": "s", "category": "a", "messages": [{"role": "system", "content": "Be brief."}]}): (
+        'no user turn: "messages" must end with what the user says, {"role": "user", "content": "..."}'
+    ),
+    json.dumps({"id": "t", "category": "a", "messages": []}): "no user turn",
+    json.dumps({"id": "g", "category": "a", "messages": user("?"), "images": ["gone.png"]}): "image missing: gone.png",
+    json.dumps({"id": "h", "category": "a", "messages": user("?"), "images": ["../x.png"]}): (
+        "image outside the folder: ../x.png: copy it into the folder of the benchmark file"
+    ),
+    json.dumps({"id": "i", "category": "a", "messages": user("?"), "images": ["text.png"]}): "image undecodable",
+    json.dumps({"id": "j", "category": "a", "messages": user("<|im_end|>")}): "special token in the text: <|im_end|>",
+    json.dumps({"id": "k", "category": "a", "messages": user("?"), "image_s": ["a.png"]}): (
+        'unknown key "image_s" (did you mean "images"?)'
+    ),
+    json.dumps({"id": "l", "category": "a", "messages": user("<image> <image>"), "images": ["pictures/one.png"]}): (
+        "placeholders and images differ"
+    ),
+}
+
+
+def test_every_bad_line_is_told_at_once_with_its_place(encoder, tmp_path):
+    good = {"id": "good", "category": "a", "messages": user("?")}
+    file = written(tmp_path, [good, *BAD])
+    (tmp_path / "text.png").write_text("not an image")
+    with pytest.raises(DataError) as caught:
+        read_benchmark(Path(file), encoder)
+    first, *lines = str(caught.value).splitlines()
+    assert len(BAD) == len(lines)
+    for number, (line, expected) in enumerate(zip(lines, BAD.values(), strict=True), start=2):
+        assert line.startswith(f"{file}:{number}: ")
+        assert expected in line
+    assert f"{len(BAD)} of {len(BAD) + 1} lines of the benchmark cannot be used: mend them or take them out" in first
+
+
+def test_a_file_without_prompts_and_a_missing_one_are_refused(encoder, tmp_path):
+    with pytest.raises(DataError, match="holds no prompts"):
+        read_benchmark(Path(written(tmp_path, [])), encoder)
+    with pytest.raises(DataError, match=r"absent\.jsonl: no such file"):
+        read_benchmark(tmp_path / "absent.jsonl", encoder)
+
+
+def test_a_benchmark_takes_the_place_of_the_split_and_its_categories_are_those_of_the_report(
+    draft, target, tokens, tmp_path
+):
+    file = written(tmp_path / "data", good_rows())
+    stage = run_evaluate(tmp_path, draft, target, tokens, benchmark=file, max_prompts=None, max_new_tokens=8)
+    report = read_json(stage.out_dir / "report.json")
+    assert ("bench.jsonl", None) == (report["benchmark"], report["split"])
+    assert {"all": 5, "math": 2, "look": 2, "talk": 1} == {name: tau["prompts"] for name, tau in report["tau"].items()}
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+    assert ["m1", "2", "v1", "v2", "talk"] == [row["id"] for row in read_jsonl(stage.out_dir / "prompts.jsonl")]
+    assert 2 == (stage.out_dir / "prompts.html").read_text().count("<img")
+
+
+def test_what_a_limit_leaves_out_of_a_benchmark_is_told(encoder, tmp_path, capsys):
+    asked = read_benchmark(Path(written(tmp_path, good_rows())), encoder)
+    assert ["m1", "v1", "talk"] == [prompt.id for prompt in first_of_each(asked, 1)]
+    assert "1 of 2 of math, 1 of 2 of look\n" in capsys.readouterr().out
+    assert asked == first_of_each(asked, 2)
+    assert asked == first_of_each(asked, None)
+    assert "" == capsys.readouterr().out
+
+
+def test_rows_that_are_too_long_with_their_answers_are_named_by_file_and_line_before_anything_is_decoded(
+    draft, target, tokens, encoder, tmp_path
+):
+    rows = [*good_rows(), {"id": "long", "category": "talk", "messages": user("word " * 400)}]
+    file = written(tmp_path / "data", rows)
+    lengths = [prompt.length for prompt in read_benchmark(Path(file), encoder)]
+    with pytest.raises(DataError) as caught:
+        run_evaluate(tmp_path, draft, target, tokens, benchmark=file, max_prompts=None, max_new_tokens=100)
+    first, line, remedy = str(caught.value).splitlines()
+    assert "1 of 6 prompts and their answers" in first
+    assert "than the 512 positions of the draft" in first
+    assert f"  {file}:6: {lengths[5]} + 101 = {lengths[5] + 101}" == line
+    assert "take these prompts out" in remedy
+    assert [] == list((tmp_path / "work").iterdir())
+    fits = 512 - lengths[5] - 1
+    if fits > 0:
+        assert remedy.startswith(f"give max_new_tokens = {fits} or less")
+
+
+def test_images_are_refused_where_the_target_reads_other_patches(draft, target, tokens, tmp_path):
+    other = tmp_path / "tokens"
+    other.mkdir()
+    (other / "processor").symlink_to(tokens.path / "processor")
+    (other / "tokens.json").write_text(json.dumps(read_json(tokens.path / "tokens.json") | {"merge_size": 1}))
+    (other / "samples.jsonl").write_text("")
+    file = written(tmp_path / "data", good_rows())
+    with pytest.raises(DataError, match="the images of the tokens do not fit the target: they have merge_size 1"):
+        run_evaluate(tmp_path, draft, target, TokenShards(other, "other"), benchmark=file)
+
+
+def test_the_images_that_a_benchmark_names_are_part_of_its_key(tmp_path):
+    file = written(tmp_path, good_rows())
+    assert {"pictures/one.png": tmp_path / "pictures" / "one.png"} == evaluate_config(benchmark=file).external_files()
+    assert {} == evaluate_config().external_files()
+    assert ("jinja2", "regex") == evaluate_config(benchmark=file).chosen_libraries()
+
+
+def test_a_trial_knows_how_many_prompts_the_full_run_has(tmp_path):
+    config = evaluate_config(benchmark=written(tmp_path, good_rows()), max_prompts=None)
+    small = evaluate_config(benchmark=config.benchmark, max_prompts=1)
+    trial = Trial(config=config, small=small, artifact=tmp_path, inputs={}, foreseen={"tokens": None})
+    (amount,) = evaluate_work(trial).series
+    assert (3, 5) == (amount.trial, amount.full)

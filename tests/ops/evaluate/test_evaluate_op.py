@@ -1,0 +1,321 @@
+"""The evaluation as a whole: what it reports, what it refuses, and what a stop leaves of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import attrs
+import pytest
+from evaluate_cases import BLOCK, evaluate_config, run_evaluate
+from lively_target import make_lively
+from overfit import overfit, with_answers
+from safetensors.torch import load_file, save_file
+
+from dsl.errors import ConfigError, DataError, StopRequested
+from ops.artifacts import Draft, TargetModel
+from ops.check_export.run import check_report
+from ops.evaluate import turns
+from ops.evaluate.repetition import is_repetition
+from ops.evaluate.report import evaluate_sections
+from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding.decode import decode_plain
+from ops.lib.target.model import Target
+from ops.train_dflash.short_evaluation import first_of_each_category
+
+CONTENT = ("report.json", "prompts.jsonl", "prompts.html")
+KNOWN = 2 * BLOCK + 2  # tokens of an answer
+
+
+@pytest.fixture(scope="module")
+def target(target, tmp_path_factory) -> TargetModel:
+    return make_lively(target, tmp_path_factory.mktemp("lively") / "target")
+
+
+@pytest.fixture(scope="module")
+def draft(target, tokens, tmp_path_factory) -> Draft:
+    """It knows the first KNOWN tokens of each answer by heart, whatever rounding made of its training: the steps accept
+    BLOCK - 1, BLOCK - 1 and 1 of them, and behind them what chance gives, next to nothing.
+    """
+    reader, loaded = TokenReader(tokens, "test"), Target.load(target)
+    prompts = [prompt.sample() for prompt in first_of_each_category(reader, 2)]
+    answers = [decode_plain(loaded, prompt, KNOWN - 1) for prompt in prompts]
+    folder = tmp_path_factory.mktemp("draft")
+    own = with_answers(folder / "tokens", reader.info, prompts, answers)
+    capture = {"target_layer_ids": (1, 3, 5)}
+    return overfit(folder, target, own, capture=capture, epochs=30, block_size=BLOCK, num_anchors=KNOWN)
+
+
+@pytest.fixture(scope="module")
+def stage(draft, target, tokens, tmp_path_factory):
+    return run_evaluate(tmp_path_factory.mktemp("evaluated"), draft, target, tokens)
+
+
+def content(stage) -> dict[str, bytes]:
+    return {name: (stage.out_dir / name).read_bytes() for name in CONTENT}
+
+
+def test_the_report_holds_tau_by_category_and_the_random_draft(stage):
+    report = read_json(stage.out_dir / "report.json")
+    rows = list(read_jsonl(stage.out_dir / "prompts.jsonl"))
+    assert ["image", "image", "text", "text"] == sorted(row["category"] for row in rows)
+    steps = sum(len(row["accepted"]) for row in rows)
+    generated = sum(len(row["tokens"]) - 1 for row in rows)
+    assert generated / steps == pytest.approx(report["tau"]["all"]["tau"])
+    assert {"all", "image", "text"} == set(report["tau"]) == set(report["tau_random"])
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+    assert [report["tau"]["image"]["tau"]] == stage.metric("eval/tau_image")
+    assert (BLOCK, BLOCK, 0.0) == (report["block_size"], report["block_size_trained"], report["temperature"])
+    assert ["acceptance_by_slot", "accepted_lengths", "tau_by_position"] == list(stage.figures)
+
+
+def test_the_draft_of_these_tests_is_accepted_now_and_then(stage):
+    lengths = read_json(stage.out_dir / "report.json")["accepted_lengths"]
+    assert [] == [accepted for accepted in (0, 1, BLOCK - 1) if not lengths[accepted]]
+
+
+def test_the_parts_of_tau_add_up_to_all_steps(stage):
+    report = read_json(stage.out_dir / "report.json")
+    rows = list(read_jsonl(stage.out_dir / "prompts.jsonl"))
+    steps = [len(row["accepted"]) for row in rows]
+    assert sum(steps) == sum(part["steps"] for part in report["tau_by_position"]) == sum(report["accepted_lengths"])
+    assert report["tau"]["all"]["generated"] == sum(part["generated"] for part in report["tau_by_position"])
+    assert [(len(row["tokens"]) - 1) / len(row["accepted"]) for row in rows] == [row["tau"] for row in rows]
+    shares = [sum(report["accepted_lengths"][slot:]) / sum(steps) for slot in range(1, BLOCK)]
+    assert shares == pytest.approx(report["acceptance_by_slot"])
+
+
+def test_the_time_is_split_into_parts_that_add_up(stage):
+    measured = read_json(stage.out_dir / "measurements.json")
+    assert measured["plain_seconds"] / measured["speculative_seconds"] == pytest.approx(measured["speedup"])
+    assert measured["speedup_low"] <= measured["speedup_high"]
+    assert (2, 2) == (measured["batches"], measured["batch_size"])
+    for way in ("plain", "speculative"):
+        parts = measured["parts"][way]
+        assert {"prefill", "draft", "verify", "overhead"} == set(parts)
+        assert sum(parts.values()) == pytest.approx(measured[f"{way}_seconds"])
+        assert parts["prefill"] > 0
+        assert parts["verify"] > 0
+    assert 0 == measured["parts"]["plain"]["draft"] < measured["parts"]["speculative"]["draft"]
+
+
+def test_every_way_to_cut_batches_gives_the_same_report(stage, draft, target, tokens, tmp_path):
+    alone = run_evaluate(tmp_path, draft, target, tokens, batch_size=1)
+    assert content(stage) == content(alone)
+
+
+def test_a_stopped_evaluation_goes_on_with_the_next_batch_and_ends_with_the_same_bytes(
+    stage, draft, target, tokens, tmp_path, monkeypatch
+):
+    with pytest.raises(StopRequested, match="2 of 4 prompts are decoded and kept"):
+        run_evaluate(tmp_path, draft, target, tokens, stop_after=1)
+    with turns.journal_file(tmp_path / "work").open("a") as file:
+        file.write('{"half": ')  # what kill -9 may leave
+    decoded = []
+    decode = turns.decode_plain_batch
+
+    def counted(target, samples, *rest):
+        decoded.append([sample.id for sample in samples])
+        return decode(target, samples, *rest)
+
+    monkeypatch.setattr(turns, "decode_plain_batch", counted)
+    again = run_evaluate(tmp_path, draft, target, tokens)
+    assert content(stage) == content(again)
+    warm_up, batch = decoded
+    assert (2, 2) == (len(warm_up), len(batch))
+    assert [(2, 4), (4, 4)] == again.progressed
+    run_evaluate(tmp_path, draft, target, tokens)
+    assert 2 == len(decoded)
+
+
+@pytest.mark.parametrize(("batch_size", "kinds"), [(1, {"image"}), (2, {"text", "image"}), (9, {"text", "image"})])
+def test_the_warm_up_is_of_a_whole_batch_and_has_an_image(
+    draft, target, tokens, tmp_path, monkeypatch, batch_size, kinds
+):
+    decoded = []
+    decode = turns.decode_plain_batch
+
+    def counted(target, samples, *rest):
+        decoded.append([sample.category for sample in samples])
+        return decode(target, samples, *rest)
+
+    monkeypatch.setattr(turns, "decode_plain_batch", counted)
+    run_evaluate(tmp_path, draft, target, tokens, batch_size=batch_size, max_new_tokens=2, random_draft=False)
+    assert (min(batch_size, 4), kinds) == (len(decoded[0]), set(decoded[0]))
+    assert len(decoded[0]) == len(decoded[1])
+
+
+def test_what_other_prompts_left_is_decoded_again(draft, target, tokens, tmp_path):
+    brief = {"max_new_tokens": 4, "random_draft": False}
+    run_evaluate(tmp_path, draft, target, tokens, max_prompts=1, **brief)
+    stage = run_evaluate(tmp_path, draft, target, tokens, **brief)
+    assert 4 == len(list(read_jsonl(stage.out_dir / "prompts.jsonl")))
+
+
+def test_smaller_blocks_than_in_training_give_the_same_answers_in_more_steps(stage, draft, target, tokens, tmp_path):
+    small = run_evaluate(tmp_path, draft, target, tokens, block_size=3, random_draft=False)
+    report = read_json(small.out_dir / "report.json")
+    assert (3, BLOCK) == (report["block_size"], report["block_size_trained"])
+    assert (2, 3) == (len(report["acceptance_by_slot"]), len(report["accepted_lengths"]))
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+    rows = [list(read_jsonl(run.out_dir / "prompts.jsonl")) for run in (small, stage)]
+    answers = [[row["tokens"] for row in of_run] for of_run in rows]
+    assert answers[0] == answers[1]
+    steps = [sum(len(row["accepted"]) for row in of_run) for of_run in rows]
+    assert steps[0] > steps[1]
+
+
+def test_larger_blocks_than_in_training_are_refused(draft, target, tokens, tmp_path):
+    with pytest.raises(ConfigError, match=rf"block_size: must lie in 2\.\.{BLOCK}"):
+        run_evaluate(tmp_path, draft, target, tokens, block_size=BLOCK + 1)
+
+
+def test_sampled_answers_have_a_tau_and_are_not_called_lossless(draft, target, tokens, tmp_path, capsys):
+    """At a temperature so low that most samples are the greedy tokens, which the draft knows."""
+    changes = {"temperature": 0.1, "max_prompts": 1, "random_draft": False}
+    stage = run_evaluate(tmp_path, draft, target, tokens, **changes)
+    report = read_json(stage.out_dir / "report.json")
+    assert (None, 0.1) == (report["lossless"], report["temperature"])
+    assert 1 < report["tau"]["all"]["tau"] < BLOCK
+    assert [] == stage.metric("eval/lossless_errors")
+    assert "cannot be checked token by token" in capsys.readouterr().out
+    assert "sampled, not comparable" in (stage.out_dir / "prompts.html").read_text()
+    again = run_evaluate(tmp_path / "again", draft, target, tokens, **changes)
+    assert content(stage) == content(again)
+
+
+def test_bfloat16_decodes_without_a_loss_beyond_ties(draft, target, tokens, tmp_path):
+    stage = run_evaluate(tmp_path, draft, target, tokens, dtype="bfloat16", random_draft=False)
+    assert [0] == stage.metric("eval/lossless_errors")
+    report = read_json(stage.out_dir / "report.json")
+    assert ("bfloat16", 0.5) == (report["dtype"], report["tie_margin"])
+    largest = read_json(stage.out_dir / "measurements.json")["rounding"]["largest"]
+    assert largest < 0.5
+    assert 0 == largest % 2**-9  # as bfloat16's logits lie apart; 0 where a processor rounds a block as a single token
+
+
+@pytest.mark.parametrize("changes", [{"benchmark": "b.jsonl"}, {"temperature": 0.5}, {"block_size": 3}])
+def test_the_gate_refuses_an_evaluation_that_serving_cannot_repeat(stage, changes):
+    report = read_json(stage.out_dir / "report.json")
+    inputs = {"report": stage.inputs["draft"], **stage.inputs}
+    check_report(report, inputs)
+    with pytest.raises(DataError, match=next(iter(changes))):
+        check_report(report | changes, inputs)
+
+
+def test_the_report_shows_every_part(stage):
+    sections = {section.title: section for section in evaluate_sections(stage.out_dir)}
+    assert [
+        "tau",
+        "Acceptance by slot",
+        "Accepted lengths",
+        "tau by position in the answer",
+        "Losslessness",
+        "Speed",
+        "Answers",
+    ] == list(sections)
+    assert ["all", "image", "text"] == sorted(row[0] for row in sections["tau"].body.rows)
+    cut = read_json(stage.out_dir / "report.json")["tau"]["all"]["cut_steps"]
+    assert f"{cut} steps accepted more than the answer holds" in sections["Accepted lengths"].note
+    lengths = sections["Accepted lengths"].body.series[0]
+    assert list(range(len(lengths.y))) == lengths.x, "numbers, so that the bars stand upright beside each other"
+    (stage.out_dir / "measurements.json").rename(stage.work_dir / "away.json")
+    assert "Speed" not in [section.title for section in evaluate_sections(stage.out_dir)]
+    (stage.work_dir / "away.json").rename(stage.out_dir / "measurements.json")
+
+
+def test_nothing_that_was_measured_is_reported_as_not_a_number(stage):
+    report = (stage.out_dir / "report.json").read_text()
+    assert all(math.isfinite(value) for metrics, _ in stage.logged for value in metrics.values())
+    json.loads(report, parse_constant=lambda name: pytest.fail(f"{name} in report.json"))
+
+
+@pytest.fixture(scope="module")
+def silent(target, tmp_path_factory) -> TargetModel:
+    """A target that ends every answer with its first token."""
+    return make_lively(target, tmp_path_factory.mktemp("silent") / "target", eos_token_ids=list(range(600)))
+
+
+def test_answers_without_a_step_have_no_tau_and_no_file_holds_a_nan(draft, silent, tokens, tmp_path, capsys):
+    stage = run_evaluate(tmp_path, draft, silent, tokens)
+    for name in ("report.json", "measurements.json"):
+        text = (stage.out_dir / name).read_text()
+        json.loads(text, parse_constant=lambda found, name=name: pytest.fail(f"{found} in {name}"))
+    report = read_json(stage.out_dir / "report.json")
+    assert (None, None, None, 0) == tuple(report["tau"]["all"][name] for name in ("tau", "low", "high", "steps"))
+    assert [[], []] == [stage.metric(name) for name in ("eval/tau", "eval/acceptance_slot_01")]
+    assert [4] == stage.metric("eval/prompts")
+    assert {} == stage.figures
+    assert "no tau: the target ends its answer to each of the 4 prompts with the first token" in capsys.readouterr().out
+    shown = evaluate_sections(stage.out_dir)
+    assert ["tau", "Losslessness", "Speed", "Answers"] == [section.title for section in shown]
+    assert ("all", 4, None, "no step", None) == tuple(shown[0].body.rows[0])
+
+
+def test_a_target_that_repeats_one_token_is_told(draft, target, tokens, tmp_path, capsys):
+    stuck = make_lively(target, tmp_path / "target")
+    file = stuck.path / "model" / "model.safetensors"
+    save_file({name: weight * 0 for name, weight in load_file(file).items()}, file, {"format": "pt"})
+    told = "answers of the target repeat the same few tokens: any draft predicts those"
+    run_evaluate(tmp_path / "stuck", draft, stuck, tokens)
+    assert f"warning: 4 of 4 {told}" in capsys.readouterr().out
+    run_evaluate(tmp_path / "lively", draft, target, tokens)
+    assert told not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [([7] * 12, True), ([*range(20), *[5, 6, 7] * 8], True), ([1] * 11, False), (range(12), False), ([], False)],
+)
+def test_an_answer_repeats_itself_where_its_second_half_has_hardly_any_other_tokens(answer, expected):
+    assert expected == is_repetition(tuple(answer))
+
+
+def test_one_prompt_has_a_tau_without_an_interval(draft, target, tokens, tmp_path, capsys):
+    stage = run_evaluate(tmp_path, draft, target, tokens, max_prompts=1)
+    tau = read_json(stage.out_dir / "report.json")["tau"]
+    assert tau["all"]["low"] <= tau["all"]["tau"] <= tau["all"]["high"]
+    assert [None, None] == [tau["image"][name] for name in ("low", "high")]
+    assert [[], []] == [stage.metric(name) for name in ("eval/tau_image_low", "eval/tau_text_high")]
+    assert [tau["image"]["tau"]] == stage.metric("eval/tau_image")
+    rows = {row[0]: row[3] for row in evaluate_sections(stage.out_dir)[0].body.rows}
+    assert "one prompt has none" == rows["image"] == rows["text"]
+    assert f"({tau['all']['low']:.2f} to " in capsys.readouterr().out
+
+
+def test_a_target_with_a_weight_that_is_no_number_gets_no_score(draft, target, tokens, tmp_path):
+    folder = tmp_path / "target"
+    shutil.copytree(target.path, folder)
+    file = folder / "model" / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if "layers.3" in name and "language" in name and weights[name].ndim == 1)
+    weights[name][0] = float("nan")
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(DataError, match="token 0 of the answer: the target's logits are not finite numbers"):
+        run_evaluate(tmp_path, draft, TargetModel(folder, "damaged"), tokens)
+
+
+def test_a_split_without_samples_is_refused(draft, target, tokens, tmp_path):
+    empty = tmp_path / "tokens"
+    empty.mkdir()
+    info = json.loads((tokens.path / "tokens.json").read_text())
+    (empty / "tokens.json").write_text(json.dumps(info | {"shards": []}))
+    (empty / "samples.jsonl").write_text("")
+    (empty / "processor").symlink_to(tokens.path / "processor")
+    with pytest.raises(DataError, match='the split "val" holds no samples'):
+        run_evaluate(tmp_path, draft, target, attrs.evolve(tokens, path=empty), split="val")
+
+
+@pytest.mark.parametrize("temperature", [1e-309, 1e-4, math.inf, math.nan])
+def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature):
+    with pytest.raises(ConfigError, match="temperature"):
+        evaluate_config(temperature=temperature)
+    assert [0.0, 0.001, 2.0] == [evaluate_config(temperature=usual).temperature for usual in (0.0, 0.001, 2.0)]
+
+
+def test_the_margin_of_a_tie_follows_the_dtype_unless_given():
+    margins = [evaluate_config(dtype=dtype).largest_tie for dtype in ("float32", "float16", "bfloat16")]
+    assert [1e-4, 0.0625, 0.5] == margins
+    assert 0.25 == evaluate_config(dtype="bfloat16", tie_margin=0.25).largest_tie

@@ -1,0 +1,151 @@
+"""Held-out accuracy: what counts as right, which samples are asked, what is refused, and a stop on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_stage import FakeStage, folder_digest
+from family_checkpoints import make_checkpoint
+from finetune_cases import answers_of, config, poisoned, relabelled, train
+from safetensors.torch import load_file
+
+from dsl.errors import DataError, StopRequested
+from ops.finetune_vlm.accuracy import Metric, measurable
+from ops.finetune_vlm.measuring import HeldOut
+from ops.lib.data.files import read_json
+from ops.lib.data.token_shards import TokenReader
+
+STILL = {"lr": 1e-12, "weight_decay": 0.0, "batch_size": 1, "max_new_tokens": 3}
+
+
+class StopsOn(FakeStage):
+    """Asked to stop as soon as a metric of that name has been logged, or a batch of answers reported."""
+
+    def __init__(self, *args, logged="", answers=None):
+        super().__init__(*args)
+        self.word, self.answers = logged, answers
+
+    def stop_requested(self):
+        return any(self.word in metrics for metrics, _ in self.logged) or (1, self.answers) in self.progressed
+
+
+@pytest.fixture(scope="module")
+def lively(tmp_path_factory):
+    return make_checkpoint("qwen3_vl", tmp_path_factory.mktemp("lively"), vocab_size=600, num_hidden_layers=4)
+
+
+def test_accuracy_counts_the_answers_that_are_right(tokens, tmp_path):
+    checkpoint = make_checkpoint("qwen3_vl", tmp_path / "lively", vocab_size=600, num_hidden_layers=4)
+    answers = answers_of(checkpoint, tokens, "test", 3)
+    assert all(answer.strip() for answer in answers)
+    assert len(set(answers)) > 1
+    own = relabelled(tokens, tmp_path / "own", "test", lambda number: answers[number] if number % 2 else "no")
+    rest = {"lr": 1e-12, "weight_decay": 0.0, "batch_size": 1, "max_new_tokens": 3}
+    stage = train(tmp_path, own, init=str(checkpoint), metric="exact_match", eval_samples=None, eval_every=1, **rest)
+    assert [(len(answers) // 2) / len(answers)] == stage.metric("target/accuracy")
+    assert [1, 2] == [step for metrics, step in stage.logged if "target/val_accuracy" in metrics]
+    assert stage.metric("target/accuracy")[0] == read_json(stage.out_dir / "metrics.json")["accuracy"]
+    assert ["training"] == list(stage.figures)
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "answer", "right"),
+    [
+        (Metric("exact_match"), "a cat", " a cat\n", True),
+        (Metric("exact_match"), "a cat", "A cat", False),
+        (Metric("exact_match"), "a cat", "a cat.", False),
+        (Metric("label_in_answer"), "Cat", "It is a cat.", True),
+        (Metric("label_in_answer"), "cat", "They are cats.", False),
+        (Metric("label_in_answer"), "sea  horse", "A Sea Horse!", True),
+        (Metric("label_in_answer"), "C++", "It is C++, not C.", True),
+        (Metric("label_in_answer"), "cat", "Cats, or a cat?", True),
+        (Metric("label_in_answer"), "7", "It is 77.", False),
+        (Metric("label_in_answer"), "猫", "这是一只猫。", True),
+        (Metric("label_in_answer"), "iPhone", "这是iPhone手机", True),
+        (Metric("label_in_answer"), "狗", "这是一只猫。", False),
+        (Metric("pattern", r"the digit ([0-9])\b"), "This is the digit 7, an odd number.", "It is the digit 7.", True),
+        (Metric("pattern", r"the digit ([0-9])\b"), "This is the digit 7, an odd number.", "the digit 77", False),
+        (Metric("pattern", r"the digit ([0-9])\b"), "This is the digit 7, an odd number.", "It is 7.", False),
+    ],
+)
+def test_a_metric_says_which_answers_are_right(metric, label, answer, right):
+    assert metric.applies(label)
+    assert right == metric.right(label, answer)
+
+
+def test_labels_that_cannot_be_compared_are_left_out():
+    metrics = [Metric("none"), Metric("exact_match"), Metric("label_in_answer"), Metric("pattern", "digit ([0-9])")]
+    assert [False, True, True, False] == [metric.applies("a text") for metric in metrics]
+    assert [False] * 4 == [metric.applies(" ") for metric in metrics]
+
+
+def test_a_limited_choice_of_samples_is_stable_and_takes_all_classes(tokens, tmp_path):
+    by_class = relabelled(tokens, tmp_path / "sorted", "test", lambda number: f"class {number // 4}")
+    reader, metric = TokenReader(by_class, "test"), Metric("exact_match")
+    every = measurable(reader, metric, None)
+    assert list(range(len(reader))) == every
+    few = measurable(reader, metric, 6)
+    assert 6 == len(few) == len(set(few))
+    assert sorted(few) == few
+    assert 3 == len({reader.records[index]["label"] for index in few})
+    assert set(few) < set(measurable(reader, metric, 8)) < set(every)
+
+
+def test_a_pattern_that_no_label_matches_is_refused_before_training(tokens, tmp_path):
+    stage = FakeStage(tmp_path, {"tokens": tokens})
+    label = TokenReader(tokens, "val").records[0]["label"]
+    with pytest.raises(DataError, match="matches no label of the splits val and test") as caught:
+        train(stage, metric="pattern", pattern="zzz([0-9])", init="nowhere")
+    assert label in str(caught.value)
+
+
+def test_a_split_without_a_label_to_compare_is_told(tokens, tmp_path, capsys):
+    no_test = poisoned(tokens, tmp_path / "none", keep=lambda record: record["split"] != "test")
+    held_out = HeldOut.read(config(metric="exact_match"), FakeStage(tmp_path, {"tokens": no_test}))
+    assert {"val": 2, "test": 0} == {split: len(indices) for split, indices in held_out.compared.items()}
+    assert "dflow: no accuracy on test: no label there to compare an answer with\n" == capsys.readouterr().out
+
+
+def test_a_stop_while_the_result_is_measured_leaves_the_measuring_alone_to_do(tokens, lively, tmp_path):
+    measured = {**STILL, "init": str(lively), "metric": "exact_match", "eval_samples": 3, "checkpoint_every": 50}
+    whole = train(tmp_path / "whole", tokens, **measured)
+    stopped = StopsOn(tmp_path / "cut", {"tokens": tokens}, logged="target/val_accuracy")
+    with pytest.raises(StopRequested, match="after step 2 of 2; its progress is saved"):
+        train(stopped, **measured)
+    assert ["checkpoint-00000002"] == [path.name for path in stopped.work_dir.iterdir()]
+    assert [] == stopped.metric("target/accuracy")
+    again = train(tmp_path / "cut", tokens, **measured)
+    assert 0 == read_json(again.out_dir / "measurements.json")["steps_in_this_attempt"]
+    assert whole.metric("target/loss") == again.metric("target/loss")
+    assert [2] * 3 == [step for _, step in again.logged]
+    assert whole.metric("target/accuracy") == again.metric("target/accuracy")
+    assert folder_digest(whole.out_dir) == folder_digest(again.out_dir)
+
+
+def test_a_stop_between_two_batches_of_a_measurement_on_the_way_loses_neither_step_nor_measurement(
+    tokens, lively, tmp_path
+):
+    measured = {**STILL, "init": str(lively), "metric": "exact_match", "eval_every": 1, "log_every": 1}
+    measured["micro_batch_tokens"] = 1
+    whole = train(tmp_path / "whole", tokens, **measured)
+    stopped = StopsOn(tmp_path / "cut", {"tokens": tokens}, logged="never", answers=2)
+    with pytest.raises(StopRequested, match="after step 1 of 2"):
+        train(stopped, **measured)
+    assert [] == stopped.metric("target/val_accuracy")
+    again = train(tmp_path / "cut", tokens, **measured)
+    assert whole.metric("target/val_accuracy") == again.metric("target/val_accuracy")
+    assert whole.metric("target/loss") == again.metric("target/loss")
+    assert folder_digest(whole.out_dir) == folder_digest(again.out_dir)
+
+
+def test_the_accuracy_of_bfloat16_is_that_of_the_weights_that_are_written(tokens, lively, tmp_path):
+    half = {**STILL, "init": str(lively), "dtype": "bfloat16", "metric": "exact_match", "eval_samples": None}
+    first = train(tmp_path / "first", tokens, **half)
+    answers = answers_of(first.out_dir / "model", tokens, "test", 3, torch.bfloat16)
+    own = relabelled(tokens, tmp_path / "own", "test", lambda number: answers[number])
+    stage = train(tmp_path / "second", own, **half, eval_every=1)
+    weights = [load_file(stage.out_dir / "model" / "model.safetensors") for stage in (first, stage)]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    assert any(answer.strip() for answer in answers)
+    assert [1.0] == stage.metric("target/accuracy")
+    assert not (stage.work_dir / "measured").exists()

@@ -1,0 +1,123 @@
+"""The files behind samples: packs of images, and what of the user's files enters the key."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from own_samples import GOOD, run_ingest, write_source
+
+from dsl.errors import DataError
+from executor.keys.external_inputs import ExternalDigests
+from ops.ingest.op import Ingest
+from ops.ingest.run import MAX_IMAGE_BYTES
+from ops.lib.data.image_packs import PackWriter, read_packed
+
+
+def test_a_link_inside_the_folder_is_followed(tmp_path):
+    (tmp_path / "real.png").write_bytes(b"x")
+    (tmp_path / "link.png").symlink_to(tmp_path / "real.png")
+    _, written, _ = run_ingest(tmp_path, [{**GOOD, "image": "link.png"}])
+    assert written[0]["images"][0]["size"] == 1
+
+
+def test_equal_images_are_stored_once_and_a_full_pack_is_followed_by_the_next(tmp_path):
+    packs = PackWriter(tmp_path, pack_bytes=10)
+    images = [b"aaaa", b"bbbbbb", b"aaaa", b"cc", b"d" * 30]
+    references = [packs.add(image) for image in images]
+    assert [(row["pack"], row["offset"], row["size"]) for row in references] == [
+        ("images-00000.bin", 0, 4),
+        ("images-00000.bin", 4, 6),
+        ("images-00000.bin", 0, 4),
+        ("images-00001.bin", 0, 2),
+        ("images-00002.bin", 0, 30),
+    ]
+    assert [read_packed(tmp_path, reference) for reference in references] == images
+    assert (tmp_path / "images-00000.bin").read_bytes() == b"aaaabbbbbb"
+
+
+def test_a_pack_that_was_cut_is_noticed(tmp_path):
+    reference = PackWriter(tmp_path).add(b"abcdef")
+    (tmp_path / "images-00000.bin").write_bytes(b"abc")
+    with pytest.raises(DataError, match="ends before image"):
+        read_packed(tmp_path, reference)
+
+
+def test_external_files_are_the_images_inside_the_folder_and_broken_lines_are_passed_over(tmp_path):
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("data/a.png", "data/sub/b.png", "secret.png"):
+        (tmp_path / name).write_bytes(b"x")
+    source = write_source(
+        folder,
+        [
+            {**GOOD, "image": ["sub/b.png", "a.png"]},
+            "{ broken",
+            "[]",
+            {"image": "a.png"},
+            {**GOOD, "image": "../secret.png"},
+            {**GOOD, "image": "absent.png"},
+            {**GOOD, "image": 3},
+            GOOD,
+        ],
+    )
+    assert Ingest(source=source).external_files() == {
+        "sub/b.png": folder / "sub/b.png",
+        "a.png": folder / "a.png",
+        "../secret.png": None,
+        "absent.png": None,
+    }
+    assert Ingest(source=str(tmp_path / "absent.jsonl")).external_files() == {}
+
+
+def external_digest(folder: Path, **config) -> str:
+    return ExternalDigests(None).of_all(Ingest(source=str(folder / "data.jsonl"), **config).external_files())
+
+
+@pytest.mark.parametrize("config", [{}, {"image_root": "sub"}, {"allow_outside": True}], ids=str)
+def test_the_key_sees_which_name_an_image_has_and_not_where_the_folder_lies(tmp_path, config):
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    write_source(folder, [{**GOOD, "image": name} for name in ("a.png", "b.png")])
+    images = folder / config.get("image_root", "")
+    (images / "a.png").write_bytes(b"x")
+    first = external_digest(folder, **config)
+    shutil.copytree(folder, tmp_path / "moved")
+    assert first == external_digest(tmp_path / "moved", **config)
+    (images / "a.png").rename(images / "b.png")
+    renamed = external_digest(folder, **config)
+    (images / "a.png").write_bytes(b"x")
+    both = external_digest(folder, **config)
+    (images / "b.png").write_bytes(b"y")
+    assert len({first, renamed, both, external_digest(folder, **config)}) == 4
+
+
+def test_links_that_are_exchanged_are_seen_by_the_key(tmp_path):
+    write_source(tmp_path, [{**GOOD, "image": name} for name in ("a.png", "b.png")])
+    digests = set()
+    for turn, order in enumerate(("xy", "yx")):
+        for name, content in zip(("a.png", "b.png"), order, strict=True):
+            (tmp_path / content).write_text(content)
+            (tmp_path / f"{turn}{name}").symlink_to(tmp_path / content)
+            (tmp_path / f"{turn}{name}").rename(tmp_path / name)
+        digests.add(external_digest(tmp_path))
+    assert len(digests) == 2
+
+
+def test_the_builtin_sample_is_keyed_by_the_files_that_hold_its_data():
+    files = Ingest(source="builtin:digits").external_files()
+    assert {name: file.name for name, file in files.items()} == {"digits": "digits.csv.gz", "prose": "topics.py"}
+    assert all(file.is_file() for file in files.values())
+
+
+def test_an_image_file_above_the_limit_drops_its_sample_and_is_not_read(tmp_path):
+    for name, size in (("fits.png", MAX_IMAGE_BYTES), ("large.png", MAX_IMAGE_BYTES + 1)):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, size if name == "large.png" else 5)
+    rows = [{**GOOD, "image": "fits.png"}, {**GOOD, "image": "large.png"}]
+    stage, written, summary = run_ingest(tmp_path, rows)
+    assert [5] == [row["images"][0]["size"] for row in written]
+    assert summary["dropped"] == {"image file too large": 1}
+    assert 5 == sum(pack.stat().st_size for pack in stage.out_dir.glob("images-*.bin"))
+    table = (stage.out_dir / "dropped.csv").read_text().splitlines()
+    assert table[1] == '2,image file too large,"large.png: 268435457 bytes, more than 268435456"'

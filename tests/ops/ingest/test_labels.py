@@ -1,0 +1,83 @@
+"""What a right answer says: from the source, past answers that the target wrote itself, to the tokenised samples."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_stage import FakeStage
+from family_checkpoints import make_checkpoint
+from format_cases import png
+
+from dsl.op import Ref
+from ops.artifacts import ImageSamples, Samples, TargetModel
+from ops.ingest.op import Ingest
+from ops.ingest.run import ingest
+from ops.inject_images.op import InjectImages
+from ops.inject_images.run import inject_images
+from ops.lib.data.files import read_json, read_jsonl
+from ops.load_target.op import LoadTarget
+from ops.load_target.run import load_target
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.run import regenerate_answers
+from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.run import tokenize_chat
+
+TURNS = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "It is a cat."}]
+
+
+def injected(folder, **source):
+    stage = FakeStage(folder / "ingest")
+    ingest(Ingest(seed=0, **source), stage)
+    inject = FakeStage(folder / "inject", {"samples": stage.artifact(Samples)})
+    inject_images(InjectImages(samples=Ref("ingest")), inject)
+    return inject.artifact(ImageSamples)
+
+
+def labels(folder, samples, processor):
+    stage = FakeStage(folder, {"samples": samples})
+    tokenize_chat(TokenizeChat(samples=Ref("a"), processor=str(processor), min_loss_tokens=1), stage)
+    return {row["id"]: row["label"] for row in read_jsonl(stage.out_dir / "samples.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return make_checkpoint("qwen3_vl", tmp_path_factory.mktemp("checkpoint"))
+
+
+def test_the_class_of_an_image_is_its_label_whatever_the_answer_says_and_the_target_answers(checkpoint, tmp_path):
+    expected = {}
+    for name in ("cat", "sea horse"):
+        (tmp_path / "data" / "train" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "data" / "train" / name / f"{number}.png").write_bytes(png())
+            expected[f"train/{name}/{number}.png"] = name
+    folder = {"source": str(tmp_path / "data"), "val_fraction": 0.0, "test_fraction": 0.0}
+    samples = injected(tmp_path, **folder, answer="It is a {label}.")
+    assert expected == labels(tmp_path / "tokens", samples, checkpoint)
+    loaded = FakeStage(tmp_path / "target")
+    load_target(LoadTarget(checkpoint=str(checkpoint)), loaded)
+    stage = FakeStage(tmp_path / "again", {"samples": samples, "target": loaded.artifact(TargetModel)})
+    options = {"max_new_tokens": 3, "finish_reasons": ("stop", "length"), "seed": 0}
+    regenerate_answers(RegenerateAnswers(samples=Ref("a"), target=Ref("b"), **options), stage)
+    kept = read_json(stage.out_dir / "summary.json")["kept"]
+    answered = labels(tmp_path / "tokens again", stage.artifact(ImageSamples), checkpoint)
+    assert kept == len(answered) > 0
+    assert {sample: expected[sample] for sample in answered} == answered
+
+
+def test_a_row_may_say_its_label_and_the_last_answer_stands_for_one_that_is_missing(checkpoint, tmp_path):
+    given = {"said": "cat", "empty": " ", "null": None, "number": 3}
+    rows = [{"id": name, "split": "train", "label": label, "messages": TURNS} for name, label in given.items()]
+    rows.append({"id": "missing", "split": "train", "messages": TURNS})
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    samples = injected(tmp_path, source=str(tmp_path / "data.jsonl"))
+    assert ["said"] == [row["id"] for row in read_jsonl(samples.path / "samples.jsonl") if "label" in row]
+    sentence = "It is a cat."
+    assert {
+        "said": "cat",
+        "empty": sentence,
+        "null": sentence,
+        "number": sentence,
+        "missing": sentence,
+    } == labels(tmp_path / "tokens", samples, checkpoint)

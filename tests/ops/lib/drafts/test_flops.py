@@ -1,0 +1,57 @@
+"""The formula of a step's operations against torch's counter over the plain products."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from draft_chain import tiny_config
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.long_context import QWEN3_8B
+from ops.lib.drafts.dflash.flops import step_flops
+
+
+def plain_products(config, tokens, prefixes, weighted):
+    """Every matrix product of a step once, forward and backward, with the shapes of the model; no norms, no RoPE."""
+    K, M, D = config.block_size, config.hidden_size, config.head_dim
+    H, G = config.num_attention_heads, config.num_key_value_heads
+
+    def weight(*shape):
+        return torch.randn(*shape, requires_grad=True)
+
+    features = torch.randn(tokens, len(config.target_layer_ids) * M)
+    context = F.linear(features, weight(M, features.shape[1]))
+    x = weight(len(prefixes) * K, M)
+    for _ in range(config.num_hidden_layers):
+        q = F.linear(x, weight(H * D, M))
+        k, v, k_context, v_context = (F.linear(of, weight(G * D, M)) for of in (x, x, context, context))
+        mixed = []
+        for index, prefix in enumerate(prefixes):
+            own = slice(index * K, index * K + K)
+            keys = torch.cat((k_context[:prefix], k[own])).view(-1, G, D).repeat_interleave(H // G, 1)
+            values = torch.cat((v_context[:prefix], v[own])).view(-1, G, D).repeat_interleave(H // G, 1)
+            scores = torch.einsum("qhd,khd->hqk", q[own].view(K, H, D), keys)
+            mixed.append(torch.einsum("hqk,khd->qhd", scores, values).reshape(K, H * D))
+        x = F.linear(torch.cat(mixed), weight(M, H * D)) + x
+        gated = F.linear(x, weight(config.intermediate_size, M)) * F.linear(x, weight(config.intermediate_size, M))
+        x = F.linear(gated, weight(M, config.intermediate_size)) + x
+    F.linear(x[:weighted], torch.randn(config.vocab_size, M)).sum().backward()
+
+
+def test_the_formula_counts_what_torch_counts():
+    config = tiny_config(num_hidden_layers=2)
+    prefixes = [3, 7, 0, 11]
+    with FlopCounterMode(display=False) as counter:
+        plain_products(config, 12, prefixes, 9)
+    assert counter.get_total_flops() == step_flops(config, 12, len(prefixes), sum(prefixes), 9)
+
+
+def test_a_window_bounds_what_a_sliding_layer_sees():
+    full = tiny_config()
+    sliding = tiny_config(layer_types=("full_attention", "sliding_attention"), sliding_window=5)
+    more = step_flops(full, 40, 2, 60, 6) - step_flops(sliding, 40, 2, 60, 6)
+    assert more == 3 * 2 * 2 * full.block_size * full.num_attention_heads * full.head_dim * (60 - 2 * 5)
+    assert step_flops(full, 40, 2, 8, 6) == step_flops(sliding, 40, 2, 8, 6)
+
+
+def test_a_draft_for_a_target_of_8_billion_parameters_takes_about_70_tflop_a_sequence():
+    assert 71e12 == pytest.approx(step_flops(QWEN3_8B, 3072, 512, 512 * 1536, 512 * 15), rel=0.02)

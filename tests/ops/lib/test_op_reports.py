@@ -1,0 +1,159 @@
+"""What each op shows of its artifact, read from real artifacts, without torch; the accounts fit each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_stage import FakeStage
+
+from dsl.op import Ref
+from ops.artifacts import BatchPlan
+from ops.capture_targets.report import capture_targets_sections
+from ops.check_export.report import check_export_sections
+from ops.export_draft.report import export_draft_sections
+from ops.ingest.report import ingest_sections
+from ops.lib.data.files import json_line, read_json, write_json
+from ops.lib.data.sample_account import NOT_TAKEN, Tally
+from ops.lib.report_parts import DROPPED_SHOWN, histogram, shown_value
+from ops.lib.report_sections import Account, Html, Section
+from ops.load_target.report import target_sections
+from ops.regenerate_answers.report import LETTERS, regenerate_answers_sections
+from ops.shard_sequence.op import ShardSequence
+from ops.shard_sequence.report import shard_sequence_sections
+from ops.shard_sequence.run import shard_sequence
+from ops.tokenize_chat.report import tokenize_chat_sections
+from ops.train_dflash.report import NOT_REACHED, train_account, train_dflash_sections
+
+
+def body(sections: Sequence[Section], title: str) -> Any:
+    return {section.title: section.body for section in sections}[title]
+
+
+def account(sections: Sequence[Section]) -> Account:
+    found: Account = body(sections, "samples")
+    assert isinstance(found, Account)
+    assert found.came_in == sum(found.kept.values()) + sum(found.dropped.values())
+    return found
+
+
+def tallied(folder: Path, kept: int, dropped: dict[str, int]) -> Path:
+    stage = FakeStage(folder)
+    tally = Tally(stage, "ingest")
+    for _ in range(kept):
+        tally.keep("train")
+    for reason, count in dropped.items():
+        for place in range(count):
+            tally.drop(reason, f"sample {place}", "with a detail, in CSV")
+    tally.finish(None)
+    return stage.out_dir
+
+
+def test_dropped_samples_are_shown_but_not_those_that_nobody_wanted(tmp_path: Path) -> None:
+    folder = tallied(tmp_path, 3, {NOT_TAKEN: 50, "no answer": DROPPED_SHOWN + 5})
+    sections = ingest_sections(folder)
+    assert Account(
+        came_in=78, kept={"train": 3, "val": 0, "test": 0}, dropped={NOT_TAKEN: 50, "no answer": 25}
+    ) == account(sections)
+    table = body(sections, "dropped samples")
+    assert ["id", "reason", "detail"] == table.columns
+    assert [["sample 0", "no answer", "with a detail, in CSV"], DROPPED_SHOWN] == [table.rows[0], len(table.rows)]
+    assert "the first 20 of 25; all are in dropped.csv" == sections[1].note
+
+
+def test_the_tokens_show_their_loss_mask_and_how_long_samples_are(tokens) -> None:
+    sections = tokenize_chat_sections(tokens.path)
+    rows = [json.loads(line) for line in (tokens.path / "samples.jsonl").read_text().splitlines()]
+    assert account(sections).kept == read_json(tokens.path / "summary.json")["splits"]
+    assert sum(row["tokens"] for row in rows) == sum(row[2] for row in body(sections, "tokens").rows)
+    assert len(rows) == sum(body(sections, "length of samples").series[0].y)
+    assert isinstance(body(sections, "loss mask"), Html)
+    assert "in the loss mask" in body(sections, "loss mask").text
+    share = sum(row["loss_tokens"] for row in rows) / sum(row["tokens"] for row in rows)
+    assert f"{share:.1%} of the tokens are in the loss mask" in [section.note for section in sections]
+
+
+def test_what_is_captured_and_planned_is_what_was_tokenised(tokens, tmp_path: Path) -> None:
+    info = read_json(tokens.path / "tokens.json")
+    shards = [shard for shard in info["shards"] if shard["split"] != "test"]
+    write_json(tmp_path / "features.json", {"format": 1, "target": "ab" * 32, "shards": shards})
+    stage = FakeStage(tmp_path / "shard", {"tokens": tokens})
+    shard_sequence(ShardSequence(tokens=Ref("tokenize"), tokens_per_step=2048, epochs=2), stage)
+    tokenized = account(tokenize_chat_sections(tokens.path)).kept
+    captured = account(capture_targets_sections(tmp_path))
+    sections = list(shard_sequence_sections(stage.artifact(BatchPlan).path))
+    planned = account(sections)
+    assert {split: tokenized[split] for split in ("train", "val")} == captured.kept
+    assert ("train", "val") == captured.splits
+    assert {"train": tokenized["train"]} == planned.kept
+    assert read_json(stage.out_dir / "plan.json")["steps"] == len(body(sections, "tokens of the steps").series[0].y)
+
+
+def test_what_max_steps_left_out_was_not_seen_by_the_training(tmp_path: Path) -> None:
+    training = {"samples": 100, "samples_seen": 30, "steps": 7, "samples_without_anchor": 2, "val_metrics": None}
+    write_json(tmp_path / "training.json", training | {"final_metrics": {"train/loss": 0.5}})
+    sections = list(train_dflash_sections(tmp_path))
+    assert Account(came_in=100, kept={"train": 30}, dropped={NOT_REACHED: 70}, splits=("train",)) == account(sections)
+    assert [("steps", 7)] == body(sections, "training").rows
+    assert "2 times a sample gave no anchor in a step, and so nothing to learn" == sections[1].note
+    assert {NOT_REACHED: 0} == train_account({"samples": 100}).dropped
+
+
+def test_target_draft_and_gate_show_what_they_are(tmp_path: Path) -> None:
+    write_json(tmp_path / "target.json", {"model_type": "qwen3_vl", "vision": True})
+    write_json(tmp_path / "metrics.json", {"accuracy": 0.95})
+    sections = list(target_sections(tmp_path))
+    assert [("model_type", "qwen3_vl"), ("vision", "true")] == body(sections, "target").rows
+    assert [("accuracy", 0.95)] == body(sections, "measured").rows
+    write_json(
+        tmp_path / "config.json", {"block_size": 8, "dflash_config": {"mask_token_id": 7}, "dflow": {"format": 1}}
+    )
+    (tmp_path / "model.safetensors").write_bytes(bytes(12))
+    shown = [("mask_token_id", 7), ("bytes", 12), ("block_size", 8)]
+    assert shown == body(export_draft_sections(tmp_path), "draft").rows
+    check = {
+        "static": "passed",
+        "live": {"status": "skipped", "reason": "no GPU"},
+        "tau": {"evaluate": {"all": 3.5, "image": 4.0}, "served": None},
+        "warnings": ["pixels differ"],
+    }
+    write_json(tmp_path / "check.json", check)
+    sections = check_export_sections(tmp_path)
+    assert ("live: reason", "no GPU") in body(sections, "gate").rows
+    assert [("all", 3.5, None), ("image", 4.0, None)] == body(sections, "tau").rows
+    assert [("pixels differ",)] == body(sections, "warnings of the gate").rows
+
+
+def test_answers_are_shown_beside_what_was_asked_and_cut_where_they_are_long(tmp_path: Path) -> None:
+    folder = tallied(tmp_path, 1, {"finish reason length": 2})
+    messages = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "a " * 1000}]},
+    ]
+    row = {"id": "s1", "split": "train", "messages": messages, "finish_reasons": ["stop"], "answer_tokens": [7]}
+    (folder / "samples.jsonl").write_text(json_line(row))
+    write_json(folder / "measurements.json", {"requests": 3})
+    sections = regenerate_answers_sections(folder)
+    assert {"finish reason length": 2} == account(sections).dropped
+    assert [("stop", 1)] == body(sections, "finish reasons").rows
+    (sample, split, asked, answer) = body(sections, "first answers").rows[0]
+    assert ("s1", "train", "What is it?") == (sample, split, asked)
+    assert len(answer) <= LETTERS
+    assert [("requests", 3)] == body(sections, "measured").rows
+
+
+@pytest.mark.parametrize("values", [[5], [1, 2, 3], list(range(1000)), [10, 10, 500_000]])
+def test_a_histogram_counts_every_value_once(values: list[int]) -> None:
+    series = histogram("samples", values)
+    assert len(values) == sum(series.y)
+    assert len(series.x) <= 17
+    assert min(values) == series.x[0]
+
+
+def test_a_digest_is_shown_by_its_beginning_and_a_list_as_it_is_written() -> None:
+    assert ["abcdef012345", "[1, 2]", "true", None, 0.5, "text"] == [
+        shown_value(value) for value in ("abcdef0123456789" * 4, [1, 2], True, None, 0.5, "text")
+    ]

@@ -1,0 +1,83 @@
+"""What an op may show in a report, and that showing is not computing."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from attrs import evolve, frozen
+
+import ops.lib.report_sections
+from dsl.errors import ConfigError
+from dsl.op import Artifact, field, op, op_of
+from dsl.op_table import all_ops
+from executor.report.carried import section_from_json, section_to_json
+from ops.lib.report_sections import Chart, Series, Table, load_report
+
+
+@frozen
+class Text(Artifact):
+    """text.txt"""
+
+
+@op(version=1, run="shown:run", report="shown:sections")
+@frozen(kw_only=True)
+class Shown:
+    """Writes a text."""
+
+    text: str = field(default="a", help="what to write")
+    output = Text
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"x": [1, 2], "y": [1.0]}, "not of one length"),
+        ({"x": [1], "y": [1.0], "low": [0.5]}, "not of one length"),
+        ({"x": [1], "y": ["much"]}, "much is no number"),
+        ({"x": [1], "y": [1.0], "low": ["a"], "high": [2.0]}, "a is no number"),
+        ({"x": [1], "y": [10**400]}, "an int beyond all floats is no number"),
+        ({"x": [10**400], "y": [1.0]}, "an int beyond all floats is no place on an axis"),
+        ({"x": [1, float("nan")], "y": [1.0, 2.0]}, "nan is no place on an axis"),
+        ({"x": [float("-inf")], "y": [1.0]}, "-inf is no place on an axis"),
+        ({"x": [None], "y": [1.0]}, "None is no place on an axis"),
+    ],
+)
+def test_a_series_whose_lists_do_not_fit_is_refused_when_it_is_made(values, problem) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Series("loss", **values)
+
+
+def test_a_table_with_a_row_of_another_length_and_a_chart_over_names_and_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="a table of 2 columns has the row"):
+        Table(("a", "b"), [(1, 2), (1,)])
+    with pytest.raises(ConfigError, match="not all numbers"):
+        Chart([Series("tau", ["image", 2], [1.0, 2.0])], "category", "tau", "bars")
+    with pytest.raises(ConfigError, match="not all numbers"):
+        Chart([Series("tau", ["image"], [1.0])], "category", "tau", "lines")
+
+
+def test_every_built_in_op_names_a_function_that_is_there() -> None:
+    functions = {name: load_report(spec) for name, spec in all_ops().items()}
+    assert [] == [name for name, function in functions.items() if function is None]
+    assert all(map(callable, functions.values()))
+
+
+def test_an_op_without_such_a_function_shows_nothing() -> None:
+    assert load_report(evolve(op_of(Shown), report=None)) is None
+
+
+def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "report.md").read_text()
+    code = text[text.index("    def shorten_sections") : text.index("The function gets the folder")]
+    names = {**vars(ops.lib.report_sections), "json": json, "Path": Path}
+    exec(textwrap.dedent(code), names)
+    summary = {"in": 3, "kept": 2, "dropped": {"too long": 1}, "splits": {"train": 2}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    sections = names["shorten_sections"](tmp_path)
+    assert ["samples", "lengths", "first rows"] == [section.title for section in sections]
+    carried = [section_to_json(section, tmp_path) for section in sections]
+    assert ["Account", "Chart", "Table"] == [section["kind"] for section in carried]
+    assert sections == [section_from_json(section, tmp_path) for section in carried]

@@ -1,0 +1,295 @@
+"""What ops foresee against what they make: bytes on the disk exactly, parameters exactly, memory within a factor.
+
+Memory is measured as the tensors that live at the same time, on a CPU; estimates add up what the code keeps, and are to
+be within FACTOR of that, above and below.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from fake_stage import FakeStage
+from family_checkpoints import FAMILIES, make_checkpoint, picture, token_sample
+from live_tensors import LiveTensors
+from safetensors import safe_open
+
+from dsl.errors import ConfigError, DataError
+from dsl.op import Ref
+from dsl.pipeline import Launch
+from dsl.resources import Outlook, Resources, load_resources
+from ops.artifacts import TargetFeatures
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.run import capture_targets
+from ops.finetune_vlm.op import FinetuneVlm
+from ops.lib.drafts.attention.blocks import choose_attention
+from ops.lib.drafts.dflash.config import DraftConfig
+from ops.lib.drafts.dflash.footprint import (
+    Pass,
+    block_bytes,
+    cast_bytes,
+    context_bytes,
+    draft_parameters,
+    head_bytes,
+)
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.dflash.step import Engine, MicroBatch
+from ops.lib.drafts.losses.loss import Loss
+from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
+from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.exchange import Alone
+from ops.lib.target.model import Target, describe_target
+from ops.lib.target.sizes import TargetSizes
+from ops.lib.vision.processor import load_processor
+from ops.load_target.op import LoadTarget
+from ops.tokenize_chat.op import TokenizeChat
+from ops.train_dflash.inputs import draft_config
+from ops.train_dflash.op import TrainDflash
+
+FACTOR = 1.3
+TEXT = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+HEADS = {"qwen3": {"head_dim": 16}, "qwen3_vl": {"head_dim": 16}, "qwen3_5": {"head_dim": 32}, "qwen2_5_vl": {}}
+DELTA_RULE = {
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+def foresee(config: Any, **outlook: Any) -> Resources:
+    """What an op's own function tells."""
+    defaults = {"launch": Launch(device="cpu"), "artifact": None, "root": Path("/"), "free_disk": 10**12}
+    function = load_resources(type(config).__op__)
+    assert function is not None
+    edges = dict.fromkeys(type(config).__op__.edges)
+    given = {**defaults, **outlook}
+    return function(Outlook(config=config, **{**given, "inputs": {**edges, **given.get("inputs", {})}}))
+
+
+def checkpoint(family: str, folder: Path, **changes: Any) -> Path:
+    linear = DELTA_RULE if family == "qwen3_5" else {}
+    vision = {"hidden_size": 64, "intermediate_size": 192, "num_heads": 4}
+    return make_checkpoint(family, folder, vision=vision, **{**TEXT, **HEADS[family], **linear, **changes})
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_of_every_family_are_those_of_the_model(family: str, tied: bool, tmp_path: Path) -> None:
+    folder = make_checkpoint(family, tmp_path / family, tie_word_embeddings=tied)
+    model = Target.from_directory(folder, {"eos_token_ids": []}).model
+    sizes = TargetSizes.of(read_config(folder / "config.json"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == sizes.parameters
+    assert sizes.head == (0 if tied else model.get_output_embeddings().weight.numel())
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_the_memory_of_a_capture_is_that_of_its_tensors(family: str, tmp_path: Path) -> None:
+    folder = checkpoint(family, tmp_path / family)
+    processor, layer_ids = load_processor(str(folder)), (1, 2, 3, 4, 5)
+    target = Target.from_directory(folder, describe_target(folder, 3, processor.eos_token_ids))
+    images = [picture(512, 512, seed) for seed in range(6)] if FAMILIES[family].vision else []
+    question = "What is it?" if images else "What is it? " * 120
+    samples = [token_sample(processor, question, images=images, name=str(number)) for number in range(2)]
+    inputs = target.inputs(samples)
+    with torch.inference_mode(), LiveTensors() as seen, target.capture_inputs(layer_ids) as captured:
+        target.hidden(inputs)
+        captured.features()
+    tokens = inputs.input_ids.numel()
+    features = tokens * len(layer_ids) * TEXT["hidden_size"] * 4
+    foreseen = target_sizes(folder).forward_bytes(tokens, 4) + features
+    print(f"{family}: {tokens} tokens, {seen.peak / 1e6:.1f} MB, foreseen {foreseen / 1e6:.1f} MB")
+    assert seen.peak / FACTOR < foreseen < seen.peak * FACTOR
+
+
+def target_sizes(folder: Path) -> TargetSizes:
+    return TargetSizes.of(read_config(folder / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "context", "blocks", "chunk", "checkpointed"),
+    [
+        (torch.float32, 1024, 64, 32, False),
+        (torch.bfloat16, 1024, 64, 32, False),
+        (torch.float32, 4096, 32, 16, False),
+        (torch.bfloat16, 4096, 32, 16, True),
+        (torch.bfloat16, 256, 96, 96, False),
+        (torch.float32, 1024, 64, 32, True),
+    ],
+)
+def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
+    dtype: torch.dtype, context: int, blocks: int, chunk: int, checkpointed: bool
+) -> None:
+    shape = DraftConfig(
+        hidden_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        intermediate_size=768,
+        vocab_size=600,
+        block_size=8,
+        mask_token_id=3,
+        target_layer_ids=(1, 2, 3, 4, 5),
+        num_target_layers=9,
+        max_position_embeddings=4096,
+    )
+    model = DraftModel(shape)
+    model.initialise(0)
+    generator = torch.Generator().manual_seed(0)
+    ends_N = torch.randint(1, context, (blocks,), generator=generator).sort().values
+    weights_NK = torch.ones(blocks, 8)
+    weights_NK[:, 0] = 0
+    batch = MicroBatch(
+        features_tF=torch.randn(context, 5 * 256, generator=generator).to(dtype),
+        positions_t=torch.arange(context),
+        seen=(Seen(torch.zeros(blocks, dtype=torch.int64), ends_N),),
+        anchor_ids_N=torch.zeros(blocks, dtype=torch.int64),
+        positions_N=ends_N,
+        labels_NK=torch.zeros(blocks, 8, dtype=torch.int64),
+        weights_NK=weights_NK,
+    )
+    ends = torch.randn(600, 256, generator=generator).to(dtype)
+    attend = choose_attention(torch.device("cpu"), shape, dtype)[1]
+    engine = Engine(
+        model=model,
+        embed_VM=ends,
+        head_VM=ends,
+        loss=Loss(),
+        attend=attend,
+        exchange=Alone(),
+        anchor_chunk=chunk,
+        activation_checkpointing=checkpointed,
+    )
+    with LiveTensors() as seen:
+        engine.train(batch, 1.0)
+    work = Pass(
+        draft=shape,
+        item_size=dtype.itemsize,
+        context=context,
+        blocks=chunk,
+        waiting=0,
+        checkpointed=checkpointed,
+    )
+    features = batch.features_tF.nbytes  # made before
+    parts = (context_bytes(work) - features, block_bytes(work), head_bytes(work), cast_bytes(work))
+    foreseen = sum(parts) + 4 * draft_parameters(shape)
+    print(f"{dtype}, {context} tokens: {seen.peak / 1e6:.1f} MB, foreseen {foreseen / 1e6:.1f} MB")
+    assert seen.peak / FACTOR < foreseen < seen.peak * FACTOR
+
+
+@pytest.mark.parametrize(("dtype", "final_hidden"), [("float32", False), ("bfloat16", True)])
+def test_the_disk_of_features_is_foreseen_to_the_byte(
+    tokens: Any, target: Any, tmp_path: Path, dtype: str, final_hidden: bool
+) -> None:
+    config = CaptureTargets(tokens=Ref("t"), target=Ref("m"), num_layers=2, dtype=dtype, final_hidden=final_hidden)
+    counted = foresee_tokens(tokens.path)
+    sizes = TargetForeseen.of(read_config(target.path / "model" / "config.json"))
+    needed = foresee(config, inputs={"tokens": counted, "target": sizes})
+    stage = FakeStage(tmp_path / "capture", {"tokens": tokens, "target": target})
+    capture_targets(config, stage)
+    stored = 0
+    for file in stage.artifact(TargetFeatures).path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            stored += sum(tensors.get_tensor(key).nbytes for key in tensors.keys() if key != "token_offsets")  # noqa: SIM118
+    assert ({"features": stored}, "") == (needed.disk, needed.disk_per)
+
+
+def foresee_tokens(path: Path) -> TokensForeseen:
+    """Of tokens that are made: counted by split."""
+    foreseen: TokensForeseen = foresee(TokenizeChat(samples=Ref("s"), vocab_size=600), artifact=path).foreseen
+    return foreseen
+
+
+def test_the_built_in_target_and_a_draft_for_it_are_foreseen_before_they_are_made(tokens: Any, target: Any) -> None:
+    counted = foresee_tokens(tokens.path)
+    before = foresee(FinetuneVlm(tokens=Ref("t"), steps=2), inputs={"tokens": counted})
+    after = foresee(FinetuneVlm(tokens=Ref("t"), steps=2), artifact=target.path)
+    assert after.foreseen.sizes.parameters == before.foreseen.sizes.parameters
+    config = TrainDflash(features=Ref("f"), batches=Ref("b"), target=Ref("m"), num_layers=2, head_dim=16)
+    inputs = {"target": before.foreseen, "features": FeaturesForeseen(num_layers=3, dtype="float32", tokens=counted)}
+    shape = foresee(config, inputs=inputs).foreseen.shape
+    captured = {"mask_token_id": 5, "target_layer_ids": [1, 3, 5], "num_target_layers": 8, "positions": "sequential"}
+    drafted = draft_config(config, target, captured)
+    assert evolve(drafted, mask_token_id=0, max_position_embeddings=1) == evolve(shape, max_position_embeddings=1)
+
+
+def test_training_a_target_of_8_billion_parameters_is_said_to_need_its_whole_state(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_vl", tmp_path / "small")
+    config = read_config(folder / "config.json")
+    config["text_config"] |= {"hidden_size": 4096, "num_hidden_layers": 36, "intermediate_size": 12288, "head_dim": 128}
+    config["text_config"] |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151_936}
+    config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(config))
+    training = FinetuneVlm(tokens=Ref("t"), init=str(folder), dtype="bfloat16", micro_batch_tokens=1)
+    alone, shared = (foresee(training, launch=launch) for launch in (Launch(), Launch(kind="torchrun", nproc=8)))
+    state = [sum(each.memory[part] for part in ("weights", "gradients", "optimizer")) for each in (alone, shared)]
+    assert [131, 45] == [round(size / 1e9) for size in state]  # float32 weights, gradients and two moments
+    held = "rank 0 holds 98.3 GB of weights and moments in the machine's memory while a checkpoint is written"
+    assert (held,) == alone.notes == shared.notes
+
+
+def test_a_target_of_experts_alone_needs_the_width_of_the_drafts_mlp(tmp_path: Path) -> None:
+    config = read_config(checkpoint("qwen3", tmp_path / "qwen3") / "config.json")
+    experts = {**config, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    del experts["intermediate_size"]
+    inputs = {"target": TargetForeseen.of(experts)}
+    edges = {"features": Ref("f"), "batches": Ref("b"), "target": Ref("m")}
+    with pytest.raises(ConfigError, match="no intermediate_size"):
+        foresee(TrainDflash(**edges), inputs=inputs)
+    needed = foresee(TrainDflash(**edges, intermediate_size=256), inputs=inputs)
+    assert 256 == needed.foreseen.shape.intermediate_size
+
+
+def test_a_directory_tells_its_own_files(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3", tmp_path / "qwen3")
+    needed = foresee(LoadTarget(checkpoint=str(folder)))
+    assert {"checkpoint": sum(file.stat().st_size for file in folder.glob("*.safetensors"))} == needed.disk
+    assert needed.foreseen.sizes == target_sizes(folder)
+
+
+def test_a_config_without_a_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 8, "hidden_size": 4}')
+    with pytest.raises(DataError, match=r"config\.json: num_hidden_layers is missing"):
+        foresee(LoadTarget(checkpoint=str(tmp_path)))
+
+
+@pytest.mark.parametrize(("dtype", "ranks", "bytes_each"), [("bfloat16", 1, 2), ("bfloat16", 2, 2), ("float32", 1, 0)])
+def test_a_copy_of_the_weights_is_counted_where_the_dtype_is_narrower(
+    dtype: str, ranks: int, bytes_each: int, tmp_path: Path
+) -> None:
+    """In two bytes each, beside all that an update or a pass needs; in float32 only several ranks gather one."""
+    inputs = {"target": TargetForeseen.of(read_config(checkpoint("qwen3", tmp_path / "target") / "config.json"))}
+    inputs["features"] = FeaturesForeseen(num_layers=5, dtype="bfloat16", tokens=None)
+    launch = Launch(device="cpu", kind="torchrun", nproc=ranks) if ranks > 1 else Launch(device="cpu")
+    config = TrainDflash(features=Ref("a"), batches=Ref("b"), target=Ref("c"), dtype=dtype)
+    found = foresee(config, inputs=inputs, launch=launch)
+    parameters = draft_parameters(found.foreseen.shape)
+    assert bytes_each * parameters == found.memory["weights to compute with"]
+    assert 4 * parameters // ranks == found.memory["draft"]
+
+
+def test_measuring_tau_needs_the_target_and_a_copy_of_the_draft_beside_a_training(tmp_path: Path) -> None:
+    config = read_config(checkpoint("qwen3", tmp_path / "target") / "config.json")
+    inputs = {"target": TargetForeseen.of(config)}
+    inputs["tokens"] = TokensForeseen(by_split=None, expected=None, longest=64, vocab_size=None)
+    inputs["features"] = FeaturesForeseen(num_layers=5, dtype="bfloat16", tokens=inputs["tokens"])
+    training = {"features": Ref("a"), "batches": Ref("b"), "target": Ref("c"), "tokens": Ref("d")}
+    silent, measuring = (
+        foresee(TrainDflash(**training, keep_checkpoints=1, **changes), inputs=inputs)
+        for changes in ({}, {"eval_every": 5, "select": "tau"})
+    )
+    assert "target" not in silent.memory
+    assert 2 * inputs["target"].sizes.parameters == measuring.memory["target"]
+    copied = 4 * draft_parameters(measuring.foreseen.shape)
+    assert copied == measuring.memory["draft that decodes"]
+    assert silent.disk["checkpoints"] * 3 == measuring.disk["checkpoints"] * 2

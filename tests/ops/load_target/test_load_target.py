@@ -1,0 +1,336 @@
+"""Targets from checkpoint directories, whole and damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from attrs import evolve
+from fake_stage import FakeStage
+from family_checkpoints import FAMILIES, HIDDEN, VOCABULARY, make_checkpoint, picture, token_sample
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM, dynamic_module_utils
+
+from dsl.errors import DataError
+from ops.artifacts import TargetModel
+from ops.lib.target.ends import frozen_ends
+from ops.lib.target.model import Target, describe_target, target_info, text_config
+from ops.lib.target.save import PROCESSOR, copy_files
+from ops.lib.vision.processor import load_processor
+from ops.load_target.op import LoadTarget
+from ops.load_target.run import load_target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> TargetModel:
+    """A tiny Qwen3-VL."""
+    folder = make_checkpoint("qwen3_vl", tmp_path_factory.mktemp("family") / "checkpoint")
+    return load(folder, tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def checkpoint(target, tmp_path):
+    """A copy of its checkpoint directory, to be damaged."""
+    return shutil.copytree(target.path / "model", tmp_path / "checkpoint")
+
+
+def load(checkpoint, tmp_path, **changes) -> TargetModel:
+    stage = FakeStage(tmp_path / "stage")
+    load_target(LoadTarget(checkpoint=str(checkpoint), **changes), stage)
+    return stage.artifact(TargetModel)
+
+
+def edit_config(checkpoint, **changes):
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_checkpoint_directory_becomes_the_same_target(target, checkpoint, tmp_path):
+    loaded = load(checkpoint, tmp_path)
+    assert target_info(target) == target_info(loaded)
+    assert text_config(target) == text_config(loaded)
+    before, after = Target.load(target).model.state_dict(), Target.load(loaded).model.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_code_and_pickles_in_a_checkpoint_stay_behind(checkpoint, tmp_path):
+    (checkpoint / "modeling_custom.py").write_text("raise SystemExit")
+    (checkpoint / "pytorch_model.bin").write_bytes(b"pickle")
+    loaded = load(checkpoint, tmp_path)
+    assert [file.name for file in (loaded.path / "model").iterdir() if file.suffix in (".py", ".bin")] == []
+
+
+def test_a_text_only_qwen3_is_a_target_with_an_untied_head(target, tmp_path):
+    config = Qwen3Config(
+        vocab_size=600,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(tmp_path / "qwen3")
+    copy_files(target.path / "model", tmp_path / "qwen3", ("tokenizer*", "chat_template*"))
+    loaded = load(tmp_path / "qwen3", tmp_path, mask_token_id=7)
+    info = target_info(loaded)
+    assert (
+        info["model_type"],
+        info["vision"],
+        info["embed_key"],
+        info["lm_head_key"],
+        info["tied"],
+        info["mask_token_id"],
+        info["eos_token_ids"],
+    ) == ("qwen3", False, "model.embed_tokens.weight", "lm_head.weight", False, 7, [2])
+    embed, head = frozen_ends(loaded)
+    assert torch.equal(model.model.embed_tokens.weight, embed)
+    assert torch.equal(model.lm_head.weight, head)
+    assert len(Target.load(loaded).decoder_layers) == 4
+
+
+def logits(target: TargetModel, sample) -> torch.Tensor:
+    loaded = Target.load(target)
+    with torch.no_grad():
+        return loaded.forward(loaded.inputs([sample])).logits
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_loads_with_a_head_of_its_own_and_with_a_tied_one(name, tmp_path):
+    for tied in (True, False):
+        folder = make_checkpoint(name, tmp_path / f"checkpoint-{tied}", tie_word_embeddings=tied)
+        loaded = load(folder, tmp_path / f"stage-{tied}")
+        info = target_info(loaded)
+        assert (name, FAMILIES[name].vision, VOCABULARY, HIDDEN, 8) == tuple(
+            info[key] for key in ("model_type", "vision", "vocab_size", "hidden_size", "num_layers")
+        )
+        assert (tied, tied) == (info["tied"], info["embed_key"] == info["lm_head_key"])
+        embed, head = frozen_ends(loaded)
+        model = Target.load(loaded)
+        assert torch.equal(model.embed_weight, embed)
+        assert torch.equal(model.head_weight, head)
+        assert tied == torch.equal(embed, head)
+
+
+def test_tied_embeddings_may_be_named_in_the_text_config_alone(target, checkpoint, tmp_path):
+    config = json.loads((checkpoint / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    config["text_config"]["tie_word_embeddings"] = True
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    loaded = load(checkpoint, tmp_path)
+    assert target_info(target) == target_info(loaded)
+    sample = token_sample(load_processor(str(checkpoint)), "What is it?", images=[picture(24, 16)])
+    assert torch.equal(logits(target, sample), logits(loaded, sample))
+
+
+def test_an_older_qwen2_5_vl_whose_text_config_is_flat_is_the_same_target(tmp_path):
+    folder = make_checkpoint("qwen2_5_vl", tmp_path / "checkpoint")
+    before = load(folder, tmp_path / "nested")
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    text = {name: value for name, value in text.items() if name not in ("model_type", "rope_parameters")}
+    rope = {"rope_theta": 10000.0, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+    (folder / "config.json").write_text(json.dumps(text | rope | config))
+    after = load(folder, tmp_path / "flat")
+    assert target_info(before) == target_info(after)
+    assert text_config(after)["num_hidden_layers"] == 8
+    sample = token_sample(load_processor(str(folder)), "What is it?", images=[picture(24, 16)])
+    assert torch.equal(logits(before, sample), logits(after, sample))
+
+
+def test_a_text_only_qwen3_5_is_a_target(tmp_path):
+    folder = make_checkpoint("qwen3_5", tmp_path / "vlm")
+    vlm = Target.load(load(folder, tmp_path / "stage-vlm"))
+    text = Qwen3_5ForCausalLM(vlm.model.config.text_config)
+    text.model.load_state_dict(vlm.model.model.language_model.state_dict())
+    text.lm_head.load_state_dict(vlm.model.lm_head.state_dict())
+    text.save_pretrained(tmp_path / "text")
+    copy_files(folder, tmp_path / "text", [name for name in PROCESSOR if "processor" not in name])
+    loaded = load(tmp_path / "text", tmp_path / "stage-text", lm_head_key=None)
+    assert ("qwen3_5_text", False) == tuple(target_info(loaded)[key] for key in ("model_type", "vision"))
+    target = Target.load(loaded)
+    assert target.has_linear_attention
+    sample = token_sample(load_processor(str(tmp_path / "text")), "What is it?")
+    as_vlm = evolve(sample, pixel_values=torch.empty(0, 96))
+    with torch.no_grad():
+        expected = vlm.forward(vlm.inputs([as_vlm])).logits
+        assert torch.equal(expected, target.forward(target.inputs([sample])).logits)
+
+
+def test_weights_that_the_files_lack_are_not_made_up(checkpoint, tmp_path):
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["model.language_model.layers.3.mlp.up_proj.weight"]
+    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=r"the files lack model.language_model.layers.3.mlp.up_proj.weight"):
+        Target.load(load(checkpoint, tmp_path))
+
+
+OWN_MODEL = """
+from transformers import Qwen3ForCausalLM
+
+class OwnModel(Qwen3ForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits + 1000
+        return output
+"""
+
+
+def test_a_vision_language_checkpoint_without_its_image_processor_is_refused(tmp_path):
+    folder = make_checkpoint("qwen3_vl", tmp_path / "checkpoint")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(DataError, match=r"without an image processor \(preprocessor_config.json\); copy that file"):
+        load_target(LoadTarget(checkpoint=str(folder)), FakeStage(tmp_path))
+
+
+def test_a_checkpoint_with_code_of_its_own_is_refused_unless_trusted_and_its_code_travels_along_then(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    folder = make_checkpoint("qwen3", tmp_path / "checkpoint")
+    plain = load(folder, tmp_path / "plain")
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_own.OwnModel"})
+    (folder / "modeling_own.py").write_text(OWN_MODEL)
+    with pytest.raises(DataError, match=r"auto_map names code .*AutoModelForCausalLM.*trust_remote_code = true"):
+        load(folder, tmp_path / "refused")
+    trusted = load(folder, tmp_path / "trusted", trust_remote_code=True)
+    assert (False, True) == tuple(target_info(loaded)["trust_remote_code"] for loaded in (plain, trusted))
+    assert (trusted.path / "model" / "modeling_own.py").read_text() == OWN_MODEL
+    sample = token_sample(load_processor(str(folder), trust_remote_code=True), "What is it?")
+    assert torch.equal(logits(plain, sample) + 1000, logits(trusted, sample))
+
+
+def test_code_of_another_repository_is_refused_even_where_code_is_trusted(tmp_path):
+    folder = make_checkpoint("qwen3", tmp_path / "checkpoint")
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "someone/else--modeling_own.OwnModel"})
+    with pytest.raises(DataError, match=r"another repository \(someone/else--modeling_own.OwnModel\)"):
+        load(folder, tmp_path, trust_remote_code=True)
+
+
+def test_a_directory_without_config_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty: no config\.json"):
+        load(tmp_path / "empty", tmp_path)
+
+
+def test_a_broken_config_names_line_and_column(checkpoint, tmp_path):
+    (checkpoint / "config.json").write_text('{"a": 1,\n "b": }')
+    with pytest.raises(DataError, match=r"config\.json:2:7: not valid JSON"):
+        load(checkpoint, tmp_path)
+
+
+def test_a_family_that_is_not_supported_is_refused(checkpoint, tmp_path):
+    edit_config(checkpoint, model_type="llama")
+    with pytest.raises(
+        DataError, match=r"checkpoint: model_type 'llama' is not supported; known are qwen3, qwen3_moe, qwen2_5_vl"
+    ):
+        load(checkpoint, tmp_path)
+
+
+def test_a_file_is_no_checkpoint(checkpoint, tmp_path):
+    with pytest.raises(DataError, match="is a file; a checkpoint is the directory"):
+        load(checkpoint / "config.json", tmp_path)
+
+
+def test_damaged_weights_name_the_file(checkpoint, tmp_path):
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"checkpoint/model\.safetensors: damaged or cut short"):
+        load(checkpoint, tmp_path)
+
+
+def test_a_directory_without_safetensors_is_refused(checkpoint, tmp_path):
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(DataError, match=r"no \*\.safetensors"):
+        load(checkpoint, tmp_path)
+
+
+def test_a_missing_head_of_an_untied_model_is_refused(checkpoint, tmp_path):
+    edit_config(checkpoint, tie_word_embeddings=False)
+    with pytest.raises(DataError, match=r"none of the tensors end in lm_head\.weight.*name one of them as lm_head_key"):
+        load(checkpoint, tmp_path)
+
+
+def add_tensor(checkpoint, name, tensor):
+    tensors = load_file(checkpoint / "model.safetensors")
+    save_file(tensors | {name: tensor}, checkpoint / "model.safetensors", {"format": "pt"})
+
+
+def test_several_embeddings_are_listed(checkpoint, tmp_path):
+    add_tensor(checkpoint, "other.embed_tokens.weight", torch.zeros(VOCABULARY, HIDDEN))
+    message = r"2 of the tensors end in embed_tokens.*are: model.*embed_tokens.weight, other.*name one of them as embed"
+    with pytest.raises(DataError, match=message):
+        load(checkpoint, tmp_path)
+
+
+def test_embeddings_of_another_shape_or_part_are_no_candidates(checkpoint, target, tmp_path):
+    add_tensor(checkpoint, "other.embed_tokens.weight", torch.zeros(2, 2))
+    add_tensor(checkpoint, "model.visual.embed_tokens.weight", torch.zeros(VOCABULARY, HIDDEN))
+    add_tensor(checkpoint, "mtp.embed_tokens.weight", torch.zeros(VOCABULARY, HIDDEN))
+    assert target_info(target) == target_info(load(checkpoint, tmp_path))
+
+
+def test_the_keys_of_the_ends_can_be_given(tmp_path):
+    folder = make_checkpoint("qwen3", tmp_path / "untied", tie_word_embeddings=False)
+    add_tensor(folder, "other.lm_head.weight", torch.ones(VOCABULARY, HIDDEN))
+    with pytest.raises(DataError, match=r"2 of the tensors end in lm_head.weight; .*name one of them as lm_head_key"):
+        load(folder, tmp_path)
+    loaded = load(folder, tmp_path, lm_head_key="lm_head.weight", embed_key="model.embed_tokens.weight")
+    info = target_info(loaded)
+    assert ("model.embed_tokens.weight", "lm_head.weight") == (info["embed_key"], info["lm_head_key"])
+    embed, head = frozen_ends(loaded)
+    model = Target.load(loaded)
+    assert torch.equal(model.embed_weight, embed)
+    assert torch.equal(model.head_weight, head)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"embed_key": "no.such"}, r'embed_key = "no.such" is none of .*embed_tokens.weight'),
+        (
+            {"embed_key": "model.language_model.norm.weight"},
+            r"the tensors of shape \[400, 32\] are: model.language_model",
+        ),
+        ({"lm_head_key": "lm_head.weight"}, r'lm_head_key = "lm_head.weight", but the config has tie_word_embeddings'),
+    ],
+)
+def test_a_wrong_key_is_refused_with_the_candidates(checkpoint, tmp_path, keys, message):
+    with pytest.raises(DataError, match=message):
+        load(checkpoint, tmp_path, **keys)
+
+
+def test_a_tied_target_ignores_a_stale_head(target, checkpoint, tmp_path):
+    add_tensor(checkpoint, "lm_head.weight", torch.zeros(VOCABULARY, HIDDEN))
+    loaded = load(checkpoint, tmp_path)
+    assert target_info(target) == target_info(loaded)
+    assert torch.equal(frozen_ends(target)[1], frozen_ends(loaded)[1])
+
+
+def test_a_target_without_a_mask_token_is_refused(target):
+    with pytest.raises(DataError, match="no mask token is known"):
+        describe_target(target.path / "model", None, [2])
+
+
+def test_a_mask_token_outside_the_vocabulary_is_refused(target):
+    with pytest.raises(DataError, match="mask_token_id 400 lies outside the vocabulary of 400"):
+        describe_target(target.path / "model", VOCABULARY, [2])
+
+
+def test_a_name_that_is_neither_a_directory_nor_a_model_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match="neither a directory here nor a model"):
+        load("nobody/no-such-model", tmp_path)
+
+
+def test_a_checkpoint_without_tokenizer_is_refused(checkpoint, tmp_path):
+    for file in checkpoint.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(DataError, match="no tokenizer can be loaded"):
+        load(checkpoint, tmp_path)

@@ -1,0 +1,126 @@
+"""preview.html: what it shows, that data of unknown origin stays text, and that it is the same each time."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from chat_samples import LONG_ANSWER, conversation, png, run_tokenize, write_samples
+from fake_stage import FakeStage
+from PIL import Image
+
+from ops.artifacts import TokenShards
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.vision.processor import load_processor
+from ops.tokenize_chat.builtin import write_builtin_processor
+
+EVIL = "</span><script>alert(1)</script> \" onload='x' & \u202e {count} <img src=http://a/b>"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes in order, and the text of each token's span with its class and title."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = [("", {})]
+        self.tokens: list[tuple[str, str, str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        tag, attributes = self.tags[-1]
+        if tag == "span" and "title" in attributes:
+            self.tokens.append((data, attributes["class"], attributes["title"]))
+
+    def handle_endtag(self, tag):
+        self.tags.append((f"/{tag}", {}))
+
+
+@pytest.fixture(scope="module")
+def processor_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processor")
+    write_builtin_processor(folder, [[{"role": "user", "content": [{"type": "text", "text": "Hm? word end"}]}]], 320)
+    return folder
+
+
+def preview(folder, conversations, processor_dir, **config) -> tuple[str, FakeStage]:
+    samples = write_samples(folder / "in", conversations)
+    stage = run_tokenize(folder, samples, processor=str(processor_dir), min_loss_tokens=1, **config)
+    return (stage.out_dir / "preview.html").read_text("utf-8"), stage
+
+
+def test_every_token_is_shown_with_id_position_and_mask(tmp_path, processor_dir):
+    text, stage = preview(tmp_path, [conversation(("user", "Hm?"), ("assistant", "Yes.\nNo."))], processor_dir)
+    sample = TokenReader(stage.artifact(TokenShards)).sample(0)
+    decode = load_processor(str(processor_dir)).tokenizer.decode
+    expected = [
+        (decode([token]).replace("\n", "\u21b5\n"), "l" if learnt else "", f"id {token}, position {place}")
+        for place, (token, learnt) in enumerate(zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True))
+    ]
+    assert expected == Page(text).tokens
+
+
+def test_the_prompts_end_is_marked_once_in_its_place(tmp_path, processor_dir):
+    turns = (("user", "Hm?"), ("assistant", "Yes."), ("user", "So?"), ("assistant", "No."))
+    text, stage = preview(tmp_path, [conversation(*turns)], processor_dir)
+    sample = TokenReader(stage.artifact(TokenShards)).sample(0)
+    before = text.split('<div class="tokens">')[1].split("<b>")[0]
+    assert sample.prompt_tokens == before.count("<span")
+    assert 1 == text.split('<div class="tokens">')[1].count("<b>")
+
+
+def test_images_are_small_data_addresses_and_their_tokens_one_span(tmp_path, processor_dir):
+    image = conversation(("user", "Hm?"), ("assistant", "Yes."), image=png(400, 200))
+    text, _ = preview(tmp_path, [image], processor_dir)
+    (address,) = [attributes["src"] for tag, attributes in Page(text).tags if tag == "img"]
+    encoded = re.fullmatch(r"data:image/png;base64,([A-Za-z0-9+/=]+)", address).group(1)
+    thumbnail = Image.open(io.BytesIO(base64.b64decode(encoded)))
+    assert (160, 80) == thumbnail.size
+    assert [("<|image_pad|> x 55", "i")] == [token[:2] for token in Page(text).tokens if token[1] == "i"]
+
+
+def test_texts_and_ids_of_unknown_origin_stay_texts(tmp_path, processor_dir):
+    rows = [conversation(("user", EVIL), ("assistant", EVIL), image=png(16, 16))]
+    samples = write_samples(tmp_path / "in", rows)
+    file = tmp_path / "in/samples.jsonl"
+    file.write_text(file.read_text().replace('"s0"', '"<script>alert(2)</script>\\" onload=\\"x"'))
+    stage = run_tokenize(tmp_path, samples, processor=str(processor_dir), min_loss_tokens=1)
+    text = (stage.out_dir / "preview.html").read_text("utf-8")
+    tags = Page(text).tags
+    assert {"script", "iframe", "link", "object"}.isdisjoint(tag for tag, _ in tags)
+    assert not [name for _, attributes in tags for name in attributes if name.startswith("on")]
+    assert all(
+        value.startswith("data:") for _, attributes in tags for name, value in attributes.items() if name == "src"
+    )
+    assert "\u202e" not in text
+    assert "default-src 'none'" in text
+    shown = "".join(token for token, _, _ in Page(text).tokens)
+    assert "<script>alert(1)</script>" in shown
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [("iiitttt", "iitt"), ("tttttti", "ttti"), ("iiiiii", "iiii"), ("ti", "ti"), ("tttiii", "ttii")],
+)
+def test_half_of_the_samples_have_images_where_both_kinds_exist(tmp_path, processor_dir, kinds, expected):
+    rows = [
+        conversation(("user", "Hm?"), ("assistant", "Yes."), image=png(16, 16) if kind == "i" else None)
+        for kind in kinds
+    ]
+    text, _ = preview(tmp_path, rows, processor_dir, preview_samples=4)
+    facts = re.findall(r'<p class="facts">(image|text), ', text)
+    assert expected == "".join(fact[0] for fact in facts)
+
+
+def test_the_preview_shows_the_train_split_only_and_is_the_same_each_time(tmp_path, processor_dir):
+    rows = [
+        conversation(("user", "Hm?"), ("assistant", LONG_ANSWER), split=split, image=png(24, 16))
+        for split in ("test", "train", "val")
+    ]
+    first, _ = preview(tmp_path / "a", rows, processor_dir)
+    second, _ = preview(tmp_path / "b", rows, processor_dir, workers=3)
+    assert first == second
+    assert ["s1"] == re.findall("<h2>(.*?)</h2>", first)

@@ -1,0 +1,400 @@
+"""`dflow diagnose` on a draft that knows the answers by heart: it names the cause that was put in, that one alone, and
+none where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from diagnose_cases import (
+    AGAIN,
+    BLOCK,
+    LAYER,
+    NEW_TOKENS,
+    PROMPTS,
+    causes,
+    diagnosed,
+    finding,
+    make_chain,
+    with_config,
+    with_weights,
+)
+from lively_target import make_lively
+from safetensors.torch import load_file, save_file
+from serve_cases import CHECK, commit, record_run
+
+from dsl.errors import DataError
+from executor.cli import main
+from executor.model_tools import diagnose
+from executor.store.artifact_store import Store
+from executor.system.exits import FAILED, OK
+from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
+from ops.lib.data.files import read_json, write_json
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.drafts.dflash.load import random_draft
+from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.target.model import Target
+from ops.tools.diagnose import feeding, run
+from ops.tools.diagnose.bench import EXPORTED, Bench, Gain, Setting, tau_of
+from ops.tools.diagnose.chain import Chain
+from ops.tools.diagnose.finding import TOO_FEW
+from ops.tools.diagnose.steps import STEPS
+from ops.tools.diagnose.trained import trained_of
+
+FALLING = [(step, 4 - 0.1 * step) for step in range(1, 25)]  # to the step whose weights are exported
+
+
+@pytest.fixture(scope="module")
+def target(target, tmp_path_factory) -> TargetModel:
+    """A target whose greedy answers have no rule: a draft can know them from the features alone."""
+    made = make_lively(target, tmp_path_factory.mktemp("lively") / "target")
+    store = Store.open(tmp_path_factory.mktemp("first") / "runs", write=True)
+    return TargetModel(made.path, commit(store, "key", "run", made.path))  # the digest that every store gives it
+
+
+@pytest.fixture(scope="module")
+def chain(target, tokens, tmp_path_factory) -> Chain:
+    return make_chain(tmp_path_factory.mktemp("diagnose") / "healthy", target, tokens)
+
+
+@pytest.fixture(scope="module")
+def healthy(chain) -> Mapping[str, Any]:
+    """Judged though its tau may be next to block_size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "CEILING", 2.0)
+        return diagnosed(chain)
+
+
+@pytest.fixture(scope="module")
+def displaced(target, tokens, tmp_path_factory) -> Chain:
+    """A draft whose training placed every block one position behind where decoding places it."""
+    forward_blocks = DraftModel.forward_blocks
+
+    def late(model, anchors_NM, mask_M, positions_N, *others, **options):
+        return forward_blocks(model, anchors_NM, mask_M, positions_N + 1, *others, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftModel, "forward_blocks", late)
+        return make_chain(tmp_path_factory.mktemp("diagnose") / "displaced", target, tokens)
+
+
+def test_no_cause_is_named_of_a_healthy_draft(healthy):
+    assert [] == causes(healthy)
+    assert healthy["tau"]["exported"] > BLOCK / 2
+    assert healthy["tau"]["mended"] == healthy["tau"]["exported"]
+    assert [] == [each["name"] for each in healthy["findings"] if not each["is_measured"]]
+
+
+def test_layer_ids_off_by_one_are_named_and_nothing_else(chain, healthy, tmp_path):
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config={"target_layer_ids": [LAYER + 1]}))
+    assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
+    assert ["layer ids"] == causes(result)
+    named = finding(result, "layer ids")
+    assert f"with [{LAYER + 1}]" in named["measured"] and f"with [{LAYER}], as trained" in named["measured"]
+    assert AGAIN in named["advice"]
+    assert named["gain"] == pytest.approx(healthy["tau"]["exported"] - result["tau"]["exported"])
+
+
+def test_layer_ids_off_by_one_are_named_even_where_no_record_of_the_training_is_left(chain, healthy, tmp_path):
+    spoilt = with_config(
+        chain, tmp_path / "spoilt", dflash_config={"target_layer_ids": [LAYER + 1]}, dflow={"trained": 0}
+    )
+    result = diagnosed(evolve(spoilt, training=None, features=None, learnt=None))
+    assert ["layer ids"] == causes(result)
+    assert f"with [{LAYER}], one lower" in finding(result, "layer ids")["measured"]
+    unmeasured = {each["name"] for each in result["findings"] if not each["is_measured"]}
+    assert {"features", "own answers", "held-out gap", "training against decoding", "loss mask"} <= unmeasured
+
+
+def test_another_mask_token_is_named_and_nothing_else(chain, healthy, tmp_path):
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500}))
+    assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
+    assert ["mask token"] == causes(result)
+    assert result["tau"]["mended"] == healthy["tau"]["exported"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"), [({"target_layer_ids": [LAYER + 1]}, "layer ids"), ({"mask_token_id": 500}, "mask token")]
+)
+def test_what_the_draft_reads_other_than_its_training_says_is_a_cause_whatever_it_costs(
+    chain, tmp_path, monkeypatch, wrong, name
+):
+    monkeypatch.setattr(feeding, "paired_gain", lambda _after, _before: Gain(-0.2, False, False))
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config=wrong))
+    assert [name] == causes(result)
+
+
+@pytest.mark.parametrize(
+    "fed",
+    [
+        {"block_offset": 1},
+        {"block_offset": -1},
+        {"target_layer_ids": (LAYER + 1,)},
+        {"mask_token_id": 500},
+    ],
+)
+def test_tau_of_a_draft_that_is_fed_otherwise_when_it_is_evaluated_falls(chain, healthy, loaded_bench, fed):
+    bench, setting, prompts = loaded_bench
+    offset = fed.get("block_offset", 0)
+    config = {name: value for name, value in fed.items() if name != "block_offset"}
+    tau = tau_of(bench.decode(evolve(setting.evolved(**config), block_offset=offset), prompts, "otherwise"))
+    assert tau < 0.7 * healthy["tau"]["exported"]
+
+
+@pytest.fixture(scope="module")
+def loaded_bench(chain):
+    """What decodes the draft as a setting says, the setting as exported, and the held-out prompts."""
+    config = from_serving(read_json(chain.draft.path / "config.json"))
+    weights = {EXPORTED: load_file(chain.draft.path / "model.safetensors")}
+    target = Target.load(chain.target)
+    reader = TokenReader(chain.judged, chain.split)
+    prompts = [reader.sample(place) for place in range(len(reader))]
+    return Bench(target, weights, DecodeSettings(NEW_TOKENS), PROMPTS, lambda _: None), Setting(config), prompts
+
+
+def test_without_a_record_the_target_s_mask_token_is_called_so_and_must_be_better_for_certain(
+    chain, healthy, tmp_path, monkeypatch
+):
+    spoilt = evolve(
+        with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500}, dflow={"trained": 0}),
+        training=None,
+        features=None,
+        learnt=None,
+    )
+    result = diagnosed(spoilt)
+    assert ["mask token"] == causes(result)
+    named = finding(result, "mask token")
+    assert "as trained" not in named["measured"]
+    assert named["measured"].endswith("with 7, the target's")
+    assert "the training's record is gone" in named["advice"]
+    monkeypatch.setattr(feeding, "paired_gain", lambda _after, _before: Gain(0.2, True, False))
+    told = finding(diagnosed(spoilt), "mask token")
+    assert not told["is_cause"]
+    assert "the target's (7)" in told["measured"]
+
+
+def test_where_putting_it_right_gives_whole_blocks_nothing_else_is_named(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "CEILING", 0.5)
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config={"mask_token_id": 500}), curve=FALLING)
+    assert ["mask token"] == causes(result)
+    assert not finding(result, "length of training")["is_judged"]
+
+
+def test_blocks_off_by_one_against_the_context_are_named_and_nothing_else(displaced, healthy):
+    result = diagnosed(displaced)
+    assert result["tau"]["exported"] < 0.7 * healthy["tau"]["exported"]
+    assert ["positions"] == causes(result)
+    assert "one later" in finding(result, "positions")["measured"]
+
+
+@pytest.mark.parametrize("prompts", [2, 3])
+def test_of_so_few_prompts_that_positions_cannot_be_judged_nothing_else_is_named_in_their_place(displaced, prompts):
+    result = diagnosed(displaced, prompts=prompts)
+    assert [] == causes(result)
+    told = finding(result, "positions")["measured"]
+    assert "one later" in told and TOO_FEW in told
+    for name in ("layer ids", "positions", "training against decoding", "anything learnt"):
+        assert not finding(result, name)["is_measured"]
+
+
+def test_what_positions_that_cannot_be_judged_may_explain_is_not_named(displaced, monkeypatch):
+    monkeypatch.setattr(feeding, "paired_gain", lambda _after, _before: Gain(0.2, True, False))
+    result = diagnosed(displaced)
+    assert [] == causes(result)
+    told = "layer ids and positions, not measured, may explain that"
+    assert told in finding(result, "training against decoding")["measured"]
+
+
+def test_of_three_prompts_nothing_is_said_of_layers_and_positions(chain):
+    result = diagnosed(chain, prompts=3)
+    assert [] == causes(result)
+    assert not any(finding(result, name)["is_measured"] for name in ("layer ids", "positions"))
+    assert finding(result, "mask token")["is_measured"]
+
+
+@pytest.mark.parametrize("prompts", [4, 5])
+def test_positions_are_named_of_few_prompts(displaced, prompts):
+    assert ["positions"] == causes(diagnosed(displaced, prompts=prompts))
+
+
+def test_the_tokens_of_the_training_are_judged_by_its_own_mask_token_and_blocks(chain, tmp_path, monkeypatch):
+    reader = TokenReader(chain.learnt, "train")
+    frequent = int(torch.cat([reader.labels(place)[0] for place in range(len(reader))]).mode().values)
+    result = diagnosed(with_config(chain, tmp_path / "mask", dflash_config={"mask_token_id": frequent}))
+    assert ["mask token"] == causes(result)
+    assert finding(result, "mask token in texts")["measured"].startswith("7 stands 0 times")
+    larger = finding(diagnosed(with_config(chain, tmp_path / "larger", block_size=16)), "cut blocks")
+    assert not larger["is_cause"] and f"blocks of {BLOCK} " in larger["measured"]
+    monkeypatch.setattr(run, "CEILING", 1.01)
+    smaller = diagnosed(with_config(chain, tmp_path / "smaller", block_size=3), curve=FALLING)
+    assert ["config", "length of training"] == causes(smaller)
+    assert BLOCK == smaller["block_size"] > smaller["tau"]["mended"] > 3.03
+
+
+def test_two_mistakes_at_once_are_both_named_the_weightier_first(chain, healthy, tmp_path):
+    wrong = {"target_layer_ids": [LAYER + 1], "mask_token_id": 500}
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", dflash_config=wrong))
+    assert {"layer ids", "mask token"} == set(causes(result))
+    gains = [finding(result, name)["gain"] for name in causes(result)]
+    assert gains == sorted(gains, reverse=True)
+    assert result["tau"]["mended"] == healthy["tau"]["exported"]
+
+
+def without_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["fc.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_nan(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_another_depth(folder: Path) -> None:
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", config | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2})
+
+
+def without_field(folder: Path) -> None:
+    config = read_json(folder / "config.json")
+    del config["block_size"]
+    write_json(folder / "config.json", config)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "wrong", "instead"),
+    [
+        (without_tensor, "tensors missing: fc.weight. ", "the weights"),
+        (with_nan, "tensors not of finite numbers: norm.weight. ", "the weights"),
+        (with_another_depth, "tensors missing: layers.1.input_layernorm.weight, ", "the config"),
+        (without_field, "lacks block_size. ", "the config"),
+    ],
+)
+def test_an_export_that_cannot_be_loaded_is_named_and_the_training_measured(
+    chain, healthy, tmp_path, spoil, wrong, instead
+):
+    spoilt = with_config(chain, tmp_path / "spoilt")
+    spoil(spoilt.draft.path)
+    result = diagnosed(spoilt)
+    assert ["export"] == causes(result)
+    measured = finding(result, "export")["measured"]
+    assert "cannot be loaded: " in measured and wrong in measured
+    assert f"measured with {instead} of the training" in measured
+    expected = {"exported": None, "low": None, "high": None, "mended": healthy["tau"]["mended"]}
+    assert expected == result["tau"]
+    with pytest.raises(DataError, match="unknown: the draft cannot be loaded: "):
+        diagnosed(evolve(with_config(spoilt, tmp_path / "unknown", dflow={"trained": 0}), training=None))
+
+
+def test_a_shallower_draft_than_the_training_s_is_diagnosed_as_it_is(chain, tmp_path):
+    deeper = tmp_path / "training"
+    shutil.copytree(chain.training.path, deeper)
+    with_another_depth(deeper)
+    weights = random_draft(from_serving(read_json(deeper / "config.json")), 0).state_dict()
+    save_file(weights, deeper / "model.safetensors")
+    result = diagnosed(evolve(chain, training=DraftCheckpoint(deeper, "deeper")))
+    assert "the draft cannot be loaded" in finding(result, "config")["measured"]
+    assert "the draft cannot be loaded" in finding(result, "weights")["measured"]
+
+
+def test_wrong_features_are_named_at_any_tau_and_a_falling_loss_is_not(chain, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "CEILING", 0.5)
+    spoilt = tmp_path / "features"
+    shutil.copytree(chain.features.path, spoilt)
+    write_json(spoilt / "features.json", read_json(spoilt / "features.json") | {"target_layer_ids": [LAYER + 1]})
+    assert ["features"] == causes(diagnosed(evolve(chain, features=TargetFeatures(spoilt, "spoilt")), curve=FALLING))
+
+
+def test_another_rope_theta_than_in_training_is_named(chain, tmp_path):
+    result = diagnosed(with_config(chain, tmp_path / "spoilt", rope_theta=1e6))
+    assert ["config"] == causes(result)
+    assert "rope_theta 1000000.0" in finding(result, "config")["measured"]
+
+
+def test_weights_that_are_not_those_of_the_training_are_named(chain, tmp_path):
+    result = diagnosed(
+        with_weights(chain, tmp_path / "spoilt", lambda weight: weight + 0.3 * torch.randn(weight.shape))
+    )
+    assert ["weights"] == causes(result)
+
+
+def test_weights_that_the_export_only_rounded_are_those_of_the_training(chain, tmp_path):
+    rounded = with_weights(chain, tmp_path / "rounded", lambda weight: weight.bfloat16())
+    trained, _ = trained_of(rounded.draft, chain.training, chain.target)
+    assert () == trained.differing_tensors
+
+
+def record(folder: Path, chain: Chain, export: Path) -> tuple[Store, str]:
+    """A run of which evaluation and gate failed, with an export that is not that of its training."""
+    assert chain.training is not None and chain.features is not None
+    artifacts = {"tokenize": chain.judged.path, "target": chain.target.path, "capture": chain.features.path}
+    artifacts |= {"train": chain.training.path, "export": export}
+    failed = {"state": "failed", "error": "DataError: the draft breaks the serving contract"}
+    more = f"max_new_tokens = {NEW_TOKENS}\n{CHECK}"
+    return record_run(folder, artifacts, more=more, states={"eval": failed, "check": failed})
+
+
+@pytest.fixture
+def dflow(monkeypatch) -> Callable[..., int]:
+    """The command, with one thread, which is fastest for what is so small."""
+    monkeypatch.setattr(diagnose, "threads_of", lambda _launch, **_useful: 1)
+    return run_command
+
+
+def run_command(store: Store, *arguments: str) -> int:
+    return main(["diagnose", *arguments, "--prompts", str(PROMPTS), "--store", str(store.path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "now", "right"),
+    [
+        ("layer ids", {"target_layer_ids": [LAYER + 1]}, f"[{LAYER + 1}]", f"[{LAYER}], as trained"),
+        ("mask token", {"mask_token_id": 500}, "500", "7, as trained"),
+    ],
+)
+def test_the_command_names_a_wrong_export_of_a_run_whose_gate_refused_it(
+    chain, healthy, tmp_path, capsys, dflow, name, wrong, now, right
+):
+    spoilt = with_config(chain, tmp_path / "spoilt", dflash_config=wrong)
+    store, run_id = record(tmp_path / "project", chain, spoilt.draft.path)
+    objects = {path: path.stat().st_mtime_ns for path in store.path.glob("objects/**/*")}
+    assert FAILED == dflow(store, run_id[-4:])
+    head, *lines, verdict = capsys.readouterr().out.splitlines()
+    assert f"; {healthy['tau']['mended']:.2f} with what it is fed put right" in head
+    told = [line for line in lines if line.startswith("CAUSE")]
+    assert 1 == len(told)
+    assert told[0].startswith(f"CAUSE  {name}: tau ")
+    assert f"with {now}; " in told[0] and f"with {right} | normal: " in told[0]
+    assert f"dflow resume {run_id} --from export" in told[0]
+    assert len(healthy["findings"]) == len(lines)
+    assert verdict.startswith(f"causes of a low tau, the weightiest first: {name} (tau +")
+    assert objects == {path: path.stat().st_mtime_ns for path in store.path.glob("objects/**/*")}
+    kept = read_json(store.records / run_id / "diagnosis.json")["drafts"]
+    assert [name] == causes(kept[0])
+
+
+def test_the_command_names_nothing_of_a_healthy_run_and_says_what_could_not_be_measured(
+    chain, healthy, tmp_path, capsys, dflow
+):
+    store, run_id = record(tmp_path / "project", chain, chain.draft.path)
+    assert OK == dflow(store, "--json")
+    out, err = capsys.readouterr()
+    begun = [f"export: {number} of {len(STEPS)}, {step}" for number, step in enumerate(STEPS, 1)]
+    assert begun == [line for line in err.splitlines() if line in begun]
+    assert f"{begun[1]}: decoding {PROMPTS} prompts, as exported" in err.splitlines()
+    said = json.loads(out)
+    assert run_id == said["run"]
+    assert [] == causes(said["drafts"][0])
+    assert healthy["tau"] == said["drafts"][0]["tau"]
+    assert not finding(said["drafts"][0], "length of training")["is_measured"]

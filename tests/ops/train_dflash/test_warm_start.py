@@ -1,0 +1,97 @@
+"""A training that begins with an exported draft, through the op: its first loss is that draft's, its shape must fit."""
+
+import pytest
+import torch
+from draft_chain import make_inputs, make_plan, train_config
+from fake_stage import FakeStage
+from safetensors.torch import load_file
+
+from dsl.errors import ConfigError
+from dsl.op import Ref
+from ops.artifacts import Draft, DraftCheckpoint
+from ops.export_draft.op import ExportDraft
+from ops.export_draft.run import export_draft
+from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.drafts.dflash.config import from_serving
+from ops.lib.drafts.dflash.reference import Sample, reference_step
+from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.target.ends import frozen_ends
+from ops.lib.target.feature_shards import FeatureReader
+from ops.train_dflash.run import train_dflash
+
+SHAPE = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def train(folder, inputs, **changes):
+    stage = FakeStage(folder, inputs)
+    train_dflash(train_config(log_every=1, **SHAPE | changes), stage)
+    return stage
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory, inputs):
+    """dtype -> an export of a draft that has learnt the task."""
+    folder = tmp_path_factory.mktemp("drafts")
+    plan = make_plan(folder / "plan", inputs["features"], epochs=10, tokens_per_step=160)
+    trained = train(folder / "train", inputs | {"batches": plan}, lr=3e-2).artifact(DraftCheckpoint)
+    exported = {}
+    for dtype in ("float32", "bfloat16"):
+        stage = FakeStage(folder / dtype, {"draft": trained, "target": inputs["target"]})
+        export_draft(ExportDraft(draft=Ref("train"), target=Ref("target"), dtype=dtype), stage)
+        exported[dtype] = stage.artifact(Draft)
+    return exported
+
+
+def loss_of_first_step(draft, inputs):
+    """What the dense reference says of the exported files on the samples and anchors of the plan's first step."""
+    reader = FeatureReader(inputs["features"], "train")
+    step = next(iter(read_jsonl(inputs["batches"].path / "steps.jsonl")))
+    samples = []
+    for index in step["samples"]:
+        input_ids_S, loss_mask_S = reader.labels(index)
+        anchors_A = draw_anchors(loss_mask_S, 6, seed=SEED, epoch=step["epoch"], sample=index)
+        features_SF = reader.features(index, 0, len(input_ids_S)).double()
+        samples.append(Sample(features_SF, input_ids_S, loss_mask_S, anchors_A))
+    weights = {name: tensor.double() for name, tensor in load_file(draft.path / "model.safetensors").items()}
+    embed_VM, head_VM = (end.double() for end in frozen_ends(inputs["target"]))
+    config = from_serving(read_json(draft.path / "config.json"))
+    return float(reference_step(weights, config, embed_VM, head_VM, samples).loss)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_first_loss_of_a_warm_start_is_the_loss_of_the_exported_draft(tmp_path, inputs, drafts, dtype):
+    changes = {"seed": SEED, "max_steps": 2, "num_anchors": 6}
+    fresh = train(tmp_path / "fresh", inputs, **changes).metric("train/loss")
+    given = inputs | {"warm_start": drafts[dtype]}
+    warm = train(tmp_path / "warm", given, warm_start=Ref("draft"), **changes).metric("train/loss")
+    assert loss_of_first_step(drafts[dtype], inputs) == pytest.approx(warm[0], rel=1e-4)
+    assert warm[0] < fresh[0] / 10
+
+
+def test_the_result_names_the_draft_that_it_began_with_and_a_resume_goes_on_from_its_checkpoint(
+    tmp_path, inputs, drafts
+):
+    given = inputs | {"warm_start": drafts["float32"]}
+    changes = {"warm_start": Ref("draft"), "max_steps": 3, "checkpoint_every": 2}
+    stage = train(tmp_path, given, **changes)
+    first = load_file(stage.out_dir / "model.safetensors")
+    assert drafts["float32"].digest == read_json(stage.out_dir / "training.json")["warm_start"]
+    resumed = train(tmp_path, given, **changes)
+    assert 1 == read_json(resumed.out_dir / "measurements.json")["steps_in_this_attempt"]
+    for name, weight in load_file(resumed.out_dir / "model.safetensors").items():
+        assert torch.equal(first[name], weight)
+
+
+def test_a_draft_of_another_shape_is_refused_with_what_differs(tmp_path, inputs, drafts):
+    given = inputs | {"warm_start": drafts["float32"]}
+    with pytest.raises(ConfigError) as caught:
+        train(tmp_path, given, warm_start=Ref("draft"), num_kv_heads=1, block_size=5)
+    lines = str(caught.value).splitlines()
+    assert f"{drafts['float32'].path}: this draft cannot start the training, its config differs:" == lines[0]
+    assert ["  block_size: 4 there, 5 here", "  num_key_value_heads: 2 there, 1 here"] == lines[1:]

@@ -1,0 +1,22 @@
+"""Of which kind a test file is, by what it does: `unit`, `process` or `chain`; `make quick` runs the first kind."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+PROCESSES = re.compile(r"\b(Toy|counting|tracked_toy|run_ranks|imitated\w*|subprocess|multiprocessing|Popen|pty)\b")
+FIXTURES = (
+    "tokens|target|features|gate_inputs|damaged|talker|parroted|packed|trained|gate|chain|case|cases|thinker|lively"
+)
+CHAINS = re.compile(rf"def \w+\((?:[^()]*\W)?(?:{FIXTURES})\b|draft_chain|family_checkpoints|finetune_cases|overfit")
+
+
+@cache
+def kind_of(path: Path) -> str:
+    """`process`: it starts processes; `chain`: it runs several ops or a model; `unit`: neither."""
+    text = path.read_text(encoding="utf-8")
+    if PROCESSES.search(text):
+        return "process"
+    return "chain" if CHAINS.search(text) else "unit"

@@ -1,0 +1,17 @@
+"""What reading a pickle looks up."""
+
+import io
+import pickle
+
+
+def names_in_pickle(value):
+    """All functions and classes that reading the pickle of a value looks up."""
+    names = set()
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module, name):
+            names.add(f"{module}.{name}")
+            return super().find_class(module, name)
+
+    assert Reader(io.BytesIO(pickle.dumps(value))).load() == value
+    return names

@@ -1,0 +1,57 @@
+"""The tests that tell most in a minute, `make quick`, and those of some files, `make quick FILE="PATH ..."`.
+
+Without a file: every test of the kind `unit`, see kinds.py. With files: of all test files that import one of them, on
+whatever way, those of the kind `unit`, the nearest first; where there is none, the nearest of any kind.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from import_graph import ROOT, files_of, imported
+from kinds import kind_of
+
+TESTS = ROOT / "tests"
+
+
+def main(given: Sequence[str]) -> int:
+    files = [(ROOT / name).resolve() for name in given]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        print(f"no such file: {', '.join(missing)}; give paths from the project's root", file=sys.stderr)
+        return 2
+    chosen = [str(path.relative_to(ROOT)) for path in affected(files)] if files else []
+    if files and not chosen:
+        print("no test imports it; `make test` runs all", file=sys.stderr)
+        return 2
+    options = ["-m", "not slow" if files else "not slow and unit", "--numprocesses", "2", "--dist", "loadfile"]
+    return subprocess.run([sys.executable, "-m", "pytest", *options, *chosen], cwd=ROOT, check=False).returncode
+
+
+def affected(files: Sequence[Path]) -> list[Path]:
+    """The test files to run for these files, the nearest first."""
+    tests = [path for path in sorted(TESTS.rglob("test_*.py")) if "sglang" not in path.parts]
+    far = {path: steps for path in tests if (steps := distance(path, files)) is not None}
+    units = [path for path in far if kind_of(path) == "unit"]
+    nearest = min(far.values(), default=0)
+    return sorted(units or [path for path in far if far[path] == nearest], key=lambda path: far[path])
+
+
+def distance(start: Path, files: Sequence[Path]) -> int | None:
+    """Over how many imports a file leads to one of these, 0 for itself; None where none does."""
+    seen, layer, steps = {start}, [start], 0
+    while layer:
+        if any(path in files for path in layer):
+            return steps
+        following = [path for here in layer for name in imported(here) for path in files_of(name)]
+        layer = [path for path in dict.fromkeys(following) if path not in seen]
+        seen.update(layer)
+        steps += 1
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

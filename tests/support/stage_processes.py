@@ -1,0 +1,39 @@
+"""The processes of a toy's run, and a run of two ranks."""
+
+from pathlib import Path
+
+from toy_ops import is_alive, wait_for
+
+
+def processes(is_meant):
+    """The ids of living processes, by their folder under /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if is_meant(folder) and is_alive(folder.name):
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended just now, or is somebody else's
+            continue
+    return found
+
+
+def stage_pids(toy):
+    """Processes of this toy's stages: what they print goes to a log in a record."""
+    return processes(lambda folder: str(toy.store / "records") in str((folder / "fd" / "1").readlink()))
+
+
+def forkserver_pids(executor):
+    """Children of a process that start its stages."""
+    return processes(
+        lambda folder: (
+            b"executor.launchers.forkserver" in (folder / "cmdline").read_bytes()
+            and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == executor.pid
+        )
+    )
+
+
+def two_ranks(toy):
+    process = toy.start("run", str(toy.file))
+    pids = [toy.folder / "rank-0.pid", toy.folder / "rank-1.pid"]
+    wait_for(lambda: all(path.exists() and path.read_text() for path in pids))
+    return process, [int(path.read_text()) for path in pids]
