@@ -6,7 +6,10 @@ and the tests that need a GPU whatever is chosen, which take the fixture `cuda` 
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,9 @@ from kinds import kind_of
 
 from executor.launchers.compile_cache import compile_cache
 
-os.environ.update(compile_cache())  # not where any user of the machine can put what torch unpickles
+os.environ.update(compile_cache())  # what earlier tests compiled is used again, nothing else of the user's cache
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dflow-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 

@@ -11,8 +11,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from executor.system.user_cache import user_cache
+
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's cache lies below, where TRITON_CACHE_DIR is not set
-MODE = 0o700
 
 
 def compile_cache() -> dict[str, str]:
@@ -22,14 +23,5 @@ def compile_cache() -> dict[str, str]:
 
 @functools.cache
 def _own_folder() -> Path:
-    """In the user's cache folder, else one that lives as long as the machine leaves it."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        caches = Path(chosen) if Path(chosen).is_absolute() else Path.home() / ".cache"
-        folder = caches / "dflow" / "compiled"
-        folder.mkdir(mode=MODE, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    except (OSError, RuntimeError):  # no home, or none that can be written to
-        pass
-    return Path(tempfile.mkdtemp(prefix="dflow-compiled-"))  # of mode 0700
+    """In the user's cache folder, else one of mode 0700 that lives as long as the machine leaves it."""
+    return user_cache("compiled") or Path(tempfile.mkdtemp(prefix="dflow-compiled-"))

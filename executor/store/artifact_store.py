@@ -11,9 +11,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from executor.system.file_locks import keeps_others_out
 from executor.system.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.system.os_errors import clear_error, clear_errors
 from executor.system.symlinks import is_folder, plain_status, refuse_links, remove
+from executor.system.user_cache import user_cache
 
 FORMAT = 2  # 1: a record's state was one file, state.json, which is read still
 COMMIT = "commit.json"
@@ -117,10 +120,18 @@ class Store:
     def records(self) -> Path:
         return self.path / "records"
 
+    @cached_property
+    def memos(self) -> Path | None:
+        """The folder of what only saves time: in the user's cache, where who writes to the store cannot forge it.
+
+        None where there is no such cache.
+        """
+        return user_cache("stores", hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16])
+
     @property
     def external_memo(self) -> Path | None:
-        """Where digests of external inputs are remembered; nothing is put into a folder that is no store yet."""
-        return self.path / "external.jsonl" if (self.path / "format").exists() else None
+        """Where digests of external inputs are remembered."""
+        return self.memos / "external.jsonl" if self.memos is not None else None
 
     def object_path(self, digest: str) -> Path:
         return self.path / "objects" / digest

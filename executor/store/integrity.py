@@ -1,8 +1,9 @@
 """Whether committed artifacts still are what was committed, by their sizes and by reading them.
 
-<store>/verified.jsonl     append-only: digest, name, size, mtime_ns, ctime_ns, inode of files that were read and found
-                           right. A file that still has this stamp need not be read again. Losing lines costs time only.
-                           A commit adds none: right after it the stamps cannot be relied on yet, see system/stamps.py.
+verified.jsonl     among the store's memos, append-only: digest, name, size, mtime_ns, ctime_ns, inode of files that
+                   were read and found right. A file that still has this stamp need not be read again. Losing lines
+                   costs time only. A commit adds none: right after it the stamps cannot be relied on yet, see
+                   system/stamps.py.
 
 A damaged artifact is set aside as objects/<digest>.damaged, so that no run takes it: its node runs again.
 """
@@ -66,7 +67,7 @@ def check(
 
     read_all: read every file. sizes_only: read none but the manifests. Raises StoreError where a file may not be read.
     """
-    known = {} if read_all else _known_stamps(store.path / MEMO)
+    known = {} if read_all else _known_stamps(store)
     found: list[Damage] = []
     for digest in dict.fromkeys(digests):
         artifact = _Artifact(store, digest, known, progress)
@@ -187,20 +188,20 @@ def _refused(path: Path, error: OSError) -> StoreError:
     return StoreError(f"{path}: cannot be read ({error.strerror}); the store belongs to somebody else")
 
 
-def _known_stamps(memo: Path) -> dict[tuple[str, str], Stamp]:
+def _known_stamps(store: Store) -> dict[tuple[str, str], Stamp]:
     fields = [field.name for field in attrs.fields(Stamp)]
     known = {}
-    for line in read_lines(memo):
+    for line in read_lines(store.memos / MEMO) if store.memos is not None else ():
         if all(isinstance(line.get(name), int) for name in fields):
             known[str(line.get("digest")), str(line.get("name"))] = Stamp(**{name: line[name] for name in fields})
     return known
 
 
 def _append(store: Store, digest: str, stamps: Mapping[str, Stamp]) -> None:
-    if not stamps:
+    if not stamps or store.memos is None:
         return
     lines = [{"digest": digest, "name": name, **attrs.asdict(stamp)} for name, stamp in stamps.items()]
     try:
-        append_lines(store.path / MEMO, lines)
-    except (OSError, StoreError):  # a store that may only be read, or a full disk: the next time they are read again
+        append_lines(store.memos / MEMO, lines)
+    except (OSError, StoreError):  # a full disk: the next time they are read again
         return

@@ -98,15 +98,15 @@ def test_what_may_change_unseen_is_not_remembered(damaged, monkeypatch):
     store, digest, _ = damaged
     monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: False)
     assert check(store, [digest]) == []
-    assert not (store.path / MEMO).exists()
+    assert not (store.memos / MEMO).exists()
 
 
 def test_a_broken_memo_costs_time_only(damaged, monkeypatch):
     store, digest, _path = damaged
     monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
-    (store.path / MEMO).write_text('{"digest": 1}\nxx\n[]\n{"digest":"d","name":"n","size":"1"}\n')
+    (store.memos / MEMO).write_text('{"digest": 1}\nxx\n[]\n{"digest":"d","name":"n","size":"1"}\n')
     assert check(store, [digest]) == []
-    assert len((store.path / MEMO).read_text().splitlines()) == 5
+    assert len((store.memos / MEMO).read_text().splitlines()) == 5
 
 
 def test_a_damaged_artifact_is_set_aside_and_no_longer_there(damaged):
