@@ -178,6 +178,12 @@ def test_a_file_or_a_folder_of_other_things_is_no_store(tmp_path, write):
         Store.open(tmp_path, write=write)
 
 
+def test_a_folder_that_a_repository_keeps_by_a_page_becomes_a_store_and_keeps_the_page(tmp_path):
+    (tmp_path / "README.md").write_text("what lies here")
+    Store.open(tmp_path, write=True)
+    assert "what lies here" == (tmp_path / "README.md").read_text()
+
+
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be used: Not a directory"):
