@@ -10,7 +10,7 @@ from dsl.errors import DataError
 from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
 from ops.lib.estimates import TargetForeseen, read_config
-from ops.lib.target.save import WEIGHTS
+from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.sizes import ITEM_SIZES
 
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"

@@ -21,8 +21,8 @@ from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.losses.log_probs import token_log_probs
+from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
 from ops.lib.target.model import Target
-from ops.lib.target.save import PROCESSOR, copy_files
 from ops.lib.vision.batch import collate
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat

@@ -9,8 +9,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from dsl.errors import DataError
+from ops.lib.target.checkpoint_files import CODE, CONFIGS, PROCESSOR, WEIGHTS
 from ops.lib.target.model import read_config
-from ops.lib.target.save import CODE, CONFIGS, PROCESSOR, WEIGHTS
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:

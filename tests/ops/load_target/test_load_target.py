@@ -15,9 +15,9 @@ from transformers import Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM, dyna
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
+from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.model import Target, describe_target, target_info, text_config
-from ops.lib.target.save import PROCESSOR, copy_files
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
