@@ -1,0 +1,36 @@
+"""`make quick FILE=`: which tests are taken for a file."""
+
+from __future__ import annotations
+
+import pytest
+import quick
+from import_graph import ROOT
+from kinds import kind_of
+
+
+@pytest.mark.parametrize(
+    ("file", "test"),
+    [
+        ("dsl/interpolation.py", "dsl/test_values.py"),
+        ("executor/keys/external_inputs.py", "executor/keys/test_external.py"),
+        ("ops/lib/drafts/losses/slot_weights.py", "ops/lib/drafts/test_dflash_anchors.py"),
+    ],
+)
+def test_tests_that_import_a_file_on_any_way_are_taken_the_nearest_first(file, test):
+    taken = quick.affected([ROOT / file])
+    assert ROOT / "tests" / test in taken[:12]
+    far = [quick.distance(path, [ROOT / file]) for path in taken]
+    assert None not in far and far == sorted(far)
+    assert {"unit"} == {kind_of(path) for path in taken}
+
+
+def test_where_no_unit_test_is_near_the_nearest_of_any_kind_are_taken():
+    file = ROOT / "tests" / "support" / "tracked_toy.py"
+    taken = quick.affected([file])
+    assert {1} == {quick.distance(path, [file]) for path in taken}
+    assert {"process"} == {kind_of(path) for path in taken}
+
+
+def test_a_file_that_is_not_there_is_named(capsys):
+    assert 2 == quick.main(["ops/nothing.py"])
+    assert "ops/nothing.py; give paths from the project's root" in capsys.readouterr().err
