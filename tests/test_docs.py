@@ -183,7 +183,7 @@ def test_every_test_that_the_features_table_names_exists() -> None:
     missing = []
     for row in (DOCS / "FEATURES.md").read_text().splitlines():
         file = ""
-        for named, function in re.findall(r"((?:\w+/)?test_\w+\.py)|::(test_\w+)", row):
+        for named, function in re.findall(r"((?:\w+/)*test_\w+\.py)|::(test_\w+)", row):
             file = named or file
             if not (tests / file).is_file() or f"def {function}" not in (tests / file).read_text():
                 missing.append(f"{file}::{function}")
