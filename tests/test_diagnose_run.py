@@ -16,7 +16,7 @@ import sys
 
 from attrs import frozen
 
-sys.path.append({str(ROOT / "tests" / "ops")!r})
+sys.path.append({str(ROOT / "tests" / "support")!r})
 
 from dsl.op import op
 from lively_target import make_lively

@@ -122,7 +122,7 @@ def test_a_draft_learns_from_either_backends_features_alike(undisturbed, by_tran
 def variables() -> dict[str, str]:
     """The environment of a worker. On a CPU SGLang wants to be told the cores where it has more ranks than the machine
     has NUMA nodes."""
-    paths = [str(ROOT), str(ROOT / "tests" / "ops"), str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), str(ROOT / "tests" / "support"), str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": ":".join(paths), "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}
 
 

@@ -324,7 +324,7 @@ def test_the_place_of_an_agent_that_died_before_the_start_is_free_again(folder, 
     folder.join(1, "dead")
     codes = []
     executor = threading.Thread(target=lambda: codes.append(several.wait()))
-    executor.scheduler.run_and_report()
+    executor.start()
     wait_for(lambda: folder.member(1) is None)
     folder.join(1, "alive")
     beat = Beat(folder.beat_path(1))

@@ -21,7 +21,6 @@ from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from ops.artifacts import CheckedDraft
 from ops.check_export import live, resources
-from ops.check_export import run as gate
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
 from ops.check_export.op import CheckExport
 from ops.export_draft.op import ExportDraft
@@ -184,7 +183,7 @@ def test_the_code_that_asks_sglang_is_in_the_key_though_it_is_imported_by_name()
 
 
 class Serving:
-    """Stands for `ops.check_export.live` where no SGLang is: gives a result, or says that none can be had."""
+    """Its `check_live` stands for that of `ops.check_export.live` where no SGLang is: gives a result, or says that none can be had."""
 
     def __init__(self, answer):
         self.answer, self.asked = answer, None
@@ -207,7 +206,7 @@ def served(prompts, shorter=0, **changes):
 def test_what_sglang_served_stands_beside_what_evaluate_measured(tmp_path, gate_inputs, monkeypatch):
     pretend_sglang(monkeypatch, tmp_path, "0.5.21")
     serving = Serving(served)
-    monkeypatch.setattr(gate, "live", serving)
+    monkeypatch.setattr(live, "check_live", serving.check_live)
     stage = check(tmp_path, gate_inputs, live="required", live_prompts=1)
     rows = {row["id"]: row for row in read_jsonl(gate_inputs["report"].path / "prompts.jsonl")}
     draft_dir, target_dir, prompts = serving.asked
@@ -236,7 +235,9 @@ def test_what_sglang_served_stands_beside_what_evaluate_measured(tmp_path, gate_
 def test_a_draft_that_sglang_serves_otherwise_is_not_called_done(tmp_path, gate_inputs, monkeypatch):
     pretend_sglang(monkeypatch, tmp_path, "0.5.21")
     wrong = Mistake("sample x: step 2 accepts 1, evaluate 3", "goes on", "look at the features")
-    monkeypatch.setattr(gate, "live", Serving(lambda prompts: served(prompts, shorter=1, mistakes=(wrong,))))
+    monkeypatch.setattr(
+        live, "check_live", Serving(lambda prompts: served(prompts, shorter=1, mistakes=(wrong,))).check_live
+    )
     with pytest.raises(
         DataError, match="step 2 accepts 1, evaluate 3\n    SGLang: goes on\n    remedy: look at"
     ) as error:
@@ -273,7 +274,7 @@ def test_server_arguments_are_those_that_a_capture_takes():
 
 def test_a_machine_on_which_sglang_cannot_serve_is_passed_over_or_refused(tmp_path, gate_inputs, monkeypatch, capsys):
     pretend_sglang(monkeypatch, tmp_path, "0.5.21")
-    monkeypatch.setattr(gate, "live", Serving(LiveUnavailable("SGLang refuses DFLASH on a CPU")))
+    monkeypatch.setattr(live, "check_live", Serving(LiveUnavailable("SGLang refuses DFLASH on a CPU")).check_live)
     reason = read_json(check(tmp_path / "a", gate_inputs).out_dir / "check.json")["live"]["reason"]
     assert "SGLang refuses DFLASH on a CPU" == reason
     warned = (

@@ -196,7 +196,7 @@ def test_a_killed_regeneration_goes_on_behind_its_finished_shards(samples, targe
     root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(samples.path), str(target.path), str(tmp_path / "cut")],
-        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests' / 'ops'}"},
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests' / 'support'}"},
         capture_output=True,
     )
     assert -signal.SIGKILL == done.returncode

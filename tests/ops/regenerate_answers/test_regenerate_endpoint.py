@@ -196,7 +196,7 @@ def test_what_a_killed_stage_had_journalled_is_not_asked_again(samples, talker, 
 
     with ChatServer(model, fault=kill) as server:
         command = [sys.executable, "-c", KILLED, samples.path, talker.path, tmp_path, server.url]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'ops'}"}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
         process.append(subprocess.Popen([str(part) for part in command], env=environment))
         assert -signal.SIGKILL == process[0].wait()
     journalled = sum(len(file.read_text().splitlines()) for file in (tmp_path / "work").glob("*.answers"))
