@@ -183,7 +183,7 @@ def test_the_code_that_asks_sglang_is_in_the_key_though_it_is_imported_by_name()
 
 
 class Serving:
-    """Its `check_live` stands for that of `ops.check_export.live` where no SGLang is: gives a result, or says that none can be had."""
+    """Its `check_live` stands for that of `ops.check_export.live`: gives a result, or says that none can be had."""
 
     def __init__(self, answer):
         self.answer, self.asked = answer, None
