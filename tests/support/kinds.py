@@ -12,11 +12,14 @@ FIXTURES = (
 )
 CHAINS = re.compile(rf"def \w+\((?:[^()]*\W)?(?:{FIXTURES})\b|draft_chain|family_checkpoints|finetune_cases|overfit")
 
+# In one process, but ten seconds and more.
+LONG = {"test_broken_pipelines", "test_classification", "test_code_fingerprints", "test_dflash_fused", "test_words"}
+
 
 @cache
 def kind_of(path: Path) -> str:
-    """`process`: it starts processes; `chain`: it runs several ops or a model; `unit`: neither."""
+    """`process`: it starts processes; `chain`: it runs several ops, a model or long; `unit`: neither."""
     text = path.read_text(encoding="utf-8")
     if PROCESSES.search(text):
         return "process"
-    return "chain" if CHAINS.search(text) else "unit"
+    return "chain" if path.stem in LONG or CHAINS.search(text) else "unit"
