@@ -1,7 +1,7 @@
 """The tests that tell most in a minute, `make quick`, and those of some files, `make quick FILE="PATH ..."`.
 
 Without a file: every test of the kind `unit`, see kinds.py. With files: of all test files that import one of them, on
-whatever way, those of the kind `unit`, the nearest first; where there is none, the nearest of any kind.
+whatever way, the MOST nearest of the kind `unit`; where there is none, the nearest of any kind.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from import_graph import ROOT, files_of, imported
 from kinds import kind_of
 
 TESTS = ROOT / "tests"
+MOST = 8  # test files of one run, so that it stays quick
 
 
 def main(given: Sequence[str]) -> int:
@@ -37,7 +38,7 @@ def affected(files: Sequence[Path]) -> list[Path]:
     far = {path: steps for path in tests if (steps := distance(path, files)) is not None}
     units = [path for path in far if kind_of(path) == "unit"]
     nearest = min(far.values(), default=0)
-    return sorted(units or [path for path in far if far[path] == nearest], key=lambda path: far[path])
+    return sorted(units or [path for path in far if far[path] == nearest], key=lambda path: far[path])[:MOST]
 
 
 def distance(start: Path, files: Sequence[Path]) -> int | None:
