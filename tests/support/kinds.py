@@ -13,11 +13,22 @@ FIXTURES = (
 CHAINS = re.compile(rf"def \w+\((?:[^()]*\W)?(?:{FIXTURES})\b|draft_chain|family_checkpoints|finetune_cases|overfit")
 
 # In one process, but five seconds and more.
-LONG = set(
-    "test_broken_pipelines test_classification test_code_fingerprints test_data_memory test_device_kernels "
-    "test_diagnose_certainty test_dflash_fused test_dflash_traffic test_inject_images test_key_meaning test_loss_masks "
-    "test_scheduler test_tensor_batch test_words".split()
-)
+LONG = {
+    "test_broken_pipelines",
+    "test_classification",
+    "test_code_fingerprints",
+    "test_data_memory",
+    "test_device_kernels",
+    "test_diagnose_certainty",
+    "test_dflash_fused",
+    "test_dflash_traffic",
+    "test_inject_images",
+    "test_key_meaning",
+    "test_loss_masks",
+    "test_scheduler",
+    "test_tensor_batch",
+    "test_words",
+}
 
 
 @cache
