@@ -358,8 +358,9 @@ def _version(path: Path) -> Any:
         raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
 
 
-def _is_allowed_link(path: Path) -> bool:
-    return path.name in MAY_BE_LINKS and path.is_symlink()
+def _may_be_there(path: Path) -> bool:
+    """Whether a folder that holds this may become a store: links of MLflow's, and the page by which Git keeps runs/."""
+    return (path.name in MAY_BE_LINKS and path.is_symlink()) or path.name == "README.md"
 
 
 def _other_than_a_store(path: Path) -> str:
@@ -367,8 +368,7 @@ def _other_than_a_store(path: Path) -> str:
     if (path / "objects").exists():
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
     others = path.iterdir() if path.is_dir() else ()
-    known = (".", "format", "README")  # the last one: a repository keeps it in place of the folder
-    if any(not file.name.startswith(known) and not _is_allowed_link(file) for file in others):
+    if any(not file.name.startswith((".", "format")) and not _may_be_there(file) for file in others):
         return f"{path} holds other files and is no store of dflow; choose another --store"
     return ""
 
