@@ -28,6 +28,7 @@ DEVICE ?= cuda
 WORKERS ?= 4
 LIMIT ?= 480
 test-gpu:
+	$(PYTHON) -c 'import hypothesis, pytest, pytest_timeout, torch, xdist'
 	timeout --signal=INT --kill-after=20 $(LIMIT) $(PYTHON) -m pytest -m gpu --device $(DEVICE) -rs --numprocesses $(WORKERS) --dist loadfile
 
 check: .venv/installed

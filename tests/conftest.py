@@ -32,6 +32,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("--device cuda: torch finds no CUDA device on this machine; use --device cpu")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     is_left_out = config.option.markexpr == "gpu" and is_test and not is_of_a_device(collection_path)
