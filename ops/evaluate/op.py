@@ -35,7 +35,7 @@ def _temperature(_instance: object, _attribute: object, temperature: float) -> N
     smoke="ops.evaluate.smoke:evaluate_smoke",
     work="ops.evaluate.smoke:evaluate_work",
     report="ops.evaluate.report:evaluate_sections",
-    key_libraries=("torch", "transformers", "numpy", "tokenizers", "pillow"),
+    key_libraries=("torch", "transformers", "numpy", "scipy", "tokenizers", "pillow"),
     resumable=True,
     single_process=True,
     shows_results=True,

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from ops.evaluate.student import student_point
 from ops.lib.drafts.decoding.decode import Decoded
 
 PERCENTILES = (2.5, 97.5)
@@ -111,8 +110,10 @@ def _interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[flo
     of so few wants Student's t in place of the normal distribution: as in Hesterberg, What Teachers Should Know About
     the Bootstrap (2015), section 3.4, but widened in place of taken at outer percentiles, which few prompts lack.
     """
+    from scipy.special import stdtrit  # takes long to import, and most who import this module need no interval
+
     low, high = np.percentile(resampled_R, PERCENTILES)
-    wider = student_point(0.025, count - 1) / Z_975 * (count / (count - 1)) ** 0.5
+    wider = float(stdtrit(count - 1, 0.975)) / Z_975 * (count / (count - 1)) ** 0.5
     return max(0.0, float(estimate - wider * (estimate - low))), float(estimate + wider * (high - estimate))
 
 

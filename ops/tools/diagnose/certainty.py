@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from math import hypot, sqrt
 
 import numpy as np
+from scipy.special import stdtrit
 
-from ops.evaluate.student import student_point
 from ops.lib.drafts.decoding.decode import Decoded
 
 PRIOR_SPREAD, PRIOR_PROMPTS = 0.15, 4
@@ -35,7 +35,7 @@ def is_certainly_above(groups: Sequence[np.ndarray], value: float, least_error: 
     """
     for spread, imagined in ((0.0, 0), (PRIOR_SPREAD, PRIOR_PROMPTS)):
         error, degrees = _error(groups, spread, imagined)
-        if value > student_point(chance / 2, degrees) * hypot(error, least_error):
+        if value > stdtrit(degrees, 1 - chance / 2) * hypot(error, least_error):
             return True
     return False
 
@@ -43,7 +43,7 @@ def is_certainly_above(groups: Sequence[np.ndarray], value: float, least_error: 
 def most(group: np.ndarray, least_error: float, chance: float) -> float:
     """What the true mean lies above with this chance at most; least_error as above."""
     error, degrees = _error([group], 0.0, 0)
-    return float(group.mean()) + student_point(chance, degrees) * hypot(error, least_error)
+    return float(group.mean() + stdtrit(degrees, 1 - chance) * hypot(error, least_error))
 
 
 def _error(groups: Sequence[np.ndarray], spread: float, imagined: int) -> tuple[float, int]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import hypot, sqrt
 from typing import Any
 
+from scipy.special import stdtrit
+
 from ops.evaluate.repetition import is_repetition
 from ops.evaluate.statistics import steps_of
-from ops.evaluate.student import student_point
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain
@@ -151,7 +152,7 @@ def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int
     if prompts < LEAST_PROMPTS or not freedom:
         return mean, float("inf")
     # One token more or less could always have been accepted.
-    return mean, mean + student_point(CHANCE, freedom) * hypot(sqrt(squares / freedom * error), 1 / steps)
+    return mean, mean + float(stdtrit(freedom, 1 - CHANCE)) * hypot(sqrt(squares / freedom * error), 1 / steps)
 
 
 def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> Finding:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from simulated_answers import simulated
 
-from ops.evaluate.student import student_point
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import paired_gain, unpaired_gain
@@ -16,25 +15,6 @@ from ops.tools.diagnose.outcomes import decoding_finding, random_finding
 
 BLOCK, LENGTH, TRIALS = 16, 128, 100
 PROMPTS = (4, 5, 6, 7)
-
-
-@pytest.mark.parametrize(
-    ("degrees", "at_2_5", "at_half", "at_twentieth"),
-    [
-        (1, 12.706, 63.657, 636.62),
-        (2, 4.303, 9.925, 31.599),
-        (3, 3.182, 5.841, 12.924),
-        (4, 2.776, 4.604, 8.610),
-        (7, 2.365, 3.499, 5.408),
-        (30, 2.042, 2.750, 3.646),
-        (120, 1.980, 2.617, 3.373),
-        (1000, 1.962, 2.581, 3.300),
-        (50_000, 1.962, 2.581, 3.300),
-    ],
-)
-def test_points_of_students_t_are_those_of_its_tables(degrees, at_2_5, at_half, at_twentieth):
-    points = [student_point(chance, degrees) for chance in (0.025, 0.005, 0.0005)]
-    assert [at_2_5, at_half, at_twentieth] == pytest.approx(points, rel=2e-4)
 
 
 def count(prompts: int, judge: Callable[[np.random.Generator, np.ndarray], bool]) -> int:
