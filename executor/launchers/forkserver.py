@@ -15,6 +15,13 @@ killed. When this process is gone, the kernel kills them. When a stage has ended
 
 Signals that are sent to all processes, by a service manager or at a job's end, are for the executor, which asks the
 stages to stop, and for the stages. This process ignores them.
+
+multiprocessing's forkserver, with `executor.launchers.worker` preloaded, was tried in its place (Python 3.11). It does
+not give what the tests of kills and signals ask for: after a SIGKILL of the executor the stage, the server, a resource
+tracker and a folder in /tmp were left; SIGTERM ended the server, and a stage that still ran had ended with code 255 for
+the executor; it reaps a stage at once, so what is left of its group can no longer be signalled safely; a stage has the
+server's environment, in memory and in /proc, so no DFLOW_STAGE; it holds the executor's output and its pipes; and each
+stage imports the executor's main module anew, which may be a user's script.
 """
 
 from __future__ import annotations
