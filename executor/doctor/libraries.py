@@ -6,14 +6,14 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tomli
-from attrs import frozen
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
@@ -21,8 +21,6 @@ from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
 from executor.keys.node_key import PROJECT
 from executor.system.resource_pool import devices
 
-REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"](\w+)['\"])?")
-BOUND = re.compile(r"(>=|<=|==|!=|>|<)\s*([0-9.]+)")
 INSTALL = f"{sys.executable} -m pip install -c constraints.txt -e"
 EXTRAS = {
     "sglang": "capturing and serving with SGLang, and the gate's live stage",
@@ -31,18 +29,6 @@ EXTRAS = {
 PROBE_S = 180
 PROBED = ("torch", "transformers", "torchvision")
 TORCH_INDEX = "https://pytorch.org/get-started/locally"
-
-
-@frozen
-class Requirement:
-    """A library, the bounds of its version as they are written, and the extra that asks for it, or an empty text."""
-
-    name: str
-    bounds: str
-    extra: str
-
-    def allows(self, version: str) -> bool:
-        return all(_holds(_release(version), sign, _release(bound)) for sign, bound in BOUND.findall(self.bounds))
 
 
 def start_probes() -> dict[str, subprocess.Popen[str]]:
@@ -64,42 +50,45 @@ def start_probes() -> dict[str, subprocess.Popen[str]]:
 
 def version_findings() -> Iterator[Finding]:
     """Python, the libraries that dflow needs, and those of its extras."""
-    wanted_python, requirements = declared()
+    python, requirements = declared()
     version = ".".join(map(str, sys.version_info[:3]))
-    if Requirement("python", wanted_python, "").allows(version):
+    if python.contains(version):
         yield Finding("Python", "ok", f"{version} ({sys.executable})")
     else:
-        yield Finding("Python", "missing", f"{version}, and dflow needs {wanted_python}", is_fatal=True)
+        yield Finding("Python", "missing", f"{version}, and dflow needs {python}", is_fatal=True)
     versions = LibraryVersions()
-    needed = [each for each in requirements if not each.extra]
-    at_fault = [each for each in needed if not each.allows(versions[each.name]) or _is_missing(versions, each)]
+    needed = requirements[""]
+    at_fault = [each for each in needed if not _allows(each, versions[each.name])]
     for each in at_fault:
         remedy = f"{INSTALL} . in {PROJECT}"
-        if _is_missing(versions, each):
-            yield Finding(each.name, "missing", f"not installed; dflow needs {each.bounds}", remedy, is_fatal=True)
+        if versions[each.name] == NOT_INSTALLED:
+            yield Finding(each.name, "missing", f"not installed; dflow needs {each.specifier}", remedy, is_fatal=True)
         else:
-            yield Finding(each.name, "warning", f"{versions[each.name]}, and dflow asks for {each.bounds}", remedy)
+            yield Finding(each.name, "warning", f"{versions[each.name]}, and dflow asks for {each.specifier}", remedy)
     if not at_fault:
         yield Finding("libraries", "ok", f"all {len(needed)} that dflow needs are here, in the versions it asks for")
-    for each in requirements:
-        if each.extra in EXTRAS:
-            yield _extra(each, versions)
+    for extra in EXTRAS:
+        for each in requirements[extra]:
+            yield _extra(extra, each, versions[each.name])
 
 
-def declared() -> tuple[str, list[Requirement]]:
-    """(Python's bounds, requirements): of pyproject.toml in a checkout, else of the installed distribution."""
+def declared() -> tuple[SpecifierSet, dict[str, list[Requirement]]]:
+    """(Python's bounds, extra -> what it requires, with what dflow itself requires under ""): of pyproject.toml in a
+    checkout, else of the installed distribution.
+    """
     file = PROJECT / "pyproject.toml"
     if file.is_file():
         project = tomli.loads(file.read_text("utf-8"))["project"]
-        own = [_requirement(text, "") for text in project["dependencies"]]
-        extras = project["optional-dependencies"]
-        return project["requires-python"], own + [
-            _requirement(text, extra) for extra, texts in extras.items() for text in texts
-        ]
+        texts = {"": project["dependencies"], **project["optional-dependencies"]}
+        required = {extra: list(map(Requirement, texts[extra])) for extra in ("", *EXTRAS)}
+        return SpecifierSet(project["requires-python"]), required
     from importlib import metadata
 
-    python = str(metadata.metadata("dflow")["Requires-Python"])
-    return python, [_requirement(text, "") for text in metadata.requires("dflow") or []]
+    installed = [Requirement(text) for text in metadata.requires("dflow") or []]
+    marked = [(each, each.marker) for each in installed if each.marker is not None]
+    extras = {extra: [each for each, marker in marked if marker.evaluate({"extra": extra})] for extra in EXTRAS}
+    own = [each for each in installed if each.marker is None]
+    return SpecifierSet(str(metadata.metadata("dflow")["Requires-Python"])), {"": own, **extras}
 
 
 def loaded_findings(probes: Mapping[str, subprocess.Popen[str]]) -> Iterator[Finding]:
@@ -182,40 +171,15 @@ def _torchvision(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
 _LOADED = {"torch": _torch, "transformers": _transformers, "torchvision": _torchvision}
 
 
-def _extra(each: Requirement, versions: LibraryVersions) -> Finding:
-    what, remedy = EXTRAS[each.extra], f"{INSTALL} '.[{each.extra}]' in {PROJECT}"
-    if _is_missing(versions, each):
+def _extra(extra: str, each: Requirement, version: str) -> Finding:
+    what, remedy = EXTRAS[extra], f"{INSTALL} '.[{extra}]' in {PROJECT}"
+    if version == NOT_INSTALLED:
         return Finding(each.name, "missing", f"not installed, so no {what}", remedy)
-    if not each.allows(versions[each.name]):
-        return Finding(each.name, "warning", f"{versions[each.name]}, and dflow asks for {each.bounds}", remedy)
-    return Finding(each.name, "ok", f"{versions[each.name]}: {what}")
+    if not _allows(each, version):
+        return Finding(each.name, "warning", f"{version}, and dflow asks for {each.specifier}", remedy)
+    return Finding(each.name, "ok", f"{version}: {what}")
 
 
-def _requirement(text: str, extra: str) -> Requirement:
-    found = REQUIREMENT.match(text)
-    assert found is not None, text
-    return Requirement(found[1], found[2].strip(), extra or found[3] or "")
-
-
-def _is_missing(versions: LibraryVersions, each: Requirement) -> bool:
-    return versions[each.name] == NOT_INSTALLED
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu -> (2, 13, 0); what follows the numbers is passed over."""
-    found = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
-
-
-def _holds(version: Sequence[int], sign: str, bound: Sequence[int]) -> bool:
-    """Compared with as many zeros behind as the longer one has numbers."""
-    length = max(len(version), len(bound))
-    here, there = ([*each, *[0] * (length - len(each))] for each in (version, bound))
-    return {
-        ">=": here >= there,
-        "<=": here <= there,
-        "==": here == there,
-        "!=": here != there,
-        ">": here > there,
-        "<": here < there,
-    }[sign]
+def _allows(each: Requirement, version: str) -> bool:
+    """By PEP 440; a pre-release counts as a version like any other."""
+    return version != NOT_INSTALLED and each.specifier.contains(version, prereleases=True)

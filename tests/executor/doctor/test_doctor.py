@@ -11,11 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from io import StringIO
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from torch._inductor import config as inductor
 
@@ -24,7 +27,7 @@ from executor.commands import doctor
 from executor.doctor import host, libraries, tracking
 from executor.doctor.finding import Finding
 from executor.doctor.host import host_findings
-from executor.doctor.libraries import Requirement, declared, loaded_findings, version_findings
+from executor.doctor.libraries import declared, loaded_findings, version_findings
 from executor.doctor.probe import compile_fault_on
 from executor.doctor.storage import storage_findings
 from executor.doctor.tracking import tracking_findings
@@ -42,27 +45,43 @@ def by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "version", "allowed"),
+    ("bounds", "version", "level"),
     [
-        (">=2.11,<2.14", "2.13.0+cpu", True),
-        (">=2.11,<2.14", "2.14.0", False),
-        (">=2.11,<2.14", "2.9", False),
-        ("==0.5.21", "0.5.21.post1", True),
-        ("==0.5.21", "0.5.20", False),
-        (">=11", "11", True),
-        ("", "0.1", True),
+        (">=2.11,<2.14", "2.13.0+cpu", "ok"),
+        (">=2.11,<2.14", "2.14.0", "warning"),
+        (">=2.11,<2.14", "2.9", "warning"),
+        (">=2.11,<2.14", "2.12.0rc1", "ok"),
+        ("==0.5.21", "0.5.21.post1", "warning"),
+        ("==0.5.21", "0.5.20", "warning"),
+        (">=11", "11", "ok"),
+        ("", "0.1", "ok"),
     ],
 )
-def test_versions_are_compared_number_by_number(bounds: str, version: str, allowed: bool) -> None:
-    assert allowed == Requirement("x", bounds, "").allows(version)
+def test_versions_are_compared_as_pip_compares_them(
+    monkeypatch: pytest.MonkeyPatch, bounds: str, version: str, level: str
+) -> None:
+    required = {"": [], "sglang": [Requirement(f"x{bounds}")], "datasets": []}
+    monkeypatch.setattr(libraries, "declared", lambda: (SpecifierSet(">=3.11"), required))
+    monkeypatch.setattr(libraries, "LibraryVersions", lambda: LibraryVersions({"x": version}))
+    assert level == by_name(version_findings())["x"].level
 
 
 def test_what_is_declared_is_read_from_pyproject() -> None:
-    python, requirements = declared()
-    assert ">=3.11" == python
-    found = {each.name: each for each in requirements}
-    assert ("", "sglang") == (found["torch"].extra, found["sglang"].extra)
-    assert ">=2.11,<2.14" == found["torch"].bounds
+    python, required = declared()
+    assert ">=3.11" == str(python)
+    assert ["sglang"] == [each.name for each in required["sglang"]]
+    assert [SpecifierSet(">=2.11,<2.14")] == [each.specifier for each in required[""] if each.name == "torch"]
+
+
+def test_what_is_declared_is_read_from_the_installed_distribution_where_there_is_no_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    requires = ["torch>=2.11,<2.14", 'sglang==0.5.21; extra == "sglang"', 'ruff; extra == "dev"']
+    monkeypatch.setattr(libraries, "PROJECT", tmp_path)
+    monkeypatch.setattr(metadata, "requires", lambda name: requires)
+    monkeypatch.setattr(metadata, "metadata", lambda name: {"Requires-Python": ">=3.11"})
+    expected = {"": [Requirement("torch>=2.11,<2.14")], "sglang": [Requirement(requires[1])], "datasets": []}
+    assert (SpecifierSet(">=3.11"), expected) == declared()
 
 
 def test_a_library_that_is_missing_stops_dflow_and_an_extra_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
