@@ -1,12 +1,14 @@
-"""How much memory this machine has, and its GPUs."""
+"""How much memory this machine has, and its GPUs as NVIDIA's driver lists them."""
 
 from __future__ import annotations
 
+import functools
 import os
-import subprocess
 from pathlib import Path
+from types import ModuleType
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second on Windows' Linux
 
 
 def machine_memory() -> int:
@@ -19,12 +21,40 @@ def machine_memory() -> int:
     return min(whole, int(limit)) if limit.isdecimal() else whole
 
 
-def gpu_memory() -> int | None:
-    """Bytes of the smallest of this machine's GPUs, as nvidia-smi says; None where it says nothing."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+@functools.cache
+def nvml() -> ModuleType | None:
+    """NVIDIA's management library, initialised; None without a driver, and not even imported without a device."""
+    if not any(driver.exists() for driver in DRIVERS):
         return None
-    sizes = [int(line) for line in said.split() if line.isdecimal()]
-    return min(sizes) * 2**20 if sizes else None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    library: ModuleType = pynvml
+    return library
+
+
+def gpu_indices() -> tuple[str, ...]:
+    """Of all GPUs, in the order of the bus, as nvidia-smi numbers them; none without a driver that answers."""
+    library = nvml()
+    if library is None:
+        return ()
+    try:
+        return tuple(map(str, range(library.nvmlDeviceGetCount())))
+    except library.NVMLError:
+        return ()
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest of this machine's GPUs; None without one, or where it does not tell."""
+    library = nvml()
+    if library is None:
+        return None
+    handle = library.nvmlDeviceGetHandleByIndex
+    try:
+        sizes = [library.nvmlDeviceGetMemoryInfo(handle(int(index))).total for index in gpu_indices()]
+    except library.NVMLError:
+        return None
+    return min(sizes, default=None)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 
 from attrs import frozen
@@ -13,7 +11,7 @@ from dsl.errors import Mistake
 from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
 from dsl.sizes import shown_bytes
-from executor.system.hardware import machine_memory
+from executor.system.hardware import gpu_indices, machine_memory
 from executor.system.slurm import hosts_allocated, more_hosts, too_few
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -43,7 +41,7 @@ class Capacity:
     """What a run may use together. gpus are the devices by the names that CUDA_VISIBLE_DEVICES takes.
 
     takes_none: `[machine]` gives the run no GPU, so that its nodes see none; else, where gpus is empty, they see what
-    CUDA finds without nvidia-smi.
+    CUDA finds without a driver that lists them.
     """
 
     cpus: int
@@ -117,7 +115,7 @@ def computes_on_gpu(node: GraphNode) -> bool:
 
 
 def device_order() -> dict[str, str]:
-    """The environment variable by which the numbers that nvidia-smi lists name the same devices for CUDA.
+    """The environment variable by which the numbers that the driver lists name the same devices for CUDA.
 
     CUDA numbers the fastest device 0. Who has chosen devices or an order for dflow is left with what that means.
     """
@@ -159,17 +157,13 @@ def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
 
 
 def devices() -> tuple[str, ...]:
-    """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that nvidia-smi lists."""
+    """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
     visible = os.environ.get(VISIBLE)
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        end = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
-        return tuple(names[:end])
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    return tuple(listed.stdout.split()) if listed.returncode == 0 else ()
+    if visible is None:
+        return gpu_indices()
+    names = [name.strip() for name in visible.split(",")]
+    end = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
+    return tuple(names[:end])
 
 
 def _gpu_field(launch: Launch) -> str:

@@ -1,32 +1,40 @@
 """What the processes of a running node use of this machine, read now and then: MLflow shows it as system metrics.
 
-First when the node is half a second old or a little more, then after twice the time before, at most ten seconds.
+First when the node has been seen for half a second, then after twice the time before, at most ten seconds.
 
 Of a node's processes, which are those that its stage has started: CPU time in per cent of one core, and resident
-memory. Of the GPUs that it has: load, memory and power, as nvidia-smi tells them. It stands in the record as events of
-their own kind: no figure of the node, so nothing compares it, and no table shows it.
+memory. Of the GPUs that it has: load, memory and power, as NVIDIA's driver reports them. The record keeps it as events
+of their own kind: no figure of the node, so nothing compares it, and no table shows it.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
-from attrs import define, field
+from attrs import define, field, frozen
+
+from executor.system.hardware import gpu_indices, nvml
 
 FIRST_S, EVERY_S = 0.5, 10.0
-GPU_QUERY = "index,utilization.gpu,memory.used,power.draw"
-GPU_METRICS = ("utilization_percentage", "memory_usage_megabytes", "power_usage_watts")
-MIB, MB = 1 << 20, 1e6
-ANSWERS_WITHIN_S = 5.0
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
+MB = 1e6
+# By what the metric is called in MLflow; from NVIDIA's library and a GPU's handle there.
+READINGS: dict[str, Callable[[Any, Any], float]] = {
+    "utilization_percentage": lambda library, handle: library.nvmlDeviceGetUtilizationRates(handle).gpu,
+    "memory_usage_megabytes": lambda library, handle: library.nvmlDeviceGetMemoryInfo(handle).used / MB,
+    "power_usage_watts": lambda library, handle: library.nvmlDeviceGetPowerUsage(handle) / 1000,
+}
+
+
+@frozen
+class Used:
+    """By one process: CPU time since its start, in seconds, and resident memory in bytes."""
+
+    seconds: float
+    memory: int
 
 
 @define
@@ -37,16 +45,23 @@ class Watched:
     pid: int
     gpus: Sequence[str] | None
     since: float = field(factory=time.monotonic)  # the last look
-    ticks: dict[int, int] = field(factory=dict)  # of each process, by the last look
-    age: float = 0.0  # of the stage's process, when its ticks were read
+    used: Mapping[int, Used] = field(factory=dict)  # by each process, at the last look
     pause: float = FIRST_S
 
     def is_due(self, now: float) -> bool:
         return now >= self.since + self.pause
 
-    def looked(self, now: float, ticks: dict[int, int], age: float) -> None:
-        self.since, self.ticks, self.age = now, ticks, age
+    def look(self, now: float, used: Mapping[int, Used]) -> dict[str, float]:
+        """The metrics of its processes since the last look."""
+        known = [self.used[pid].seconds if pid in self.used else 0.0 for pid in used]
+        seconds = sum(each.seconds for each in used.values()) - sum(known)
+        memory = sum(each.memory for each in used.values())
+        metrics = {"memory_usage_megabytes": memory / MB} if memory else {}  # none of it: all have just ended
+        if self.pid in used:
+            metrics["cpu_utilization_percentage"] = 100 * seconds / max(now - self.since, 0.001)
+        self.since, self.used = now, used
         self.pause = min(2 * self.pause, EVERY_S)
+        return metrics
 
 
 class Usage(threading.Thread):
@@ -62,18 +77,19 @@ class Usage(threading.Thread):
         self._tell = tell
         self._known: dict[tuple[str, int], Watched] = {}
         self._closed = threading.Event()
-        self._has_gpus = shutil.which("nvidia-smi") is not None
 
     def run(self) -> None:
         while not self._closed.wait(FIRST_S):
             running = {(node, pid): gpus for node, pid, gpus in self._watched()}
-            known = {place: self._known.get(place) or Watched(*place, gpus) for place, gpus in running.items()}
-            self._known = known
-            now = time.monotonic()
-            due = [each for each in known.values() if each.is_due(now)]
-            processes = read_processes() if due else {}
-            for each in due:
-                metrics = self._metrics(each, processes)
+            self._known = {
+                place: self._known.get(place) or Watched(*place, gpus, used=used_below(place[1]))
+                for place, gpus in running.items()
+            }
+            for each in self._known.values():
+                if not each.is_due(time.monotonic()):
+                    continue
+                used = used_below(each.pid)
+                metrics = {**each.look(time.monotonic(), used), **gpu_metrics(each.gpus)}
                 if metrics:
                     with suppress(OSError):  # a full disk: the nodes have more to say about that
                         self._tell(each.node, metrics)
@@ -81,74 +97,39 @@ class Usage(threading.Thread):
     def close(self) -> None:
         self._closed.set()
 
-    def _metrics(self, each: Watched, processes: Mapping[int, Process]) -> dict[str, float]:
-        own = below(each.pid, processes)
-        ticks = {pid: processes[pid].ticks for pid in own}
-        used = sum(count - each.ticks.get(pid, 0) for pid, count in ticks.items()) / TICKS_A_SECOND
-        age = processes[each.pid].age if each.pid in own else each.age
-        seconds = age - each.age
-        each.looked(time.monotonic(), ticks, age)
-        memory = sum(processes[pid].memory for pid in own)
-        metrics = {"memory_usage_megabytes": memory / MB} if memory else {}  # none of it: all have just ended
-        if each.pid in own:
-            metrics["cpu_utilization_percentage"] = 100 * used / max(seconds, 0.001)
-        return {**metrics, **(gpu_metrics(each.gpus) if self._has_gpus else {})}
 
+def used_below(pid: int) -> dict[int, Used]:
+    """By the process and all that it, or one of those, has started; by process id. Empty where it has ended."""
+    import psutil
 
-@define
-class Process:
-    """parent: its process id; ticks: CPU time that it used; memory: resident bytes; age: in seconds, when these
-    were read."""
-
-    parent: int
-    ticks: int
-    memory: int
-    age: float
-
-
-def read_processes() -> dict[int, Process]:
-    """All that there are, by process id. Source: proc(5), /proc/<pid>/stat."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with suppress(OSError):  # it has ended
-                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                now = time.clock_gettime(time.CLOCK_BOOTTIME)
-                ticks = int(fields[11]) + int(fields[12])
-                found[int(folder.name)] = Process(
-                    int(fields[1]), ticks, int(fields[21]) * PAGE, now - int(fields[19]) / TICKS_A_SECOND
-                )
-    return found
-
-
-def below(pid: int, processes: Mapping[int, Process]) -> set[int]:
-    """The process and all that it, or one of those, has started."""
-    children: dict[int, list[int]] = {}
-    for child, process in processes.items():
-        children.setdefault(process.parent, []).append(child)
-    found: set[int] = set()
-    waiting = [pid] if pid in processes else []
-    while waiting:
-        found.add(last := waiting.pop())
-        waiting += children.get(last, [])
+    found: dict[int, Used] = {}
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.Error):  # it has ended
+                times = process.cpu_times()
+                found[process.pid] = Used(times.user + times.system, process.memory_info().rss)
     return found
 
 
 def gpu_metrics(gpus: Sequence[str] | None) -> dict[str, float]:
-    """Of these GPUs, None for all of them; none where nvidia-smi does not answer. Each has the index of the machine."""
-    if gpus is not None and not gpus:
-        return {}
-    chosen = [] if gpus is None else ["-i", ",".join(gpus)]
-    command = ["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits", *chosen]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    """Of these GPUs, None for all of them; none without a driver. Each has the index of the machine."""
+    library = nvml()
+    if library is None:
         return {}
     metrics: dict[str, float] = {}
-    for line in asked.stdout.splitlines() if asked.returncode == 0 else ():
-        index, *values = (value.strip() for value in line.split(","))
-        for name, value in zip(GPU_METRICS, values, strict=False):
-            with suppress(ValueError):  # "[N/A]": this GPU does not tell it
-                factor = MIB / MB if name.startswith("memory") else 1.0
-                metrics[f"gpu_{index}_{name}"] = float(value) * factor
+    for name in gpu_indices() if gpus is None else gpus:
+        with suppress(library.NVMLError):  # no device of that name
+            handle = _handle(library, name)
+            index = library.nvmlDeviceGetIndex(handle)
+            for reading, read in READINGS.items():
+                with suppress(library.NVMLError):  # this GPU does not tell it
+                    metrics[f"gpu_{index}_{reading}"] = float(read(library, handle))
     return metrics
+
+
+def _handle(library: Any, name: str) -> Any:
+    """name: as CUDA_VISIBLE_DEVICES has it, an index or a UUID."""
+    if name.isdecimal():
+        return library.nvmlDeviceGetHandleByIndex(int(name))
+    return library.nvmlDeviceGetHandleByUUID(name)
