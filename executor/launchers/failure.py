@@ -7,11 +7,11 @@ They report what they saw, often before the one that died could. So lost connect
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from attrs import frozen
 
+from executor.launchers.stage_contract import RankExit, RankResult
 from executor.system.os_errors import is_full
 
 # What a rank dies of because of others: SIGTERM of its parent, SIGALRM of its own, SIGABRT of a communication library.
@@ -107,19 +107,18 @@ def class_names(error: BaseException) -> tuple[str, ...]:
 
 
 def cause_of(
-    results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]], hosts: Sequence[str] = ()
+    results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()
 ) -> Failure | None:
     """The error of the rank that failed first, with the ranks that ended after it; None where no rank failed.
 
-    results are the ranks' own (see `executor.launchers.worker`), exits those that their parents saw (see
-    `executor.launchers.ranks`, `executor.launchers.torchrun`). hosts: of each rank, where there are several. Which of
-    two hosts was first is told by their clocks.
+    results: in the order of the ranks. hosts: of each rank, where there are several. Which of two hosts was first is
+    decided by their clocks.
     """
     ends = _ends(results, exits, hosts)
     if not ends:
         return None
     first = min(ends, key=lambda end: (end.taken_along, end.time))
-    unfinished = {rank for rank, result in enumerate(results) if result is None or result["status"] != "done"}
+    unfinished = {rank for rank, result in enumerate(results) if result is None or result.status != "done"}
     others = sorted(unfinished - {first.rank})
     if not others:
         return Failure(first.cause, first.names, first.rank, first.trace)
@@ -127,7 +126,7 @@ def cause_of(
     return Failure(f"{first.cause} ({ranks} ended after it)", first.names, first.rank, first.trace)
 
 
-def only_taken_along(results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]] = ()) -> bool:
+def only_taken_along(results: Sequence[RankResult | None], exits: Sequence[RankExit] = ()) -> bool:
     """Whether no rank reports an error but lost connections to others."""
     return all(end.taken_along for end in _ends(results, exits))
 
@@ -160,24 +159,21 @@ class _End:
     trace: tuple[str, ...] = ()
 
 
-def _ends(
-    results: Sequence[Mapping[str, Any] | None], exits: Sequence[Mapping[str, Any]], hosts: Sequence[str] = ()
-) -> list[_End]:
+def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()) -> list[_End]:
     ends = []
     names_of = [f"rank {rank} on {hosts[rank]}" if hosts else f"rank {rank}" for rank in range(len(results))]
     for rank, result in enumerate(results):
-        if result is not None and result["status"] == "failed":
+        error = None if result is None else result.error
+        if error is not None:
             where = f" ({names_of[rank]})" if len(results) > 1 else ""
-            cause = f"{result['class']}{where}: {result['message']}"
-            names, trace = tuple(result.get("names", ())), tuple(result.get("trace", ()))
-            ends.append(_End(rank, result["time"], result["lost_connection"], cause, names, trace))
+            cause = f"{error.name}{where}: {error.message}"
+            ends.append(_End(rank, error.time, error.lost_connection, cause, error.names, error.trace))
     for seen in exits:
-        rank, code = seen["rank"], seen["code"]
-        result = results[rank]
+        rank, code, result = seen.rank, seen.code, results[seen.rank]
         # A rank may be killed after its work, while it waits for the others to leave together.
-        if result is None or (result["status"] != "failed" and code < 0):
+        if result is None or (result.status != "failed" and code < 0):
             # Seen after it happened, by torchrun in whole seconds: make a kill older than what it may have caused.
-            when = seen["time"] - SEEN_WITHIN_S
+            when = seen.time - SEEN_WITHIN_S
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
             ends.append(_End(rank, when, code in TAKEN_ALONG, f"{names_of[rank]} {_exit_text(code)}", names))
     return ends

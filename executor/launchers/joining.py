@@ -32,9 +32,9 @@ from executor.launchers.host_folder import (
     torchrun_arguments,
 )
 from executor.launchers.redaction import RedactedLog
+from executor.launchers.stage_contract import STOP_ASKED, StageSpec
 from executor.launchers.stage_process import stage_environment
-from executor.launchers.worker import STOP_ASKED, Job
-from executor.system.jsonlines import read_json, read_object, write_json
+from executor.system.jsonlines import read_object
 from executor.system.left_over import STAGE, stage_mark
 from executor.system.resource_pool import devices
 from executor.system.symlinks import is_folder
@@ -82,13 +82,13 @@ class Member:
         self.is_asked = False  # to end: the run was stopped, or another host failed
         self._executor = Pulse(folder.beat_path(0))
         self._beat = Beat(folder.beat_path(number))
-        job = read_json(Path(offer.job))
-        if job is None:
+        spec = StageSpec.read(Path(offer.job))
+        if spec is None:
             raise StageError("the stage is gone")
-        self._job = Job(**job)
-        if Path(self._job.folder) != folder.work_folder:
+        self._spec = spec
+        if spec.folder != folder.work_folder:
             raise StageError(
-                f"the store has to be at one path on all hosts: the stage's work folder is {self._job.folder} on "
+                f"the store has to be at one path on all hosts: the stage's work folder is {spec.folder} on "
                 f"{offer.executor} and {folder.work_folder} here"
             )
 
@@ -135,17 +135,17 @@ class Member:
         children = Children(stage_environment(1))
         redacted = None
         try:
-            secrets = secret_values(node_from_json(self._job.told).config)
+            secrets = secret_values(node_from_json(self._spec.node_json).config)
             log.touch()
             redacted = RedactedLog(place / "output", log, secrets) if secrets else None
             job = self._folder.path / f"job-{self._number}.json.host"
-            write_json(job, attrs.asdict(attrs.evolve(self._job, life_line=str(life_line_path)), recurse=False))
+            attrs.evolve(self._spec, life_line=life_line_path).write(job)
             child = children.start(
                 "executor.launchers.torchrun",
                 torchrun_arguments(offer, self._folder, self._number, job, endpoint),
                 {
                     **stage_environment(offer.threads, self._gpus()),
-                    STAGE: stage_mark(Path(self._job.folder), self._job.lease_id),
+                    STAGE: stage_mark(self._spec.folder, self._spec.lease_id),
                 },
                 log if redacted is None else redacted.pipe,
             )
@@ -186,7 +186,7 @@ class Member:
 
     def _reason_to_kill(self) -> str:
         lease = read_object(self._folder.work_folder / "lease") or {}
-        if (lease.get("token"), lease.get("id")) != (self._job.token, self._job.lease_id):
+        if (lease.get("token"), lease.get("id")) != (self._spec.token, self._spec.lease_id):
             return "the lease went on to another attempt"
         if not self._folder.beat_path(0).exists():
             return "the stage is over"

@@ -7,8 +7,8 @@ that torchrun gives these variables, and that ends with this process. No port is
 <store>, in a folder that only this user may enter. What gloo and nccl open themselves stays on the loopback interface.
 
 When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.launchers.worker` ends them
-earlier. A signal to this process is passed on to all ranks, once. What ended badly is noted in a file, <exits>: a list
-of {"rank", "code", "time"}: code is the exit code, or minus the signal's number, time is when this process saw it.
+earlier. A signal to this process is passed on to all ranks, once. What ended badly is written to a file, <exits>, see
+stage_contract.py.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from attrs import frozen
 
 from dsl.stage import RENDEZVOUS
 from executor.launchers.failure import killed
+from executor.launchers.stage_contract import RankExit, write_exits
 from executor.launchers.worker import AGENT, ENDING
-from executor.system.jsonlines import write_json
 
 PASSED_ON = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
 KILL_AFTER_S = 30.0
@@ -55,7 +55,7 @@ def main() -> int:
     ranks = [_start(rank, int(count), job, {**environment, RENDEZVOUS: store}) for rank in range(int(count))]
     ended_badly = Watch(ranks, woken).until_all_ended()
     if ended_badly:
-        write_json(Path(exits), ended_badly)
+        write_exits(Path(exits), ended_badly)
     return 1 if ended_badly else 0
 
 
@@ -103,7 +103,7 @@ class Watch:
     def __init__(self, ranks: list[Rank], woken: int) -> None:
         self._woken = woken
         self._running = {rank.number: rank for rank in ranks}
-        self._ended_badly: list[dict[str, float]] = []
+        self._ended_badly: list[RankExit] = []
         self._asked = False
         self._kill_at: float | None = None  # monotonic; from when they were asked to end until they are killed
         self._selector = selectors.DefaultSelector()
@@ -111,7 +111,7 @@ class Watch:
         for rank in ranks:
             self._selector.register(rank.descriptor, selectors.EVENT_READ, rank)
 
-    def until_all_ended(self) -> list[dict[str, float]]:
+    def until_all_ended(self) -> list[RankExit]:
         """What is to stand in <exits>."""
         while self._running:
             for key, _ in self._selector.select(self._patience()):
@@ -136,7 +136,7 @@ class Watch:
         os.close(rank.descriptor)
         del self._running[rank.number]
         if code:
-            self._ended_badly.append({"rank": rank.number, "code": code, "time": time.time()})
+            self._ended_badly.append(RankExit(rank.number, code, time.time()))
             how = f"was {killed(code)}" if code < 0 else f"ended with exit code {code}"
             with suppress(OSError):  # a full disk is no reason to leave the others alone
                 print(f"rank {rank.number} (process {rank.process.pid}) {how}", file=sys.stderr, flush=True)

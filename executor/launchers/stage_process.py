@@ -7,10 +7,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 from attrs import frozen
@@ -25,9 +25,9 @@ from executor.launchers.host_folder import HostFolder, Offer, exits_path, host_l
 from executor.launchers.hosts import SeveralHosts, endpoint_of
 from executor.launchers.log_tail import Notes, last_lines
 from executor.launchers.redaction import RedactedLog
-from executor.launchers.worker import EXECUTOR_GONE, NO_LOG, STOP_ASKED, Job
+from executor.launchers.stage_contract import STOP_ASKED, RankResult, StageSpec, read_exits
+from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
 from executor.store.lease import Lease
-from executor.system.jsonlines import read_json, read_object, write_json
 from executor.system.left_over import STAGE, stage_mark
 from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.system.resource_pool import VISIBLE, Share, device_order
@@ -42,8 +42,6 @@ CHOICES = {
     "GOMP_SPINCOUNT": ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
     "KMP_BLOCKTIME": ("KMP_BLOCKTIME", "KMP_LIBRARY", "OMP_WAIT_POLICY"),
 }
-# What a rank's result has to tell, by its status.
-TOLD_OF = {"done": {"device", "loaded"}, "stopped": set(), "failed": {"class", "message", "time", "lost_connection"}}
 # Each rank starts a pool of processes that compile: as many as it has CPU threads, where the user has not chosen.
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 MOST_COMPILE_THREADS = 32  # torch's own limit
@@ -54,22 +52,18 @@ ASKED_WITHIN_S = 5.0
 
 
 @frozen
-class Outcome:
-    """How an attempt ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks.
-
-    outdated: data changed while it ran, or code before, so that what it made is of no key; changes say what, kept where
-    it is. loaded: the files of the user's modules that it imported.
+class StageExit:
+    """How a stage ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks together;
+    loaded: the files of the user's modules that it imported.
     """
 
-    status: Literal["done", "stopped", "failed", "outdated"]
+    status: Literal["done", "stopped", "failed"]
     device: str = "cpu"
     failure: Failure | None = None
     log_tail: tuple[str, ...] = ()
     memory: int | None = None
     gpu_memory: int | None = None
     loaded: tuple[str, ...] = ()
-    changes: tuple[str, ...] = ()
-    kept: str = ""
 
 
 class StageProcess:
@@ -82,16 +76,15 @@ class StageProcess:
         self,
         children: Children,
         lease: Lease,
+        spec: StageSpec,
         launch: Launch,
         share: Share,
         log: Path,
         secrets: Sequence[str] = (),
-        **job: Any,
     ) -> None:
-        folder = lease.folder
         with clear_errors(log):
             appended(log).close()
-        self._results = folder / f"results-{lease.attempt}"
+        self._results = spec.results
         self._log = log
         self._log_start = log.stat().st_size
         self._notes = Notes(log, self._log_start)
@@ -100,57 +93,45 @@ class StageProcess:
             endpoint_of(launch.rendezvous)  # refuses what is not to be had before anybody waits
         self._asked_at: float | None = None
         self._asked = threading.Event()
-        self._life_line_path = folder / f"alive-{lease.attempt}"
-        job_path, rendezvous = folder / f"job-{lease.attempt}.json", folder / f"rendezvous-{lease.attempt}"
-        full_job = Job(
-            folder=str(folder),
-            token=lease.token,
-            lease_id=lease.id,
-            out_dir=str(lease.out_dir),
-            work_dir=str(lease.work_dir),
-            life_line=str(self._life_line_path),
-            results=str(self._results),
-            device=launch.device,
-            sp_degree=launch.sp_degree,
-            **job,
-        )
-        with clear_errors(folder):
+        self._life_line_path = spec.life_line
+        spec_path, rendezvous = lease.path("job", ".json"), lease.path("rendezvous")
+        with clear_errors(lease.folder):
             self._results.mkdir()
             if launch.kind == "torchrun" and launch.nnodes == 1:
                 rendezvous.mkdir(mode=0o700)  # who may write there could run code in the ranks
-            write_json(job_path, attrs.asdict(full_job, recurse=False))
+            spec.write(spec_path)
             os.mkfifo(self._life_line_path)
             self._life_line = os.open(self._life_line_path, os.O_RDWR)
-            self._redacted = RedactedLog(folder / f"output-{lease.attempt}", log, secrets) if secrets else None
+            self._redacted = RedactedLog(lease.path("output"), log, secrets) if secrets else None
         output = log if self._redacted is None else self._redacted.pipe
-        environment = {**stage_environment(share.threads, share.gpus), STAGE: stage_mark(folder, lease.id)}
+        environment = {**stage_environment(share.threads, share.gpus), STAGE: stage_mark(lease.folder, lease.id)}
 
         def start(module: str, arguments: Sequence[str]) -> Child:
             return children.start(module, arguments, environment, output)
 
-        self._several = self._on_several_hosts(lease, share, full_job, start) if launch.nnodes > 1 else None
+        self._several = self._on_several_hosts(lease, share, spec.node, start) if launch.nnodes > 1 else None
         self._child: Child | SeveralHosts = self._several or start(
-            *_command(launch, job_path, self._results, rendezvous)
+            *_command(launch, spec_path, self._results, rendezvous)
         )
 
     def _on_several_hosts(
-        self, lease: Lease, share: Share, job: Job, start: Callable[[str, Sequence[str]], Child]
+        self, lease: Lease, share: Share, node: str, start: Callable[[str, Sequence[str]], Child]
     ) -> SeveralHosts:
         """start takes a module and its arguments."""
         offer = Offer(
-            node=job.node,
+            node=node,
             run=self._log.parent.name,
             executor=socket.gethostname(),
             hosts=self._launch.nnodes,
             nproc=self._launch.nproc,
             threads=share.threads,
             gpus=None if share.gpus is None else len(share.gpus),
-            job=str(lease.folder / f"job-{lease.attempt}.json"),
+            job=str(lease.path("job", ".json")),
             results=str(self._results),
             log=str(self._log),
             directory=str(Path.cwd()),
         )
-        folder = HostFolder(lease.folder / f"hosts-{lease.attempt}")
+        folder = HostFolder(lease.path("hosts"))
         with clear_errors(folder.path):
             folder.path.mkdir()
 
@@ -160,38 +141,44 @@ class StageProcess:
         store = lease.folder.parent.parent
         return SeveralHosts(folder, offer, store, self._launch.rendezvous, start_here, self._say)
 
-    def wait(self) -> Outcome:
+    def wait(self) -> StageExit:
         """Return when the stage has ended, having ended every rank that still lives."""
         try:
             code = self._child.wait()
         except StageError as error:
-            return Outcome("failed", failure=Failure.of(error), log_tail=self.tail())
+            return StageExit("failed", failure=Failure.of(error), log_tail=self.tail())
         finally:
             os.close(self._life_line)
             self._life_line_path.unlink(missing_ok=True)
             if self._redacted is not None:
                 self._redacted.close()
         ranks = range(self._launch.world_size)
-        results = [_result(self._results / f"{rank}.json") for rank in ranks]
-        outcome = self._outcome(code, results)
-        if self._redacted is not None and self._redacted.error is not None and outcome.status == "failed":
+        results = [RankResult.read(self._results / f"{rank}.json") for rank in ranks]
+        ended = self._exit(code, results)
+        if self._redacted is not None and self._redacted.error is not None and ended.status == "failed":
             lost = clear_error(self._redacted.error, self._log)  # the cause: from then on it could print nothing
-            outcome = attrs.evolve(outcome, failure=Failure.of(lost))
-        return attrs.evolve(outcome, memory=_sum(results, "memory"), gpu_memory=_sum(results, "gpu_memory"))
+            ended = attrs.evolve(ended, failure=Failure.of(lost))
+        reported = [result for result in results if result is not None]
+        return attrs.evolve(
+            ended,
+            memory=_sum(result.memory for result in reported),
+            gpu_memory=_sum(result.gpu_memory for result in reported),
+        )
 
-    def _outcome(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Outcome:
-        if code == 0 and all(result and result["status"] == "done" for result in results):
-            done = [result for result in results if result]
-            loaded = sorted({file for result in done for file in result["loaded"]})
-            return Outcome("done", done[0]["device"], loaded=tuple(loaded))
+    def _exit(self, code: int | None, results: Sequence[RankResult | None]) -> StageExit:
+        done = [result for result in results if result is not None and result.status == "done"]
+        if code == 0 and len(done) == len(results):
+            return StageExit(
+                "done", done[0].device, loaded=tuple(sorted({file for result in done for file in result.loaded}))
+            )
         if only_taken_along(results) and self._was_asked(code, results):
-            return Outcome("stopped")
+            return StageExit("stopped")
         failure = self._failure(code, results)
-        return Outcome("failed", failure=failure, log_tail=self._shown(failure))
+        return StageExit("failed", failure=failure, log_tail=self._shown(failure))
 
-    def _was_asked(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> bool:
+    def _was_asked(self, code: int | None, results: Sequence[RankResult | None]) -> bool:
         """Whether the run was asked to stop. Who sends a signal to all processes may reach the stage first."""
-        ends_by_signal = code == -signal.SIGTERM or any(result and result["status"] == "stopped" for result in results)
+        ends_by_signal = code == -signal.SIGTERM or any(result and result.status == "stopped" for result in results)
         return self._asked.wait(ASKED_WITHIN_S if ends_by_signal else 0.0)
 
     @property
@@ -242,12 +229,10 @@ class StageProcess:
         shown = shown or (last_lines(log, 0) if host else self.tail())
         return (*shown, f"log of that host: {log}") if host else shown
 
-    def _failure(self, code: int | None, results: Sequence[Mapping[str, Any] | None]) -> Failure:
+    def _failure(self, code: int | None, results: Sequence[RankResult | None]) -> Failure:
         hosts = self._several.names if self._several is not None else []
         exits = [
-            seen
-            for host in range(self._launch.nnodes)
-            for seen in read_json(Path(exits_path(self._results, host))) or []
+            seen for host in range(self._launch.nnodes) for seen in read_exits(Path(exits_path(self._results, host)))
         ]
         cause = cause_of(
             results, exits, [hosts[rank // self._launch.nproc] for rank in range(len(results))] if hosts else []
@@ -257,7 +242,7 @@ class StageProcess:
             return Failure(f"HostLost: {lost}", (HOST_LOST,))
         if cause is not None:
             return cause
-        if any(result and result["status"] == "stopped" for result in results):
+        if any(result and result.status == "stopped" for result in results):
             return Failure("StopRequested: the op raised it though nobody had asked it to stop")
         if code in (EXECUTOR_GONE, NO_LOG):
             gone = self._log.parent if code == NO_LOG else self._results.parent
@@ -271,8 +256,8 @@ class StageProcess:
         return Failure(broken, (NO_RESULT,)) if broken else ended_by(code)
 
 
-def _sum(results: Sequence[Mapping[str, Any] | None], name: str) -> int | None:
-    known = [result[name] for result in results if result and result.get(name) is not None]
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
     return sum(known) if known else None
 
 
@@ -281,13 +266,6 @@ def _command(launch: Launch, job: Path, results: Path, rendezvous: Path) -> tupl
     if launch.kind == "process":
         return "executor.launchers.worker", [str(job)]
     return "executor.launchers.ranks", [exits_path(results, 0), str(rendezvous / "store"), str(launch.nproc), str(job)]
-
-
-def _result(path: Path) -> dict[str, Any] | None:
-    """What a rank said of its end; None where it said nothing, or not all that belongs to it."""
-    result = read_object(path) or {}
-    told = TOLD_OF.get(result.get("status", ""))
-    return result if told is not None and told <= result.keys() else None
 
 
 def _allocator() -> dict[str, str]:

@@ -2,9 +2,8 @@
 
     python -m executor.launchers.torchrun <exits> <arguments of torchrun>
 
-Writes a file, <exits>: a list of {"rank", "code", "time"}: code is the exit code, or minus the number of the signal
-that killed it; time is in whole seconds, when torchrun saw it. torchrun looks every 0.1 s, sends SIGTERM to the others
-as soon as one rank has failed, and SIGKILL 30 s later: `executor.launchers.worker` ends them earlier.
+Writes a file, <exits>, see stage_contract.py; times are in whole seconds. torchrun looks every 0.1 s, sends SIGTERM to
+the others as soon as one rank has failed, and SIGKILL 30 s later: `executor.launchers.worker` ends them earlier.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
+from executor.launchers.stage_contract import RankExit, write_exits
 from executor.launchers.worker import AGENT, ENDING
-from executor.system.jsonlines import write_json
 
 _passed_on: list[int] = []
 
@@ -33,11 +32,10 @@ def main() -> int:
     try:
         torchrun(sys.argv[2:])
     except ChildFailedError as failed:
-        exits = [
-            {"rank": rank, "code": failure.exitcode, "time": failure.timestamp}
-            for rank, failure in failed.failures.items()
-        ]
-        write_json(Path(sys.argv[1]), exits)
+        failures = failed.failures.items()
+        write_exits(
+            Path(sys.argv[1]), [RankExit(rank, failure.exitcode, failure.timestamp) for rank, failure in failures]
+        )
         return 1
     except SignalException:  # it passed SIGTERM on to its ranks, and they have ended
         return 1

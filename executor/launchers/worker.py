@@ -4,7 +4,7 @@
 
 This module imports no torch; the op's run module does where it needs to. A process ends at once when the executor is
 gone: it watches a FIFO whose only writer is the executor. One that comes late, to a work folder that went on to another
-attempt, ends too. What an op raises is written to results-<attempt>/<rank>.json.
+attempt, ends too. How it ended is written to results-<attempt>/<rank>.json, see stage_contract.py.
 
 SIGTERM asks for a stop where the executor has said so in results-<attempt>/stop. Else it is their parent's, to the
 ranks that are left when one has failed: they end within END_WITHIN_S, even those that hang in a collective.
@@ -38,49 +38,22 @@ from dsl.search_path import PROJECT, is_below, is_interpreters, take_search_path
 from dsl.secrets import redact, resolved, secret_values
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import Failure
+from executor.launchers.stage_contract import STOP_ASKED, RankError, RankResult, StageSpec
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
-from executor.system.jsonlines import append_line, read_json, write_json
+from executor.system.jsonlines import append_line, read_json
 from executor.system.os_errors import NO_SPACE, full_at, is_full
 from executor.system.parent import GONE, end_with_parent
 
 STOPPED = 75
 EXECUTOR_GONE = GONE
 NO_LOG = 71  # the exit code of a stage whose log could not be opened
-STOP_ASKED = "stop"
 AGENT = "DFLOW_AGENT"  # the process id of the ranks' parent, see ranks.py and torchrun.py
 END_WITHIN_S = 10
 WATCH_EVERY_S = 0.5
 PROGRESS_EVERY_S = 0.2
 ENDING = (signal.SIGTERM, signal.SIGINT)
 HELD = threading.local()  # mask: what a thread that forks held back before
-
-
-@frozen(kw_only=True)
-class Job:
-    """What the executor tells a stage: told is the node in JSON, artifacts maps node ids to [path, digest], path
-    lists the folders in which modules are looked for, code is a file with the sources that the key was made of.
-
-    Paths are absolute.
-    """
-
-    node: str
-    told: Mapping[str, Any]
-    path: Sequence[str]
-    code: str
-    artifacts: Mapping[str, list[str]]
-    folder: str
-    token: int
-    lease_id: str
-    out_dir: str
-    work_dir: str
-    life_line: str
-    results: str
-    events: str
-    figures: str
-    attempt: int
-    device: str
-    sp_degree: int
 
 
 @frozen
@@ -94,7 +67,7 @@ class WorkerStage:
     world_size: int
     sp_degree: int
     device: str
-    _job: Job
+    _spec: StageSpec
     _stop: threading.Event
     _secrets: tuple[str, ...] = ()
     _written: dict[str, float] = field(factory=dict)  # kind of event -> when this attempt wrote one last, monotonic
@@ -102,7 +75,7 @@ class WorkerStage:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self.rank != 0:
             return
-        if self._job.attempt > 1 and "metric" not in self._written:
+        if self._spec.attempt > 1 and "metric" not in self._written:
             self._event("cut", step=int(step))
         shown = {redact(name, self._secrets): float(value) for name, value in metrics.items()}
         self._event("metric", step=int(step), metrics=shown)
@@ -116,7 +89,7 @@ class WorkerStage:
         if self.rank != 0:
             return
         name = redact(name, self._secrets)
-        path = Path(self._job.figures) / f"{name}.png"
+        path = self._spec.figures / f"{name}.png"
         fresh = path.parent / ".fresh" / path.name  # an earlier one, which an event names, stays until this is whole
         fresh.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(fresh)
@@ -128,18 +101,18 @@ class WorkerStage:
 
     def _event(self, kind: str, **values: Any) -> None:
         self._written[kind] = time.monotonic()
-        job = self._job
-        event = {"time": time.time(), "node": job.node, "attempt": job.attempt, "kind": kind, **values}
-        append_line(Path(job.events), event)
+        spec = self._spec
+        append_line(
+            spec.events, {"time": time.time(), "node": spec.node, "attempt": spec.attempt, "kind": kind, **values}
+        )
 
 
 def main() -> int:
     if AGENT in os.environ:  # ranks, who may hold the interpreter for long
         end_with_parent(int(os.environ[AGENT]))
-    told = read_json(Path(sys.argv[1]))
-    if told is None:  # a later attempt cleared the folder
+    spec = StageSpec.read(Path(sys.argv[1]))
+    if spec is None:
         return EXECUTOR_GONE
-    job = Job(**told)
     rank = int(os.environ.get("RANK", "0"))
     stop = threading.Event()
     for number in ENDING:
@@ -147,21 +120,21 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which the forkserver held back
     os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_end_by_signals)
     try:
-        share_ranks(Path(job.folder), job.token, job.lease_id)
-        _watch(job, rank)
+        share_ranks(spec.folder, spec.token, spec.lease_id)
+        _watch(spec, rank)
     except (LeaseLost, FileNotFoundError):  # a later attempt took or cleared the folder
         return EXECUTOR_GONE
     fail_point("worker:started")
-    result = Path(job.results) / f"{rank}.json"
+    result = spec.results / f"{rank}.json"
     sys.excepthook = partial(_report_error, result, ())
     try:
-        device, loaded = _run(job, rank, stop, result)
+        device, loaded = _run(spec, rank, stop, result)
     except StopRequested as request:
         print(f"stopped: {request}", flush=True)
-        write_json(result, {"status": "stopped", **_used()})
+        RankResult(status="stopped", memory=_memory(), gpu_memory=_gpu_memory()).write(result)
         return STOPPED
     fail_point("worker:op-done")
-    write_json(result, {"status": "done", "device": device, "loaded": loaded, **_used()})
+    RankResult(status="done", device=device, loaded=loaded, memory=_memory(), gpu_memory=_gpu_memory()).write(result)
     fail_point("worker:reported")
     return 0
 
@@ -182,33 +155,33 @@ def _end_by_signals() -> None:
     _let_signals()
 
 
-def _run(job: Job, rank: int, stop: threading.Event, result: Path) -> tuple[str, list[str]]:
+def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tuple[str, tuple[str, ...]]:
     """Call the op; returns the device that it ran on and the files of `_loaded_files`."""
-    import_from_source({file: text.encode("latin-1") for file, text in (read_json(Path(job.code)) or {}).items()})
-    take_search_path(job.path)
-    node = node_from_json(job.told)
-    take_search_path(job.path)  # the op files may have changed it, as they did where the key was made
+    import_from_source({file: text.encode("latin-1") for file, text in (read_json(spec.sources) or {}).items()})
+    take_search_path(spec.search_path)
+    node = node_from_json(spec.node_json)
+    take_search_path(spec.search_path)  # the op files may have changed it, as they did where the key was made
     declared = frozenset(sys.modules)
     sys.excepthook = partial(_report_error, result, secret_values(node.config))
     run: Callable[[Any, WorkerStage], None] = named_function(node.op.run)
-    device = _device(job.device)
+    device = _device(spec.device)
     stage = WorkerStage(
-        inputs=_inputs(node, job.artifacts),
-        out_dir=Path(job.out_dir),
-        work_dir=Path(job.work_dir),
+        inputs=_inputs(node, spec.artifacts),
+        out_dir=spec.out_dir,
+        work_dir=spec.work_dir,
         rank=rank,
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        sp_degree=job.sp_degree,
+        sp_degree=spec.sp_degree,
         device=device,
-        job=job,
+        spec=spec,
         stop=stop,
         secrets=secret_values(node.config),
     )
     run(resolved(node.config), stage)
-    return device, _loaded_files(job.path, declared)
+    return device, _loaded_files(spec.search_path, declared)
 
 
-def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> list[str]:
+def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> tuple[str, ...]:
     """The files of the user's modules that the op imported, or that are outside the search path.
 
     The op files of the whole pipeline are loaded, with what they import; a key knows those of its own op alone. A
@@ -222,29 +195,29 @@ def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> list[str]:
             continue
         if name not in declared or not is_below(file, folders):
             files.append(file)
-    return sorted(files)
+    return tuple(sorted(files))
 
 
-def _used() -> dict[str, Any]:
-    """Peak bytes of this rank: of its memory, the largest of its children added, and of what torch took on the GPU."""
-    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+def _memory() -> int:
+    """Peak bytes of this rank, those of its largest child added."""
+    return sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * 1024
+
+
+def _gpu_memory() -> int | None:
+    """Peak bytes that torch took on the GPU; None where it used none."""
     torch = sys.modules.get("torch")
-    on_gpu = torch is not None and torch.cuda.is_initialized()
-    return {
-        "memory": (own + children) * 1024,
-        "gpu_memory": torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
-    }
+    return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else None
 
 
-def _inputs(node: GraphNode, artifacts: Mapping[str, list[str]]) -> dict[str, Any]:
+def _inputs(node: GraphNode, artifacts: Mapping[str, tuple[Path, str]]) -> dict[str, Any]:
     """Each edge's artifact in the type that the edge declares; None or a tuple where the edge says so."""
     inputs: dict[str, Any] = {}
     for name, producers in node_inputs(node, artifacts.__getitem__).items():
         kind = node.op.edges[name].type
         if node.op.edges[name].many:
-            inputs[name] = tuple(kind(Path(path), digest) for path, digest in producers)
+            inputs[name] = tuple(kind(path, digest) for path, digest in producers)
         else:
-            inputs[name] = None if producers is None else kind(Path(producers[0]), producers[1])
+            inputs[name] = None if producers is None else kind(*producers)
     return inputs
 
 
@@ -273,18 +246,18 @@ def _set_flag(stop: threading.Event, number: int, frame: FrameType | None) -> No
     stop.set()
 
 
-def _watch(job: Job, rank: int) -> None:
+def _watch(spec: StageSpec, rank: int) -> None:
     """End this process as soon as the executor, the only writer of the FIFO, is gone, and soon after another rank died.
 
     Python runs signal handlers between two steps of the main thread only, never while it waits in a collective. The
     wake-up descriptor gets the signal's number at once, so that the watching thread learns of it.
     """
-    life_line = os.open(job.life_line, os.O_RDONLY | os.O_NONBLOCK)
+    life_line = os.open(spec.life_line, os.O_RDONLY | os.O_NONBLOCK)
     _end_if_gone(life_line)
     wake_up, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # a child's SIGTERM is not this process's
-    threading.Thread(target=_keep_watch, args=(life_line, wake_up, Path(job.results), rank), daemon=True).start()
+    threading.Thread(target=_keep_watch, args=(life_line, wake_up, spec.results, rank), daemon=True).start()
 
 
 def _keep_watch(life_line: int, wake_up: int, results: Path, rank: int) -> None:
@@ -320,13 +293,17 @@ def _report_error(
     text = "".join(traceback.format_exception(kind, error, _from_the_op_on(trace)))
     expected = issubclass(kind, DflowError)
     message = redact(str(error), secrets) or ("out of memory" if issubclass(kind, MemoryError) else "")
-    shown = [] if expected else redact(text, secrets).splitlines()
-    said = {"class": kind.__name__, "message": message, "names": Failure.of(error).names, "trace": shown, **_used()}
-    if is_full(error):
-        said.update({"class": DiskFull.__name__, "message": full_at(result.parent)})
+    reported = RankError(
+        name=DiskFull.__name__ if is_full(error) else kind.__name__,
+        message=full_at(result.parent) if is_full(error) else message,
+        time=now,
+        lost_connection=_lost_connection(error),
+        names=Failure.of(error).names,
+        trace=() if expected else tuple(redact(text, secrets).splitlines()),
+    )
     try:
         print(f"{kind.__name__}: {message}" if expected else text.rstrip("\n"), file=sys.stderr, flush=True)
-        write_json(result, {"status": "failed", "time": now, "lost_connection": _lost_connection(error), **said})
+        RankResult(status="failed", memory=_memory(), gpu_memory=_gpu_memory(), error=reported).write(result)
     except (OSError, DiskFull):  # not even room to say so
         os._exit(NO_SPACE)
     if "RANK" in os.environ:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from attrs import frozen
@@ -29,7 +29,8 @@ from executor.keys.node_key import KeyParts, changes, node_inputs
 from executor.launchers.failure import TIMEOUT, Failure
 from executor.launchers.forkserver_client import Children
 from executor.launchers.hosts import wait_for_hosts
-from executor.launchers.stage_process import Outcome, StageProcess
+from executor.launchers.stage_contract import StageSpec
+from executor.launchers.stage_process import StageExit, StageProcess
 from executor.planning.cache_hits import SourceRuns, made_meanwhile
 from executor.planning.input_snapshot import Snapshot
 from executor.records.events import final_metrics, read_events
@@ -65,6 +66,21 @@ class Work:
     adopt: bool
 
 
+@frozen(kw_only=True)
+class AttemptResult:
+    """How an attempt ended. log_tail: the last lines of the stage's log.
+
+    outdated: data changed while it ran, or code before, so that what it made is of no key; changes say what, kept where
+    it is.
+    """
+
+    status: Literal["done", "stopped", "failed", "outdated"]
+    failure: Failure | None = None
+    log_tail: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    kept: str = ""
+
+
 class Attempt(threading.Thread):
     """Ends with an outcome; `done` is called with the attempt through `tell`, whatever happened."""
 
@@ -79,7 +95,7 @@ class Attempt(threading.Thread):
     ) -> None:
         super().__init__(daemon=True, name=f"attempt at {work.node.id}")
         self.work = work
-        self.outcome: Outcome | None = None
+        self.result: AttemptResult | None = None
         self.is_timed_out = False
         self._share = share
         self._children = children
@@ -93,15 +109,15 @@ class Attempt(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.outcome = self._outcome()
+            self.result = self._result()
         except StopRequested:
-            self.outcome = Outcome("stopped")
+            self.result = AttemptResult(status="stopped")
         except (DflowError, OSError) as error:
-            self.outcome = Outcome("failed", failure=Failure.of(error))
+            self.result = AttemptResult(status="failed", failure=Failure.of(error))
         finally:
             mistake = sys.exception()
-            if mistake is not None and self.outcome is None:  # threading shows its traceback
-                self.outcome = Outcome("failed", failure=Failure.of_dflow(mistake))
+            if mistake is not None and self.result is None:  # threading shows its traceback
+                self.result = AttemptResult(status="failed", failure=Failure.of_dflow(mistake))
             self._tell(lambda: self._done(self))
 
     def ask_to_stop(self) -> bool:
@@ -143,16 +159,16 @@ class Attempt(threading.Thread):
     def _state(self) -> NodeState:
         return self.work.record.state.nodes[self.work.node.id]
 
-    def _outcome(self) -> Outcome:
+    def _result(self) -> AttemptResult:
         work, state = self.work, self._state
         fail_point("run:lease-taken")
         before = Snapshot.of(work.store, work.graph, work.node.id)
         changed = changes(work.node.id, work.parts.to_json(), before.parts.to_json()) or _written(before.torn)
         if changed:
-            return Outcome("outdated", changes=tuple(changed))
+            return AttemptResult(status="outdated", changes=tuple(changed))
         work.lease.wait_for_ranks()
         if self._is_finished():
-            return Outcome("done")
+            return AttemptResult(status="done")
         wait_for_hosts(work.lease.folder)
         is_anew = self._is_anew()
         if work.adopt and not is_anew:
@@ -172,13 +188,15 @@ class Attempt(threading.Thread):
         work.record.event(work.node.id, "state", state="running", cache=state.cache, key=work.key)
         self._tell(lambda: self._display.changed(work.node.id))
         fail_point("run:emptied")
-        outcome = self._run_stage()
+        ended = self._run_stage()
         state.ended, state.seconds = time.time(), time.monotonic() - self._stage_began
         state.metrics = final_metrics(work.record.events_path, work.node.id, began)
-        state.memory, state.gpu_memory = outcome.memory, outcome.gpu_memory
-        return self._committed(outcome, before) if outcome.status == "done" else outcome
+        state.memory, state.gpu_memory = ended.memory, ended.gpu_memory
+        if ended.status == "done":
+            return self._committed(ended, before)
+        return AttemptResult(status=ended.status, failure=ended.failure, log_tail=ended.log_tail)
 
-    def _committed(self, outcome: Outcome, before: Snapshot) -> Outcome:
+    def _committed(self, ended: StageExit, before: Snapshot) -> AttemptResult:
         """Commit what the stage made, unless it may have read other data than its key says.
 
         A file that was written and holds the same now may have held something else in between. That is unlikely: it
@@ -191,21 +209,21 @@ class Attempt(threading.Thread):
             kept = str(work.lease.set_aside()) if resumable else ""
             if not resumable:
                 work.lease.remove()
-            return attrs.evolve(outcome, status="outdated", changes=tuple(changed), kept=kept)
+            return AttemptResult(status="outdated", changes=tuple(changed), kept=kept)
         for file in meanwhile.written:
             text = f"{file} was written while the stage ran; its content is the same now"
             self._tell(partial(self._note, f"{WARNING}{text}"))
-        for file in before.unseen(outcome.loaded):
+        for file in before.unseen(ended.loaded):
             text = f"not part of the key: {file}, which the op finds at run time only; name it in its chosen_code()"
             self._tell(partial(self._note, f"{WARNING}{text}"))
         fail_point("run:commit-begin")
-        self._commit(outcome)
+        self._commit(ended.device)
         fail_point("run:committed")
-        return outcome
+        return AttemptResult(status="done")
 
     @property
     def _sources(self) -> Path:
-        return self.work.lease.folder / f"code-{self.work.lease.attempt}.json"
+        return self.work.lease.path("code", ".json")
 
     def _is_finished(self) -> bool:
         """Whether the holder before was cut off after its stage had ended, so that only the commit was left to do."""
@@ -221,42 +239,55 @@ class Attempt(threading.Thread):
             work.record.save_node(node_id)
         return True
 
-    def _run_stage(self) -> Outcome:
+    def _run_stage(self) -> StageExit:
         work = self.work
         self._stage_began = time.monotonic()
         with self._lock:
             if self._is_asked:
-                return Outcome("stopped")
+                return StageExit("stopped")
             self._stage = stage = StageProcess(
                 self._children,
                 work.lease,
+                self._spec(),
                 work.node.launch,
                 self._share,
                 work.record.log_path(work.node.id),
-                secrets=secret_values(work.node.config),
-                node=work.node.id,
-                told=node_to_json(work.graph, work.node.id),
-                path=search_path(work.graph.op_files),
-                code=str(self._sources),
-                artifacts={
-                    parent: [str(work.store.object_path(digest)), digest] for parent, digest in work.digests.items()
-                },
-                events=str(work.record.events_path),
-                figures=str(work.record.folder / "figures" / work.node.id),
-                attempt=self._state.attempt,
+                secret_values(work.node.config),
             )
         fail_point("stage:started")
-        outcome = stage.wait()
+        ended = stage.wait()
         with self._lock:
             self._stage = None  # from now on there is nobody to be asked, and soon no folder to ask in
         fail_point("stage:ended")
         self._tell(lambda: self._show(stage))
-        if self.is_timed_out and outcome.status != "done":
+        if self.is_timed_out and ended.status != "done":
             seconds = f"{work.node.launch.timeout:g}"
             text = f"TimeoutError: the attempt took longer than launch.timeout = {seconds} s"
             failure = Failure(text, (TIMEOUT, TimeoutError.__name__))
-            return attrs.evolve(outcome, status="failed", failure=failure, log_tail=stage.tail())
-        return outcome
+            return attrs.evolve(ended, status="failed", failure=failure, log_tail=stage.tail())
+        return ended
+
+    def _spec(self) -> StageSpec:
+        work, lease, launch = self.work, self.work.lease, self.work.node.launch
+        return StageSpec(
+            node=work.node.id,
+            node_json=node_to_json(work.graph, work.node.id),
+            search_path=tuple(search_path(work.graph.op_files)),
+            sources=self._sources,
+            artifacts={parent: (work.store.object_path(digest), digest) for parent, digest in work.digests.items()},
+            folder=lease.folder,
+            token=lease.token,
+            lease_id=lease.id,
+            out_dir=lease.out_dir,
+            work_dir=lease.work_dir,
+            life_line=lease.path("alive"),
+            results=lease.path("results"),
+            events=work.record.events_path,
+            figures=work.record.folder / "figures" / work.node.id,
+            attempt=self._state.attempt,
+            device=launch.device,
+            sp_degree=launch.sp_degree,
+        )
 
     def _show(self, stage: StageProcess) -> None:
         """Only called by the loop's thread."""
@@ -307,13 +338,13 @@ class Attempt(threading.Thread):
             append_lines(record.events_path, earlier)
             self._state.attempt = earlier[-1]["attempt"]
 
-    def _commit(self, outcome: Outcome) -> None:
+    def _commit(self, device: str) -> None:
         """Make the artifact. Raises StageError, StoreError or OSError where there is none to be had."""
         work, node, state = self.work, self.work.node, self._state
         earlier = work.store.index(work.key)
         config = {name: getattr(node.config, name) for name in node.op.fields}
         layout = {name: getattr(node.launch, name) for name in LAYOUT}
-        launch = {**layout, "threads": self._share.threads, "device": outcome.device}
+        launch = {**layout, "threads": self._share.threads, "device": device}
         neutral = {name: config[name] for name, spec in node.op.fields.items() if spec.neutral}
         manifest = {
             "format": 1,

@@ -315,20 +315,20 @@ class Runner:
 
     def _ended(self, attempt: Attempt) -> None:
         """Put down how an attempt ended."""
-        node_id, outcome = attempt.work.node.id, attempt.outcome
-        assert outcome is not None
-        if outcome.failure is not None:
-            if not self._is_ending and self._tries_again(node_id, outcome.failure):
+        node_id, result = attempt.work.node.id, attempt.result
+        assert result is not None
+        if result.failure is not None:
+            if not self._is_ending and self._tries_again(node_id, result.failure):
                 return
-            self._fail(node_id, outcome.failure, outcome.log_tail)
+            self._fail(node_id, result.failure, result.log_tail)
             return
-        if outcome.status == "outdated" and not self._is_ending:
-            self._run_newest(node_id, outcome.changes, outcome.kept)
+        if result.status == "outdated" and not self._is_ending:
+            self._run_newest(node_id, result.changes, result.kept)
             return
         state = self._state(node_id)
-        state.state, state.error = STATE_AFTER[outcome.status], None
+        state.state, state.error = STATE_AFTER[result.status], None
         self._record.save_node(node_id)
-        if outcome.status == "done":
+        if result.status == "done":
             fail_point("run:recorded")
             assert state.digest is not None
             self._digests[node_id] = state.digest

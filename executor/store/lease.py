@@ -59,16 +59,15 @@ class Lease:
 
     @property
     def out_dir(self) -> Path:
-        return self.folder / f"out-{self.attempt}"
+        return self.path("out")
 
     @property
     def work_dir(self) -> Path:
         return self.folder / "state"
 
-    @property
-    def attempt(self) -> str:
-        """Names the files of one attempt."""
-        return f"{self.token}-{self.id[:8]}"
+    def path(self, kind: str, suffix: str = "") -> Path:
+        """A file or folder in the work folder that belongs to this attempt only."""
+        return self.folder / f"{kind}-{self.token}-{self.id[:8]}{suffix}"
 
     def try_acquire(self) -> bool:
         """Whether nobody held the lease, so that it is this one's now.

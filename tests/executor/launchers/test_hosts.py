@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from host_ops import SOON, hosts_toy, ranks
+from stage_specs import stage_spec
 from toy_ops import is_alive, wait_for
 
 from dsl.errors import StageError
@@ -21,6 +22,7 @@ from executor.launchers.forkserver_client import Child
 from executor.launchers.host_folder import Beat, HostFolder, Offer, Pulse
 from executor.launchers.hosts import SeveralHosts, endpoint_of, wait_for_hosts
 from executor.launchers.joining import Member, Offers, joined
+from executor.launchers.stage_contract import RankExit
 from executor.store.lease import Lease
 from executor.system.jsonlines import write_json
 
@@ -178,24 +180,9 @@ def folder(tmp_path):
     lease = Lease(tmp_path / "work" / "key", "run")
     assert lease.try_acquire()
     lease.empty(keep_state=False)
-    meeting = HostFolder(lease.folder / f"hosts-{lease.attempt}")
+    meeting = HostFolder(lease.path("hosts"))
     meeting.path.mkdir()
-    names = (
-        "node",
-        "told",
-        "path",
-        "code",
-        "artifacts",
-        "out_dir",
-        "work_dir",
-        "life_line",
-        "results",
-        "events",
-        "figures",
-        "attempt",
-    )
-    job = {**dict.fromkeys((*names, "device", "sp_degree"), ""), "token": lease.token, "lease_id": lease.id}
-    write_json(tmp_path / "job.json", {**job, "folder": str(lease.folder)})
+    stage_spec(tmp_path, folder=lease.folder, token=lease.token, lease_id=lease.id).write(tmp_path / "job.json")
     yield meeting
     lease.release()
 
@@ -373,7 +360,6 @@ def test_the_address_where_the_hosts_meet_is_this_machines_and_free():
 
 
 def test_a_rank_is_named_with_its_host():
-    seen = [{"rank": 3, "code": -9, "time": 9}]
-    cause = cause_of([None] * 4, seen, ["a", "a", "b", "b"])
+    cause = cause_of([None] * 4, [RankExit(3, -9, 9.0)], ["a", "a", "b", "b"])
     assert cause.text.startswith("rank 3 on b was killed (signal 9)")
     assert cause.rank == 3

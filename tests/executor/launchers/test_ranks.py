@@ -44,17 +44,15 @@ def test_a_rank_that_ignores_being_asked_to_end_is_killed_a_while_later(wake, mo
     deaf = shell(0, 'trap "" TERM; READY; while true; do sleep 0.05; done')
     broken = shell(1, "READY; exit 3")
     ended = Watch([deaf, broken], wake[0]).until_all_ended()
-    assert [(1, 3), (0, -signal.SIGKILL)] == [(end["rank"], end["code"]) for end in ended]
-    assert 0.5 <= ended[1]["time"] - ended[0]["time"] < 30
+    assert [(1, 3), (0, -signal.SIGKILL)] == [(end.rank, end.code) for end in ended]
+    assert 0.5 <= ended[1].time - ended[0].time < 30
     assert [b"", b""] == [rest(deaf), rest(broken)]
 
 
 def test_the_others_are_asked_to_end_as_soon_as_one_has_failed(wake):
     other = shell(0, 'trap "echo asked; exit 0" TERM; READY; while true; do sleep 0.05; done')
     broken = shell(1, "READY; kill -SEGV $$")
-    assert [(1, -signal.SIGSEGV)] == [
-        (end["rank"], end["code"]) for end in Watch([other, broken], wake[0]).until_all_ended()
-    ]
+    assert [(1, -signal.SIGSEGV)] == [(end.rank, end.code) for end in Watch([other, broken], wake[0]).until_all_ended()]
     assert (b"asked\n", b"") == (rest(other), rest(broken))
 
 
@@ -81,7 +79,7 @@ def test_a_rank_that_the_kernel_lets_end_late_is_killed_once_and_waited_for_with
     deaf = shell(0, "READY; sleep 100")
     os.write(wake[1], bytes([signal.SIGTERM]))
     begin = time.thread_time()
-    assert [(0, -signal.SIGKILL)] == [(end["rank"], end["code"]) for end in Watch([deaf], wake[0]).until_all_ended()]
+    assert [(0, -signal.SIGKILL)] == [(end.rank, end.code) for end in Watch([deaf], wake[0]).until_all_ended()]
     assert time.thread_time() - begin < 0.2
     assert ([signal.SIGTERM, signal.SIGKILL], b"") == (sent, rest(deaf))
 

@@ -4,11 +4,12 @@ import os
 import threading
 
 import pytest
+from stage_specs import stage_spec
 
 from dsl.launch import Launch
 from executor.launchers import worker
 from executor.launchers.stage_process import stage_environment
-from executor.launchers.worker import Job, WorkerStage
+from executor.launchers.worker import WorkerStage
 from executor.system.jsonlines import read_lines
 from executor.system.resource_pool import threads_of
 
@@ -16,13 +17,8 @@ from executor.system.resource_pool import threads_of
 @pytest.fixture
 def make_stage(tmp_path):
     def make(rank=0, attempt=1):
-        job = Job(
-            told={}, path=[], code="", node="n", artifacts={}, folder="", token=1, lease_id="", out_dir="", work_dir="",
-            life_line="", results="",
-            events=str(tmp_path / "events.jsonl"), figures=str(tmp_path / "figures"), attempt=attempt, device="auto",
-            sp_degree=2,
-        )  # fmt: skip
-        return WorkerStage({}, tmp_path, tmp_path, rank, 2, 2, "cpu", job, threading.Event())
+        spec = stage_spec(tmp_path, events=tmp_path / "events.jsonl", figures=tmp_path / "figures", attempt=attempt)
+        return WorkerStage({}, tmp_path, tmp_path, rank, 2, 2, "cpu", spec, threading.Event())
 
     return make
 

@@ -7,6 +7,7 @@ import pytest
 from toy_ops import Toy
 
 from executor.launchers.failure import cause_of, only_taken_along
+from executor.launchers.stage_contract import RankError, RankExit, RankResult
 from executor.launchers.worker import _lost_connection
 
 # Declaration and run function are two files, since a run loads the declarations without torch.
@@ -121,10 +122,12 @@ def test_the_error_of_a_rank_that_was_taken_along_stays_in_the_log(runs):
 
 
 def failed(time, message, lost_connection=False, name="DataError"):
-    return {"status": "failed", "time": time, "lost_connection": lost_connection, "class": name, "message": message}
+    error = RankError(name=name, message=message, time=time, lost_connection=lost_connection)
+    return RankResult(status="failed", error=error)
 
 
-DONE = {"status": "done", "device": "cpu"}
+DONE = RankResult(status="done")
+STOPPED = RankResult(status="stopped")
 LOST = "Connection closed by peer"
 
 
@@ -143,20 +146,19 @@ LOST = "Connection closed by peer"
         ([DONE, None], [(1, 3, 9)], "rank 1 ended with exit code 3 and without a result"),
         ([DONE, None], [], None),
         ([None, DONE], [(1, -9, 9)], KILLED),
-        ([None, {"status": "stopped"}], [(1, -9, 9), (0, -15, 9)], KILLED),
-        ([{"status": "stopped"}, {"status": "stopped"}], [(0, 75, 9), (1, 75, 9)], None),
-        ([{"status": "stopped"}, None], [], None),
+        ([None, STOPPED], [(1, -9, 9), (0, -15, 9)], KILLED),
+        ([STOPPED, STOPPED], [(0, 75, 9), (1, 75, 9)], None),
+        ([STOPPED, None], [], None),
     ],
 )  # fmt: skip
 def test_the_rank_that_failed_first_is_the_cause_and_lost_connections_come_last(results, exits, expected):
-    seen = [{"rank": rank, "code": code, "time": time} for rank, code, time in exits]
-    cause = cause_of(results, seen)
+    cause = cause_of(results, [RankExit(*seen) for seen in exits])
     assert expected == (cause and cause.text)
 
 
 def test_a_stop_that_tears_connections_down_is_no_failure():
-    assert only_taken_along([{"status": "stopped"}, failed(7.0, LOST, True)])
-    assert not only_taken_along([{"status": "stopped"}, failed(7.0, "a")])
+    assert only_taken_along([STOPPED, failed(7.0, LOST, True)])
+    assert not only_taken_along([STOPPED, failed(7.0, "a")])
 
 
 def test_a_lost_connection_is_known_by_its_library_and_not_by_its_words():

@@ -28,11 +28,11 @@ launch = {{ cpus = 1 }}
 """
 DOES = {
     "name": 'Path(os.fsdecode(os.fsencode(stage.out_dir) + b"/\\xff.bin")).write_text("x")',
-    "result": 'stage.out_dir.joinpath("x").touch(); Path(stage._job.results, "0.json").write_text("{"); os._exit(1)',
-    "half": 'Path(stage._job.results, "0.json").write_text(\'{"status": "failed"}\'); os._exit(1)',
+    "result": 'stage.out_dir.joinpath("x").touch(); Path(stage._spec.results, "0.json").write_text("{"); os._exit(1)',
+    "half": 'Path(stage._spec.results, "0.json").write_text(\'{"status": "failed"}\'); os._exit(1)',
     "surrogate": 'raise DataError("bad \\ud800 surrogate")',
     "escape": 'print("\\x1b[2Jcleared"); raise DataError("bad \\x1b[2J")',
-    "events": 'Path(stage._job.events).open("a").write(\'{}\\n{"kind": "metric", "node": "a", "time": 1}\\n\')',
+    "events": 'Path(stage._spec.events).open("a").write(\'{}\\n{"kind": "metric", "node": "a", "time": 1}\\n\')',
     "wait": """
         while not Path("removed").exists():
             time.sleep(0.01)
@@ -94,10 +94,10 @@ def test_a_mistake_of_dflow_at_one_node_fails_it_and_the_others_go_on(tmp_path):
     broken = """
 import executor.scheduler.attempt
 
-def begun(self, before=executor.scheduler.attempt.Attempt._outcome):
+def begun(self, before=executor.scheduler.attempt.Attempt._result):
     return {}["no such thing"] if self.work.node.id == "a" else before(self)
 
-executor.scheduler.attempt.Attempt._outcome = begun
+executor.scheduler.attempt.Attempt._result = begun
 """
     process = toy.start("run", str(toy.file), "--keep-going", program=broken + UNTRACKED)
     _, errors = process.communicate(timeout=300)

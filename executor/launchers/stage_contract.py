@@ -1,0 +1,120 @@
+"""What passes between the executor and the processes of a stage, as files in the work folder.
+
+job-<attempt>.json                  StageSpec: what every rank is to do
+results-<attempt>/<rank>.json       RankResult: how that rank ended, as it reports itself
+results-<attempt>/exits-<host>.json a list of RankExit: ranks that ended badly, as their parent saw it
+results-<attempt>/stop              the executor asks the stage to stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from attrs import frozen
+from cattrs import Converter
+from cattrs.errors import BaseValidationError
+
+from executor.system.jsonlines import read_json, write_json
+
+STOP_ASKED = "stop"
+T = TypeVar("T")
+_JSON = Converter(forbid_extra_keys=True)
+
+
+@frozen(kw_only=True)
+class StageSpec:
+    """What the executor tells a stage. Paths are absolute.
+
+    node_json: the node as `dsl.graph_json` writes it. search_path: the folders in which modules are looked for.
+    sources: a file with the source code that the key was made of. artifacts: path and digest by node id.
+    attempt: of the node in this run, from 1 on; token and lease_id: of the lease that the stage works under.
+    """
+
+    node: str
+    node_json: Mapping[str, Any]
+    search_path: tuple[str, ...]
+    sources: Path
+    artifacts: Mapping[str, tuple[Path, str]]
+    folder: Path
+    token: int
+    lease_id: str
+    out_dir: Path
+    work_dir: Path
+    life_line: Path
+    results: Path
+    events: Path
+    figures: Path
+    attempt: int
+    device: str
+    sp_degree: int
+
+    @classmethod
+    def read(cls, path: Path) -> StageSpec | None:
+        """None where the file is not there: a later attempt cleared the folder."""
+        data = read_json(path)
+        return None if data is None else _JSON.structure(data, cls)
+
+    def write(self, path: Path) -> None:
+        write_json(path, _JSON.unstructure(self))
+
+
+@frozen(kw_only=True)
+class RankError:
+    """What a rank failed of. time: seconds since 1970. names: qualified names of the error's class and of its bases.
+    trace: the lines of the traceback, none where dflow raised the error on purpose.
+    """
+
+    name: str
+    message: str
+    time: float
+    lost_connection: bool = False
+    names: tuple[str, ...] = ()
+    trace: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class RankResult:
+    """How a rank ended. memory, gpu_memory: peak bytes. loaded: the files of the user's modules that it imported."""
+
+    status: Literal["done", "stopped", "failed"]
+    device: str = "cpu"
+    loaded: tuple[str, ...] = ()
+    memory: int | None = None
+    gpu_memory: int | None = None
+    error: RankError | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> RankResult | None:
+        """None where the rank reported nothing, or the op wrote something else there."""
+        try:
+            data = read_json(path)
+            result = None if data is None else _JSON.structure(data, cls)
+        except (ValueError, BaseValidationError):
+            return None
+        return None if result is not None and result.status == "failed" and result.error is None else result
+
+    def write(self, path: Path) -> None:
+        """Raises OSError or DiskFull."""
+        write_json(path, _JSON.unstructure(self))
+
+
+@frozen
+class RankExit:
+    """A rank that ended badly. code: its exit code, or minus the signal's number; time: when its parent saw it, seconds
+    since 1970.
+    """
+
+    rank: int
+    code: int
+    time: float
+
+
+def read_exits(path: Path) -> list[RankExit]:
+    """Of one host; none where its parent noted none."""
+    return _JSON.structure(read_json(path) or [], list[RankExit])
+
+
+def write_exits(path: Path, exits: list[RankExit]) -> None:
+    write_json(path, _JSON.unstructure(exits))
