@@ -10,8 +10,8 @@ from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_overrides, add_store
 from executor.commands.explain import no_such_node
 from executor.explain.accept import accept, acceptable
-from executor.explain.reasons_text import module_file
-from executor.keys.code_diff import told
+from executor.explain.explanation import module_file
+from executor.keys.code_diff import code_text
 from executor.keys.node_key import code_roots
 from executor.planning.session import make_planner
 from executor.records.run_record import Record
@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
     roots = code_roots(graph)
     made = f"{shown_digest(offer.line.digest)} was made by run {offer.line.run}"
     print_lines(f"{offer.node}: {made}; since then its code changed:")
-    print_lines("\n".join(f"  {line}" for line in told(offer.changes, lambda module: module_file(module, roots))))
+    print_lines("\n".join(f"  {line}" for line in code_text(offer.changes, lambda module: module_file(module, roots))))
     if not options.yes and not _asked("Is the artifact still right with this code? [y/N] "):
         print_lines("nothing was accepted")
         return FAILED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_json, add_store
-from executor.explain.run_diff import compare_with_copies
+from executor.explain.run_diff import compare_runs
 from executor.explain.run_diff_text import runs_text
 from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store, store_path
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
     first, second = _two(store.records, options.first, options.second)
-    found = compare_with_copies(store, first, second)
+    found = compare_runs(store, first, second)
     if options.json:
         nodes = [node.to_json() for node in found.nodes]
         combinations = [combination.to_json() for combination in found.combinations]

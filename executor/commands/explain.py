@@ -8,8 +8,7 @@ from dsl.errors import Mistake, PipelineError, known_nodes
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_store, add_sweeps
-from executor.explain.reasons import explain
-from executor.explain.reasons_text import explanation_text
+from executor.explain.explanation import explain, explanation_text
 from executor.keys.node_key import code_roots
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store, store_path

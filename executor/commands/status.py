@@ -9,7 +9,7 @@ from typing import Any
 from dsl.errors import DflowError
 from dsl.graph import Graph
 from executor.commands.arguments import add_json, add_run, add_store
-from executor.explain.reasons_text import accepted_text
+from executor.explain.explanation import accepted_text
 from executor.records.graph_file import written_nodes
 from executor.records.run_list import running_runs
 from executor.records.run_record import NodeState, Record, find_record, mlflow_ids

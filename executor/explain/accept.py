@@ -12,9 +12,9 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import ConfigError, StoreError
-from executor.explain.reasons import changed_code, maker_of, value_changes
-from executor.explain.reasons_text import accepted_text, value_text
+from executor.explain.explanation import accepted_text, changed_code, maker_of
 from executor.keys.code_diff import CodeChange
+from executor.keys.differences import difference_text, differences
 from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
 from executor.planning.planner import Planner
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
@@ -62,8 +62,9 @@ def acceptable(store: Store, planner: Planner, node_id: str) -> Acceptable:
     old_key, line, code = found
     damages = check(store, [line.digest])
     if damages:
-        told = "; ".join(map(str, damages))
-        raise StoreError(f'the artifact of node "{node_id}" is damaged ({told}); it has to run again')
+        raise StoreError(
+            f'the artifact of node "{node_id}" is damaged ({"; ".join(map(str, damages))}); it has to run again'
+        )
     changes = changed_code(store, planner.graph, node_id, code)
     return Acceptable(node_id, decision.key, old_key, line, without_code, changes)
 
@@ -151,16 +152,16 @@ def _why_nothing(planner: Planner, node_id: str, inputs: Mapping[str, Any]) -> s
     previous = planner.previous.get(node_id)
     if previous is None or previous.digest is None:
         return f'node "{node_id}" was never finished: there is no artifact to accept'
-    values = value_changes(previous.parts, planner.parts[node_id].to_json())
-    told = [value_text(node_id, change) for change in values]
-    told += [
+    found = differences(previous.parts, planner.parts[node_id])
+    others = [difference_text(node_id, each) for each in found if each.kind != "code"]
+    others += [
         f"input changed: {parent}"
         for parent, digest in previous.input_digests.items()
         if digest not in _digests(inputs)
     ]
-    if not told:
+    if not others:
         return f'no finished artifact of node "{node_id}" differs by code alone: it was removed, or its inputs differ'
-    return f'node "{node_id}" differs by more than its code, which alone can be accepted: {"; ".join(told)}'
+    return f'node "{node_id}" differs by more than its code, which alone can be accepted: {"; ".join(others)}'
 
 
 def _digests(inputs: Mapping[str, Any]) -> set[str]:

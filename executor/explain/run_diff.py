@@ -6,17 +6,16 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
-from executor.explain.reasons import ABSENT, ValueChange, value_changes
-from executor.explain.run_parts import Part, combination_parts, templates_of, whole
 from executor.keys.code_archive import kept_text
 from executor.keys.code_diff import CodeChange, code_changes
-from executor.keys.node_key import differing
+from executor.keys.differences import ABSENT, Difference, Kind, differences, value_differences
 from executor.planning.history import Earlier, previous_in
 from executor.planning.planner import Previous
 from executor.records.graph_file import written_nodes
 from executor.records.run_record import NodeState, Record
+from executor.results.combinations import Choice, whole_choices
 from executor.store.artifact_store import Store
 from executor.system.output import finite
 
@@ -53,7 +52,7 @@ class NodeDiff:
     node: str
     where: Where
     digests: tuple[str | None, str | None]
-    values: tuple[ValueChange, ...] = ()
+    values: tuple[Difference, ...] = ()
     code: tuple[CodeChange, ...] = ()
     inputs: tuple[str, ...] = ()
     metrics: tuple[MetricPair, ...] = ()
@@ -63,13 +62,25 @@ class NodeDiff:
     @property
     def is_same(self) -> bool:
         """Whether nothing but measured figures differs."""
-        told = self.values or self.code or self.inputs or self.unknown
-        return self.where == "both" and None not in self.digests and len(set(self.digests)) == 1 and not told
+        found = self.values or self.code or self.inputs or self.unknown
+        return self.where == "both" and None not in self.digests and len(set(self.digests)) == 1 and not found
+
+    def status(self, first: str = "the first", second: str = "the second") -> str:
+        """One phrase; first, second: what the runs are called."""
+        if self.where != "both":
+            origin = f", a copy of {self.copy_of}" if self.copy_of else ""
+            return f"only in {first if self.where == 'first' else second}{origin}"
+        lacking = [name for name, digest in zip((first, second), self.digests, strict=True) if digest is None]
+        if lacking:
+            return f"not finished in {' and '.join(lacking)}"
+        if self.digests[0] != self.digests[1]:
+            return "another artifact"
+        return "the same" if self.is_same else "the same artifact"
 
     def to_json(self) -> dict[str, Any]:
         """null for what is not finite, since JSON has no such number; "same" tells whether a metric is."""
         metrics = [{**attrs.asdict(pair), "difference": pair.difference, "same": pair.is_same} for pair in self.metrics]
-        told = {
+        found = {
             "node": self.node,
             "in": self.where,
             "digests": list(self.digests),
@@ -80,7 +91,7 @@ class NodeDiff:
             "unknown": list(self.unknown),
             "copy_of": self.copy_of or None,
         }
-        return {name: finite(value) for name, value in told.items()}
+        return {name: finite(value) for name, value in found.items()}
 
 
 @frozen
@@ -106,11 +117,11 @@ class RunsDiff:
     swept: Where = "both"
 
 
-def compare_with_copies(store: Store, first: Record, second: Record) -> RunsDiff:
-    """Where one of them alone has copies, each is compared with what it is a copy of; else ids with the same ids."""
+def compare_runs(store: Store, first: Record, second: Record) -> RunsDiff:
+    """Node by node by their ids. Where only one of both has copies, each is compared with the node it is a copy of."""
     parts = (combination_parts(first), combination_parts(second))
     if all(parts) or not any(parts):
-        return RunsDiff(compare_runs(store, first, second))
+        return RunsDiff(compare_parts(store, whole(first), whole(second)))
     is_second = bool(parts[1])
     copies = templates_of(second if is_second else first)
     names = {*copies, *copies.values()}
@@ -123,16 +134,59 @@ def compare_with_copies(store: Store, first: Record, second: Record) -> RunsDiff
     return RunsDiff(compared(plain.without(names), swept.without(names)), found, "second" if is_second else "first")
 
 
-def compare_runs(store: Store, first: Record, second: Record) -> list[NodeDiff]:
-    """All nodes of both by their ids, see `compare_parts`."""
-    return compare_parts(store, whole(first), whole(second))
-
-
 def compare_parts(store: Store, first: Part, second: Part) -> list[NodeDiff]:
     """All nodes of both, in the order of the second; those that only the first has stand last."""
     sides = (_Side(store, first), _Side(store, second))
     names = dict.fromkeys([*second.nodes, *first.nodes])
     return [_node(store, node_id, *sides) for node_id in names]
+
+
+@frozen
+class Part:
+    """Some nodes of a run. nodes: by the names under which they are compared, the ids that they have in the run.
+
+    values: of a combination, by group what was chosen.
+    """
+
+    record: Record
+    nodes: Mapping[str, str]
+    values: Mapping[str, str] = field(factory=dict)
+
+    def only(self, names: Container[str]) -> Part:
+        return attrs.evolve(self, nodes={name: own for name, own in self.nodes.items() if name in names})
+
+    def without(self, names: Container[str]) -> Part:
+        return attrs.evolve(self, nodes={name: own for name, own in self.nodes.items() if name not in names})
+
+
+def whole(record: Record) -> Part:
+    """All nodes under their own ids."""
+    return Part(record, {node_id: node_id for node_id in record.state.nodes})
+
+
+def templates_of(record: Record) -> dict[str, str]:
+    """By its id, what each copy of a sweep or of for_each is a copy of. The ops are not asked."""
+    written = written_nodes(record.folder)
+    return {
+        node_id: written[node_id]["copy"]["template"]
+        for node_id in record.state.nodes
+        if "copy" in written.get(node_id, {})
+    }
+
+
+def combination_parts(record: Record) -> list[Part]:
+    """The copies of each combination, in the order of the variants; none where nothing was copied."""
+    written = written_nodes(record.folder)
+    templates = templates_of(record)
+    chosen = {node_id: frozenset(written[node_id]["copy"]["values"].items()) for node_id in templates}
+    owners = whole_choices(chosen.values())
+    nodes: dict[Choice, dict[str, str]] = {one: {} for one, wholes in owners.items() if one in wholes}
+    values: dict[Choice, dict[str, str]] = {one: {} for one in nodes}
+    for node_id, one in chosen.items():
+        for combination in owners[one]:
+            nodes[combination][templates[node_id]] = node_id
+            values[combination] |= written[node_id]["copy"]["values"]
+    return [Part(record, nodes[one], values[one]) for one in nodes]
 
 
 class _Side:
@@ -176,51 +230,31 @@ class _Side:
 
 def _node(store: Store, node_id: str, first: _Side, second: _Side) -> NodeDiff:
     one, other = first.nodes.get(node_id), second.nodes.get(node_id)
+    digests = (one.digest if one is not None else None, other.digest if other is not None else None)
+    diff = NodeDiff(node_id, "both", digests, metrics=_metrics(one, other))
     if one is None:
-        values = tuple(ValueChange("value", name, ABSENT, value) for name, value in second.config(node_id).items())
-        return _alone(node_id, "second", second.copy_of(node_id), one, other, values)
+        values = [Difference("value", name, ABSENT, value) for name, value in second.config(node_id).items()]
+        return attrs.evolve(diff, where="second", values=tuple(values), copy_of=second.copy_of(node_id))
     if other is None:
-        values = tuple(ValueChange("value", name, value, ABSENT) for name, value in first.config(node_id).items())
-        return _alone(node_id, "first", first.copy_of(node_id), one, other, values)
+        values = [Difference("value", name, value, ABSENT) for name, value in first.config(node_id).items()]
+        return attrs.evolve(diff, where="first", values=tuple(values), copy_of=first.copy_of(node_id))
     old, new = first.inputs(node_id), second.inputs(node_id)
-    diff = NodeDiff(
-        node_id,
-        "both",
-        _digests(one, other),
-        inputs=tuple(parent for parent, digest in new.items() if old.get(parent, digest) != digest),
-        metrics=_metrics(one, other),
-    )
+    inputs = tuple(parent for parent, digest in new.items() if old.get(parent, digest) != digest)
     before, after = first.previous(node_id), second.previous(node_id)
     if before is None or after is None:
         sides: tuple[tuple[Where, Previous | None], ...] = (("first", before), ("second", after))
         unknown = tuple(which for which, previous in sides if previous is None)
-        return attrs.evolve(diff, values=_settings("value", node_id, first, second, ()), unknown=unknown)
-    parts = (before.parts, after.parts)
-    known = {name for each in parts for kind in ("config", "external") for name in each[kind]}
-    values = (*value_changes(*parts), *_settings("setting", node_id, first, second, known))
-    code = code_changes(before.parts["code"], after.parts["code"], lambda place, hash: kept_text(store.path, hash))
-    return attrs.evolve(diff, values=values, code=tuple(code))
+        return attrs.evolve(diff, inputs=inputs, values=_settings("value", node_id, first, second, ()), unknown=unknown)
+    keyed = {name for each in (before.parts, after.parts) for name in (*each.config, *each.external)}
+    values = [each for each in differences(before.parts, after.parts) if each.kind != "code"]
+    code = code_changes(before.parts.code, after.parts.code, lambda place, hash: kept_text(store.path, hash))
+    values += _settings("setting", node_id, first, second, keyed)
+    return attrs.evolve(diff, inputs=inputs, values=tuple(values), code=tuple(code))
 
 
-def _alone(
-    node_id: str,
-    where: Where,
-    copy_of: str,
-    one: NodeState | None,
-    other: NodeState | None,
-    values: tuple[ValueChange, ...],
-) -> NodeDiff:
-    return NodeDiff(node_id, where, _digests(one, other), values, metrics=_metrics(one, other), copy_of=copy_of)
-
-
-def _settings(kind: str, node_id: str, first: _Side, second: _Side, known: Container[str]) -> tuple[ValueChange, ...]:
-    """Of the values that are not known by the key parts, those that differ."""
-    old, new = first.settings(node_id, known), second.settings(node_id, known)
-    return tuple(ValueChange(kind, name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in differing(old, new))
-
-
-def _digests(one: NodeState | None, other: NodeState | None) -> tuple[str | None, str | None]:
-    return one.digest if one is not None else None, other.digest if other is not None else None
+def _settings(kind: Kind, node_id: str, first: _Side, second: _Side, keyed: Container[str]) -> tuple[Difference, ...]:
+    """Of the values that are not among those of the key parts, those that differ."""
+    return tuple(value_differences(kind, first.settings(node_id, keyed), second.settings(node_id, keyed)))
 
 
 def _reference(value: Any, shown: Mapping[str, str]) -> Any:

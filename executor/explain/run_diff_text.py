@@ -6,13 +6,12 @@ import json
 import textwrap
 from collections.abc import Sequence
 
-from executor.explain.reasons_text import moment, value_text
 from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff
-from executor.keys.code_diff import told
+from executor.keys.code_diff import code_text
+from executor.keys.differences import DIGEST_SHOWN, difference_text
 from executor.records.run_record import Record
-from executor.system.output import counted
+from executor.system.output import counted, moment
 
-WHERE = {"first": "only in the first", "second": "only in the second"}
 WIDTH = 100
 MOST_COMBINATIONS = 16
 
@@ -47,10 +46,10 @@ def _swept(found: RunsDiff) -> str:
     for combination in found.combinations:
         for group, value in combination.values.items():
             values.setdefault(group, {})[value] = None
-    told = "\n".join(f"  {group}: {', '.join(each)}" for group, each in values.items())
+    lines = "\n".join(f"  {group}: {', '.join(each)}" for group, each in values.items())
     count = counted(len(found.combinations), "combination")
     head = f"The {found.swept} is a sweep of {count}; each copy of a node is compared with that node of the {other}:"
-    return f"{head}\n{told}"
+    return f"{head}\n{lines}"
 
 
 def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
@@ -70,45 +69,28 @@ def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
 
 
 def _row(node: NodeDiff) -> tuple[str, ...]:
-    digests = [(digest or "-")[:12] for digest in node.digests]
-    if node.where != "both":
-        return (node.node, *digests, _where(node))
-    if None in node.digests:
-        return (node.node, *digests, _unfinished(node))
-    if node.digests[0] != node.digests[1]:
-        return (node.node, *digests, "another artifact")
-    return (node.node, *digests, "the same" if node.is_same else "the same artifact")
-
-
-def _where(node: NodeDiff) -> str:
-    return f"{WHERE[node.where]}{f', a copy of {node.copy_of}' if node.copy_of else ''}"
-
-
-def _unfinished(node: NodeDiff) -> str:
-    """In which of two runs a node has no artifact."""
-    lacking = [which for which, digest in zip(("first", "second"), node.digests, strict=True) if digest is None]
-    return f"not finished in the {' and the '.join(lacking)}"
+    return (node.node, *((digest or "-")[:DIGEST_SHOWN] for digest in node.digests), node.status())
 
 
 def _details(node: NodeDiff) -> list[str]:
     if node.where != "both":
         return [f"{node.node}:", *_config(node)]
-    lines = [f"  {value_text(node.node, change)}" for change in node.values]
-    for line in told(node.code, lambda module: module):
+    lines = [f"  {difference_text(node.node, each)}" for each in node.values]
+    for line in code_text(node.code, lambda module: module):
         lines.append(f"  {line}" if line.startswith(" ") else f"  code changed: {line}")
     lines += [f"  input changed: {parent} is another artifact" for parent in node.inputs]
     if node.unknown:
-        gone = " and of the ".join(node.unknown)
-        lines.append(f"  code and libraries: not compared, what tells of those of the {gone} is gone")
+        gone = " and the ".join(node.unknown)
+        lines.append(f"  code and libraries: not compared, their record is gone for the {gone}")
     return [f"{node.node}:", *lines]
 
 
 def _config(node: NodeDiff) -> list[str]:
-    """The values of a node that only one run has, several in a line; what is none is left out."""
+    """The values of a node that only one run has, several in a line; None is left out."""
     values = [(change.name, change.new if node.where == "second" else change.old) for change in node.values]
-    told = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
-    head = f"  {_where(node)}: "
-    return textwrap.wrap(told, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False)
+    text = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
+    head = f"  {node.status()}: "
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent="    ", break_long_words=False)
 
 
 def _metric(node: str, pair: MetricPair) -> tuple[str, ...]:

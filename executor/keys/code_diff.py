@@ -102,7 +102,7 @@ def summary(places: Sequence[str], file_of: Callable[[str], str] = lambda module
     return ", ".join(parts) + (f", and in {counted(rest, 'more file')}" if rest > 0 else "")
 
 
-def told(changes: Sequence[CodeChange], file_of: Callable[[str], str]) -> list[str]:
+def code_text(changes: Sequence[CodeChange], file_of: Callable[[str], str]) -> list[str]:
     """For a user: what changed by file, many of one kind in one file as their number; then the diffs."""
     lines = []
     groups: dict[tuple[str, Kind], list[CodeChange]] = {}

@@ -1,4 +1,4 @@
-"""The key of a node: everything that decides what its artifact holds, and what changed between two keys.
+"""The key of a node: everything that decides what its artifact holds.
 
 key = H(format, op name, op version, code, config without neutral fields, external content, input digests, libraries)
 """
@@ -18,7 +18,6 @@ from dsl.fingerprint import fingerprint, is_path, key_config
 from dsl.graph import Graph, GraphNode
 from dsl.search_path import PROJECT, search_path
 from executor.keys.code_cache import CodeHashes, CodeMemo
-from executor.keys.code_diff import summary
 from executor.keys.external_inputs import ExternalDigests
 from executor.keys.library_versions import LibraryVersions
 
@@ -26,11 +25,8 @@ __all__ = [
     "PROJECT",
     "KeyParts",
     "Sources",
-    "changes",
     "class_symbols",
     "code_roots",
-    "difference_count",
-    "differing",
     "graph_parts",
     "library_versions",
     "node_inputs",
@@ -40,7 +36,6 @@ __all__ = [
 ]
 
 FORMAT = 1
-NAMES_SHOWN = 3
 T = TypeVar("T")
 
 Inputs = Mapping[str, Any]  # edge -> digest, None, or a list of digests
@@ -85,7 +80,7 @@ class KeyParts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As stored in records and manifests, and compared by `changes`; tuples become lists."""
+        """As stored in records and manifests; tuples become lists."""
         plain = {
             "op": self.op,
             "version": self.version,
@@ -171,34 +166,6 @@ def node_inputs(node: GraphNode, digest_of: Callable[[str], Any]) -> dict[str, A
     return inputs
 
 
-def changes(node: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two nodes' parts in JSON form, one line for each kind of change."""
-    lines = []
-    if (old["op"], old["version"]) != (new["op"], new["version"]):
-        lines.append(f"op changed: {old['op']} version {old['version']} to {new['op']} version {new['version']}")
-    fields = differing(old["config"], new["config"])
-    if fields:
-        shown = [f"{node}.{name} {_from_to(old['config'], new['config'], name)}" for name in fields]
-        lines.append(f"config changed: {_some(shown)}")
-    external = differing(old["external"], new["external"])
-    if external:
-        lines.append(f"content changed: {_some([f'{node}.{name}' for name in external])}")
-    code = differing(old["code"], new["code"])
-    if code:
-        lines.append(f"code changed: {summary(code)}")
-    libraries = differing(old["libraries"], new["libraries"])
-    if libraries:
-        shown = [f"{name} {_from_to(old['libraries'], new['libraries'], name)}" for name in libraries]
-        lines.append(f"library changed: {_some(shown)}")
-    return lines
-
-
-def difference_count(old: Mapping[str, Any], new: Mapping[str, Any]) -> int:
-    """How many values differ between two nodes' parts in JSON form; all of the code counts as one."""
-    values = sum(len(differing(old[part], new[part])) for part in ("config", "external", "libraries"))
-    return values + sum(bool(old[part] != new[part]) for part in ("op", "version", "code"))
-
-
 def of_externals(
     node: GraphNode, of: Callable[[Path], T], of_all: Callable[[Mapping[str, Path | None]], T]
 ) -> dict[str, T]:
@@ -220,29 +187,3 @@ def library_versions(node: GraphNode, versions: LibraryVersions) -> dict[str, st
     """The versions that enter the node's key, by distribution."""
     chosen: tuple[str, ...] = node.config.chosen_libraries() if hasattr(node.config, "chosen_libraries") else ()
     return {name: versions[name] for name in (*node.op.key_libraries, *chosen)}
-
-
-def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Names that one of them lacks, or whose values in JSON are not the same: 1, 1.0, -0.0 and True differ."""
-    return [name for name in sorted({*old, *new}) if _written(old, name) != _written(new, name)]
-
-
-def _written(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name], sort_keys=True) if name in values else ""
-
-
-def _from_to(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> str:
-    if name not in old:
-        return f"set to {_shown(new[name])}"
-    if name not in new:
-        return f"no longer there, was {_shown(old[name])}"
-    return f"from {_shown(old[name])} to {_shown(new[name])}"
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _some(lines: Sequence[str]) -> str:
-    rest = len(lines) - NAMES_SHOWN
-    return ", ".join(lines[:NAMES_SHOWN]) + (f", and {rest} more" if rest > 0 else "")

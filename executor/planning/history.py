@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from executor.keys.node_key import KeyParts
 from executor.planning.cache_hits import SourceRuns
 from executor.planning.planner import Previous
 from executor.records.run_record import NodeState, newest_records, plan_of
@@ -95,7 +96,7 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
     if node_id not in earlier.rows or node_id not in earlier.nodes:
         return None
     row, state = earlier.rows[node_id], earlier.nodes[node_id]
-    parts = row["parts"] if "parts" in row else _parts(store, state)
+    parts = KeyParts(**row["parts"]) if "parts" in row else _parts(store, state)
     if parts is None:
         return None
     parents = [parent for parent in row["parents"] if parent in earlier.nodes]
@@ -103,7 +104,7 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
     return Previous(parts, inputs, state.digest, earlier.run)
 
 
-def _parts(store: Store, state: NodeState) -> Mapping[str, Any] | None:
+def _parts(store: Store, state: NodeState) -> KeyParts | None:
     """The key parts with which the artifact of a cached node was computed.
 
     They are the artifact's, or where another key made that first, its run's.
@@ -111,7 +112,6 @@ def _parts(store: Store, state: NodeState) -> Mapping[str, Any] | None:
     key = store.computed_key(state.source_run, state.key)
     manifest = store.manifest(state.digest) if state.digest is not None else None
     if manifest is not None and manifest.get("key") == key:
-        parts: Mapping[str, Any] = manifest["key_parts"]
-        return parts
+        return KeyParts(**manifest["key_parts"])
     rows = plan_of(store.records / (state.source_run or "-")).values()
-    return next((row["parts"] for row in rows if row["key"] == key and "parts" in row), None)
+    return next((KeyParts(**row["parts"]) for row in rows if row["key"] == key and "parts" in row), None)

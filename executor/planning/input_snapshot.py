@@ -14,9 +14,10 @@ import attrs
 from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
+from executor.keys.differences import differences, reasons
 from executor.keys.external_inputs import ExternalDigests, ListedOnce, Look
 from executor.keys.library_versions import LibraryVersions
-from executor.keys.node_key import KeyParts, Sources, changes, library_versions, node_parts, of_externals
+from executor.keys.node_key import KeyParts, Sources, library_versions, node_parts, of_externals
 from executor.store.artifact_store import Store
 from executor.system.jsonlines import write_json
 
@@ -66,7 +67,7 @@ class Snapshot:
             externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
             external = of_externals(self.node, externals.of, externals.of_all)
         now = attrs.evolve(self.parts, external=external, libraries=library_versions(self.node, LibraryVersions()))
-        lines = changes(self.node.id, self.parts.to_json(), now.to_json())
+        lines = reasons(self.node.id, differences(self.parts, now))
         return Meanwhile(tuple(lines), tuple(dict.fromkeys(written)))
 
     def unseen(self, loaded: Sequence[str]) -> list[str]:

@@ -7,13 +7,14 @@ inputs' previous digests would make it a hit, the re-run may give the same bytes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from attrs import frozen
 
 from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
-from executor.keys.node_key import KeyParts, changes, difference_count, node_inputs
+from executor.keys.differences import differences, distance, reasons
+from executor.keys.node_key import KeyParts, node_inputs
 from executor.store.artifact_store import IndexLine
 
 Cache = Literal["hit", "miss", "maybe"]
@@ -35,9 +36,9 @@ class PreviousView(Protocol):
 
 @frozen
 class Previous:
-    """A node in an earlier record: parts in JSON form, inputs by producer, what came out, and the run's id."""
+    """A node in an earlier record: its key parts, inputs by producer, what came out, and the run's id."""
 
-    parts: Mapping[str, Any]
+    parts: KeyParts
     input_digests: Mapping[str, str]
     digest: str | None
     run: str = ""
@@ -134,27 +135,26 @@ class Planner:
         return previous.digest if previous is not None else None
 
     def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
-        """What the reasons for a node are told against: of what it was before, that which differs least."""
-        now = self.parts[node.id].to_json()
+        """What a node is compared with to give reasons: of its earlier states the one that differs least."""
 
-        def differences(previous: Previous) -> int:
+        def count(previous: Previous) -> int:
             changed = [p for p in node.parents if p in digests and previous.input_digests.get(p) != digests[p]]
-            return difference_count(previous.parts, now) + bool(changed)
+            return distance(differences(previous.parts, self.parts[node.id])) + bool(changed)
 
-        return self.previous.nearest(node.id, differences)
+        return self.previous.nearest(node.id, count)
 
     def _why_below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> str:
         previous = self.compared_with(node, digests)
         if previous is None:
             return "new"
-        own = changes(node.id, previous.parts, self.parts[node.id].to_json())
+        own = reasons(node.id, differences(previous.parts, self.parts[node.id]))
         return "; ".join(own) or f"input changes: {', '.join(unknown)}"
 
     def _why(self, node: GraphNode, digests: Mapping[str, str]) -> str:
         previous = self.compared_with(node, digests)
         if previous is None:
             return "new"
-        lines = changes(node.id, previous.parts, self.parts[node.id].to_json())
+        lines = reasons(node.id, differences(previous.parts, self.parts[node.id]))
         now = {parent: digests[parent] for parent in node.parents if parent in digests}
         changed = [parent for parent in now if previous.input_digests.get(parent) != now[parent]]
         if changed:

@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from executor.keys.node_key import differing
+from executor.keys.differences import ABSENT, is_different
 from executor.report.markup import Markup, element, table
 from executor.report.overview import run_name
 from executor.report.run_data import RunFacts
 
-ABSENT = object()
 LONG = 10  # characters of a number, more of which nobody reads
 
 
@@ -27,9 +26,8 @@ def compared(runs: Sequence[RunFacts], values: Sequence[Mapping[str, Any]], head
 
 
 def differ(values: Sequence[Any]) -> bool:
-    """Whether they are not all the same, as `dflow diff` and keys see it: 1, 1.0 and True differ, nan is nan."""
-    first, *others = ({} if value is ABSENT else {"": value} for value in values)
-    return any(differing(first, other) for other in others)
+    """Whether they are not all the same, see `is_different`."""
+    return any(is_different(values[0], other) for other in values[1:])
 
 
 def shown(value: Any) -> Any:

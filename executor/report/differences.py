@@ -5,26 +5,22 @@ Where a run has copies of nodes that another has not, its combinations stand in 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from dsl.errors import StoreError
-from executor.explain.reasons import ABSENT, ValueChange
-from executor.explain.run_diff import NodeDiff, compare_parts
-from executor.explain.run_parts import Part
-from executor.keys.code_diff import told
+from executor.explain.run_diff import NodeDiff, Part, compare_parts
+from executor.keys.code_diff import code_text
+from executor.keys.differences import ABSENT, DIGEST_SHOWN, Difference
 from executor.records.graph_file import written_nodes
 from executor.report.markup import Markup, details, element, joined, paragraph, table
 from executor.report.overview import run_name
 from executor.report.run_data import RunFacts
 from executor.store.artifact_store import Store
 
-WHERE = {"first": "the node is not in this run", "second": "of the two, the node is in this run alone"}
 WRITTEN = ("config", "setting", "value")
-SHORT = 12
 
 
 @frozen
@@ -84,23 +80,24 @@ def _pairs(store: Store, runs: Sequence[RunFacts], run: RunFacts, bases: Mapping
 
 def _values(runs: Sequence[RunFacts], pairs: Sequence[_Pair], bases: Mapping[str, int]) -> Markup:
     """Each value that is another one in some run; where a run was not found to differ, it has the one of the base."""
-    changed: dict[tuple[str, str, str], dict[int, ValueChange]] = {}
+    changed: dict[tuple[str, str, str], dict[int, Difference]] = {}
     unknown = set()
     for pair in pairs:
         for diff in [diff for diff in pair.nodes if diff.where == "both"]:
             if diff.unknown:
                 unknown.add((diff.node, pair.second.place))
             for change in diff.values:
-                kind = "value" if change.kind in WRITTEN else change.kind
-                changed.setdefault((diff.node, kind, change.name), {})[pair.second.place] = change
+                group = "value" if change.kind in WRITTEN else change.kind
+                changed.setdefault((diff.node, group, change.name), {})[pair.second.place] = change
     if not changed:
         return paragraph("Every value that several runs have is the same in them.")
     rows = []
     for (node, kind, name), changes in changed.items():
-        old = _cell(kind, next(iter(changes.values())).old)
+        known = next(iter(changes.values()))
+        old = _cell(known, known.old)
         cells: list[Markup | str | None] = []
         for run in runs:
-            new = _cell(kind, changes[run.place].new) if run.place in changes else old
+            new = _cell(known, changes[run.place].new) if run.place in changes else old
             if node not in run.nodes:
                 cells.append(None)
             elif run.place not in changes and kind != "value" and (node, run.place) in unknown:
@@ -116,7 +113,8 @@ def _named(name: str, kinds: Sequence[str]) -> str:
 
 
 def _rest(pair: _Pair) -> Markup:
-    lines = [line for diff in pair.nodes for line in told_of(diff)]
+    labels = (pair.first.label, pair.second.label)
+    lines = [line_of(diff, *labels) for diff in pair.nodes if not diff.is_same]
     same = [diff.node for diff in pair.nodes if diff.is_same]
     head = joined([run_name(pair.second), " against ", run_name(pair.first)])
     told_same = f"The same artifact, for the same reasons: {', '.join(same)}." if same else ""
@@ -124,16 +122,13 @@ def _rest(pair: _Pair) -> Markup:
     return joined([element("h3", head), *parts, *_code(pair.nodes)])
 
 
-def told_of(diff: NodeDiff) -> Iterable[str]:
-    """One line where something differs."""
-    if diff.where != "both":
-        yield f"{diff.node}{f', a copy of {diff.copy_of}' if diff.copy_of else ''}: {WHERE[diff.where]}"
-    elif None in diff.digests:
-        yield f"{diff.node}: finished in {'one of them only' if any(diff.digests) else 'neither of them'}"
-    elif diff.digests[0] != diff.digests[1]:
-        yield f"{diff.node}: another artifact ({_short(diff.digests[0])}, {_short(diff.digests[1])}){_because(diff)}"
-    elif not diff.is_same:
-        yield f"{diff.node}: the same artifact all the same{_because(diff)}"
+def line_of(diff: NodeDiff, first: str, second: str) -> str:
+    """What differs. first, second: what the runs are called."""
+    status = diff.status(first, second)
+    if diff.where == "both" and None not in diff.digests:
+        digests = dict.fromkeys((digest or "")[:DIGEST_SHOWN] for digest in diff.digests)
+        status += f" ({', '.join(digests)}){_because(diff)}"
+    return f"{diff.node}: {status}"
 
 
 def _because(diff: NodeDiff) -> str:
@@ -142,15 +137,15 @@ def _because(diff: NodeDiff) -> str:
     causes = [change.name for change in diff.values if change.name not in settings]
     causes += [f"the code of {change.name}" for change in diff.code]
     causes += [f"what it reads from {parent}" for parent in diff.inputs]
-    told = f"; what differs: {', '.join(causes)}" if causes else ""
+    text = f"; what differs: {', '.join(causes)}" if causes else ""
     if diff.unknown:
-        told += "; code and libraries are not compared, since what tells of them is gone"
+        text += "; code and libraries are not compared: their record is gone"
     elif not causes:
-        told = "; nothing that the key sees differs"
-    return f"{told}; also set otherwise, outside the key: {', '.join(settings)}" if settings else told
+        text = "; no part of the key differs"
+    return f"{text}; settings that are not part of the key: {', '.join(settings)}" if settings else text
 
 
-def _is_edge(change: ValueChange) -> bool:
+def _is_edge(change: Difference) -> bool:
     """Whether it names the nodes that are read."""
     values = [*_listed(change.old), *_listed(change.new)]
     return any(isinstance(value, str) and value.startswith("@") for value in values)
@@ -162,16 +157,10 @@ def _listed(value: Any) -> list[Any]:
 
 def _code(diffs: Sequence[NodeDiff]) -> Iterable[Markup]:
     for diff in diffs:
-        lines = list(told(diff.code, lambda module: module))
+        lines = list(code_text(diff.code, lambda module: module))
         if lines:
             yield details(f"{diff.node}: code", element("pre", "\n".join(lines)))
 
 
-def _cell(kind: str, value: Any) -> str | None:
-    if value is ABSENT:
-        return None
-    return str(value)[:SHORT] if kind == "content" else json.dumps(value, ensure_ascii=False)
-
-
-def _short(digest: str | None) -> str:
-    return (digest or "")[:SHORT]
+def _cell(difference: Difference, value: Any) -> str | None:
+    return None if value is ABSENT else difference.shown(value)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from executor.explain.reasons_text import moment
 from executor.maintenance.disk_use import shown_size
 from executor.report.graph_svg import shown_state
 from executor.report.markup import Markup, element, joined, shown_duration, table
 from executor.report.run_data import RunFacts
 from executor.results.run_table import first_line
+from executor.system.output import moment
 
 STATUS_CLASS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
 MOST_NAMED = 12

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from attrs import frozen
 
-from executor.explain.reasons_text import moment
 from executor.records.run_record import Record
 from executor.report.columns import columns_of
 from executor.report.combinations import combinations_block
@@ -29,6 +28,7 @@ from executor.report.style import PAGE_STYLE
 from executor.report.troubles import troubles
 from executor.store.artifact_store import Store
 from executor.system.os_errors import output_errors
+from executor.system.output import moment
 from executor.system.symlinks import new_file
 from ops.lib.page_style import STYLE
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from executor.keys.differences import ABSENT
 from executor.report.columns import node_ids
-from executor.report.compared import ABSENT, compared, differ, shown
+from executor.report.compared import compared, differ, shown
 from executor.report.markup import Markup, details, element, joined, limited, paragraph
 from executor.report.run_data import NodeFacts, RunFacts
 

@@ -25,7 +25,8 @@ from dsl.graph_json import node_to_json
 from dsl.search_path import search_path
 from dsl.secrets import secret_values
 from executor.keys.code_archive import keep_texts
-from executor.keys.node_key import KeyParts, changes, node_inputs
+from executor.keys.differences import differences, reasons
+from executor.keys.node_key import KeyParts, node_inputs
 from executor.launchers.failure import TIMEOUT, Failure
 from executor.launchers.forkserver_client import Children
 from executor.launchers.hosts import wait_for_hosts
@@ -163,7 +164,7 @@ class Attempt(threading.Thread):
         work, state = self.work, self._state
         fail_point("run:lease-taken")
         before = Snapshot.of(work.store, work.graph, work.node.id)
-        changed = changes(work.node.id, work.parts.to_json(), before.parts.to_json()) or _written(before.torn)
+        changed = reasons(work.node.id, differences(work.parts, before.parts)) or _written(before.torn)
         if changed:
             return AttemptResult(status="outdated", changes=tuple(changed))
         work.lease.wait_for_ranks()

@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Container, Sequence
 from typing import IO, Any, AnyStr, TextIO
 
@@ -54,6 +55,11 @@ def printable(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 artifact`, `4 artifacts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def moment(at: float) -> str:
+    """A time in seconds since 1970 as a date and a time of day."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def write_on(stream: IO[AnyStr], text: AnyStr) -> None:

@@ -11,9 +11,9 @@ from attrs import evolve
 from toy_ops import Toy
 
 from executor.cli import main
-from executor.explain.reasons import ValueChange
 from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs
 from executor.explain.run_diff_text import runs_text
+from executor.keys.differences import Difference
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from executor.system.exits import FAILED
@@ -181,7 +181,7 @@ def test_a_run_that_is_not_there_is_an_error(toy: Toy) -> None:
 def test_a_figure_that_is_no_number_equals_itself_and_is_null_in_json(
     first: float | None, second: float | None, told: dict[str, Any]
 ) -> None:
-    changes = (ValueChange("config", "limit", math.inf, [1.0, -math.inf]),)
+    changes = (Difference("config", "limit", math.inf, [1.0, -math.inf]),)
     node = NodeDiff("a", "both", ("d", "d"), values=changes, metrics=(MetricPair("loss", first, second),)).to_json()
     assert [{"name": "loss", **told}] == json.loads(json.dumps(node, allow_nan=False))["metrics"]
     assert (None, [1.0, None]) == (node["changes"][0]["old"], node["changes"][0]["new"])
@@ -200,6 +200,6 @@ def test_the_table_says_in_which_run_a_node_is_not_finished(
 ) -> None:
     store = Store.open(toy.store, write=False)
     first, second = (find_record(store.records, run) for run in runs_of(toy)[:2])
-    node = evolve(compare_runs(store, first, second)[0], digests=digests, where="both")
+    node = evolve(compare_runs(store, first, second).nodes[0], digests=digests, where="both")
     lines = runs_text(first, second, RunsDiff([node])).splitlines()
     assert told in [line.strip().rpartition("  ")[2] for line in lines]

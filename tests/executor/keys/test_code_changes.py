@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.keys.code_diff import CodeChange, code_changes, summary, told
+from executor.keys.code_diff import CodeChange, code_changes, code_text, summary
 
 places = st.sampled_from([f"m{module}:f{name}" for module in range(3) for name in range(4)])
 codes = st.dictionaries(places, st.sampled_from(["h0", "h1", "h2", "h3", "h4", "h5"]))
@@ -38,13 +38,13 @@ def test_few_are_named_and_many_are_counted_by_file() -> None:
 
 def test_what_is_not_known_of_the_text_is_said() -> None:
     unknown = code_changes({"m:f": "h0"}, {"m:f": "h1"}, lambda place, hash: None)
-    assert "    m:f: its earlier text was not kept" in told(unknown, str)
+    assert "    m:f: its earlier text was not kept" in code_text(unknown, str)
     same = code_changes({"m:f": "h0"}, {"m:f": "h1"}, lambda place, hash: "def f(): return g()\n")
-    assert "    m:f: its text is the same; a name that it imports means something else" in told(same, str)
+    assert "    m:f: its text is the same; a name that it imports means something else" in code_text(same, str)
 
 
 def test_very_long_differences_are_cut_on_the_screen_alone() -> None:
     change = CodeChange("changed", "m:f", diff=tuple(f"+line {number}" for number in range(1000)))
-    lines = told([change], str)
+    lines = code_text([change], str)
     assert "... 600 more lines of differences: --json" == lines[-1]
     assert 1000 == len(change.to_json()["diff"])

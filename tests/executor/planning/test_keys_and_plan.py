@@ -13,7 +13,8 @@ from dsl.errors import StoreError
 from dsl.graph import compile_pipeline
 from dsl.op import Artifact, Ref, field, op
 from dsl.pipeline import Pipeline
-from executor.keys.node_key import KeyParts, Sources, changes, graph_parts, node_inputs
+from executor.keys.differences import differences, reasons
+from executor.keys.node_key import KeyParts, Sources, graph_parts, node_inputs
 from executor.planning.planner import Decision, Planner, Previous
 from executor.store.artifact_store import IndexLine
 
@@ -98,9 +99,7 @@ def ran_before(graph, code=None):
         parts[node.id].key(node_inputs(node, digests.__getitem__)): digests[node.id] for node in graph.nodes.values()
     }
     previous = {
-        node.id: Previous(
-            parts[node.id].to_json(), {parent: digests[parent] for parent in node.parents}, digests[node.id]
-        )
+        node.id: Previous(parts[node.id], {parent: digests[parent] for parent in node.parents}, digests[node.id])
         for node in graph.nodes.values()
     }
     return FakeStore(index, set(digests.values())), FakePrevious(previous)
@@ -186,14 +185,14 @@ def test_neutral_fields_stay_out_and_content_stands_for_a_path(tmp_path):
 def test_changes_name_what_differs():
     old = KeyParts("m", 1, {"x:f": "1", "x:g": "1"}, {"lr": 0.5, "ids": (1,), "old": 1}, {"file": "1"}, {"torch": "2"})
     new = KeyParts("m", 2, {"x:f": "2", "x:h": "1"}, {"lr": 1, "ids": (1,), "new": 2}, {"file": "2"}, {"torch": "3"})
-    assert changes("a", old.to_json(), new.to_json()) == [
-        "op changed: m version 1 to m version 2",
+    assert reasons("a", differences(old, new)) == [
+        "op changed: version from 1 to 2",
         "config changed: a.lr from 0.5 to 1, a.new set to 2, a.old no longer there, was 1",
         "content changed: a.file",
         "code changed: x:f, x:g, x:h",
         'library changed: torch from "2" to "3"',
     ]
-    assert changes("a", old.to_json(), old.to_json()) == []
+    assert differences(old, KeyParts(**old.to_json())) == []
 
 
 def test_in_an_empty_store_everything_is_new_and_has_no_key_yet_below_the_first():

@@ -11,9 +11,9 @@ import pytest
 from report_page import Page
 from toy_ops import PIPELINE, Toy
 
-from executor.explain.reasons import ValueChange
 from executor.explain.run_diff import NodeDiff
-from executor.report.differences import told_of
+from executor.keys.differences import Difference, Kind
+from executor.report.differences import line_of
 
 NONE = "\u2013"
 
@@ -21,7 +21,7 @@ NONE = "\u2013"
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (("setting", "x", 8, 1), "nothing that the key sees differs; also set otherwise, outside the key: x"),
+        (("setting", "x", 8, 1), "no part of the key differs; settings that are not part of the key: x"),
         (("setting", "x", "@a", "@b"), "what differs: x"),
         (("setting", "x", ["@a"], ["@b"]), "what differs: x"),
         (("value", "x", 1, 2), "what differs: x"),
@@ -29,11 +29,11 @@ NONE = "\u2013"
     ],
 )
 def test_a_report_names_as_a_cause_what_may_have_made_another_artifact(
-    change: tuple[str, str, Any, Any], expected: str
+    change: tuple[Kind, str, Any, Any], expected: str
 ) -> None:
     kind, _, old, new = change
-    diff = NodeDiff("eval", "both", ("1" * 64, "2" * 64), values=(ValueChange(kind, "x", old, new),))
-    assert [f"eval: another artifact ({'1' * 12}, {'2' * 12}); {expected}"] == list(told_of(diff))
+    diff = NodeDiff("eval", "both", ("1" * 64, "2" * 64), values=(Difference(kind, "x", old, new),))
+    assert f"eval: another artifact ({'1' * 12}, {'2' * 12}); {expected}" == line_of(diff, "one", "other")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_run_that_lacks_a_node_has_none_of_its_values_and_the_others_are_compa
     told = page.text("differences")
     assert f"{with_node[1]} against {with_node[0]}" in " ".join(told.split())
     assert 1 == told.count("d: another artifact")
-    assert told.count("d: the node is not in this run") + told.count("d: of the two, the node is in this run alone") > 0
+    assert any(f"d: only in {label}" in told for label in with_node)
 
 
 def test_values_are_compared_also_where_what_the_key_saw_is_gone(runs: tuple[Toy, dict[str, str]]) -> None:

@@ -11,9 +11,10 @@ from counting_runs import PIPELINE, counting, run
 from report_page import Page
 from toy_ops import is_alive, wait_for
 
+from executor.keys.differences import ABSENT
 from executor.records.metric_points import Point
 from executor.report import op_sections, write_report
-from executor.report.compared import ABSENT, differ
+from executor.report.compared import differ
 from executor.report.curves import MOST_FOLDED, curves
 from executor.report.find import find_records
 from executor.report.markup import MOST_ROWS, MOST_TEXT, Markup, element, limited, table

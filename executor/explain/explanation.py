@@ -1,9 +1,10 @@
-"""Why a node runs, and what lies behind it upwards to the first cause; or where a cached node's artifact came from."""
+"""Why a node runs, up to the first cause above it; or where a cached node's artifact came from."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -11,34 +12,15 @@ from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
 from executor.keys.code_archive import kept_text, texts_now
-from executor.keys.code_diff import CodeChange, code_changes
-from executor.keys.node_key import differing
+from executor.keys.code_diff import CodeChange, code_changes, code_text
+from executor.keys.differences import Difference, difference_text, differences
 from executor.planning.planner import Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun, mlflow_ids
 from executor.store.artifact_store import IndexLine, Store
+from executor.system.output import moment
 
-ABSENT = object()
+HEADS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 InputState = Literal["runs", "may change", "changed", "added", "removed"]
-
-
-@frozen
-class ValueChange:
-    """A value that enters the key: kind "op", "config", "content" or "library"; "setting" for one that does not,
-    or names the nodes on an edge; "value" where it is not known which of both it is.
-
-    ABSENT where there is or was none. path: the file or folder whose content changed.
-    """
-
-    kind: str
-    name: str
-    old: Any
-    new: Any
-    path: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        values = {"old": self.old, "new": self.new}
-        head = {"kind": self.kind, "name": self.name} | ({"path": self.path} if self.path else {})
-        return head | {name: value for name, value in values.items() if value is not ABSENT}
 
 
 @frozen
@@ -70,9 +52,9 @@ class Made:
 
 @frozen
 class Explanation:
-    """All that is to be said of one node. said: the plan's own words, for what no change accounts for.
+    """What is known of one node. reason: that of the plan, for what no difference accounts for.
 
-    against: the run with which the node was compared, where that is not the latest.
+    values: without the code. against: the run with which the node was compared, where that is not the latest.
     """
 
     node: str
@@ -80,8 +62,8 @@ class Explanation:
     cache: Cache
     key: str | None
     digest: str | None
-    said: str
-    values: tuple[ValueChange, ...] = ()
+    reason: str
+    values: tuple[Difference, ...] = ()
     code: tuple[CodeChange, ...] = ()
     inputs: tuple[InputChange, ...] = ()
     made: Made | None = None
@@ -95,7 +77,7 @@ class Explanation:
             "cache": self.cache,
             "key": self.key,
             "digest": self.digest,
-            "reason": self.said,
+            "reason": self.reason,
             "changes": [change.to_json() for change in self.values],
             "code": [change.to_json() for change in self.code],
             "inputs": [attrs.asdict(change) for change in self.inputs],
@@ -141,15 +123,6 @@ def maker_of(record: Record, line: IndexLine, key: str) -> str | None:
     return next(iter([*by_key, *makers]), None)
 
 
-def value_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[ValueChange, ...]:
-    """What differs between two nodes' parts in JSON form, code left out."""
-    changes = [ValueChange("op", name, old[name], new[name]) for name in ("op", "version") if old[name] != new[name]]
-    for kind, part in (("config", "config"), ("content", "external"), ("library", "libraries")):
-        for name in differing(old[part], new[part]):
-            changes.append(ValueChange(kind, name, old[part].get(name, ABSENT), new[part].get(name, ABSENT)))
-    return tuple(changes)
-
-
 def changed_code(store: Store, graph: Graph, node_id: str, old: Mapping[str, str]) -> tuple[CodeChange, ...]:
     """From old hashes to the code of the node as it is now."""
     now = texts_now(graph, node_id)
@@ -173,20 +146,20 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
     previous = planner.compared_with(node, digests)
     if previous is None:
         return attrs.evolve(whole, inputs=tuple(_waits(node, decisions)))
-    parts = planner.parts[node.id].to_json()
-    code = changed_code(store, planner.graph, node.id, previous.parts["code"])
+    found = differences(previous.parts, planner.parts[node.id])
+    is_code_changed = any(each.kind == "code" for each in found)
     return attrs.evolve(
         whole,
         against=previous.run if previous != planner.previous.get(node.id) else "",
-        values=tuple(_with_path(change, node) for change in value_changes(previous.parts, parts)),
-        code=code if parts["code"] != previous.parts["code"] else (),
+        values=tuple(_with_path(each, node) for each in found if each.kind != "code"),
+        code=changed_code(store, planner.graph, node.id, previous.parts.code) if is_code_changed else (),
         inputs=tuple(_inputs(store, node, decisions, previous)),
     )
 
 
-def _with_path(change: ValueChange, node: GraphNode) -> ValueChange:
-    is_path = change.kind == "content" and change.name in node.op.fields
-    return attrs.evolve(change, path=str(getattr(node.config, change.name))) if is_path else change
+def _with_path(difference: Difference, node: GraphNode) -> Difference:
+    is_path = difference.kind == "content" and difference.name in node.op.fields
+    return attrs.evolve(difference, path=str(getattr(node.config, difference.name))) if is_path else difference
 
 
 def _waits(node: GraphNode, decisions: Mapping[str, Decision]) -> list[InputChange]:
@@ -215,3 +188,70 @@ def _inputs(store: Store, node: GraphNode, decisions: Mapping[str, Decision], pr
             changes.append(InputChange(parent, state, before, decision.digest, run, cause))
     gone = [parent for parent in previous.input_digests if parent not in node.parents]
     return changes + [InputChange(parent, "removed", previous.input_digests[parent]) for parent in gone]
+
+
+def explanation_text(explanations: Sequence[Explanation], roots: Sequence[Path]) -> str:
+    """The node, and behind an empty line each one above it."""
+    return "\n\n".join("\n".join(_explanation_lines(each, roots)) for each in explanations)
+
+
+def accepted_text(user: str, at: float, reason: str) -> str:
+    """Who declared an artifact valid for other code."""
+    return f"accepted by {user} on {moment(at)}: {reason or 'no reason given'}"
+
+
+def module_file(module: str, roots: Sequence[Path]) -> str:
+    """A module's file relative to its root; the module's name where it is gone."""
+    for root in roots:
+        for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
+            if (root / name).is_file():
+                return name
+    return module
+
+
+def _explanation_lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
+    if each.cache == "hit":
+        return [f"{each.node}: cached as {_short(each.digest)}", *(_origin(each.made) if each.made is not None else [])]
+    lines = [difference_text(each.node, value) for value in each.values]
+    code = code_text(each.code, lambda module: module_file(module, roots))
+    lines += [line if line.startswith(" ") else f"code changed: {line}" for line in code]
+    lines += [_input_text(change) for change in each.inputs]
+    if not each.values and not each.code and not any(change.state != "may change" for change in each.inputs):
+        lines = each.reason.split("; ") if not each.inputs else lines
+    if each.reason.startswith(("artifact gone", "new", "forced")):
+        lines.insert(0, each.reason)
+    against = f", compared with run {each.against}" if each.against else ""
+    return [f"{each.node} {HEADS[each.cache]}{against}:", *(f"  {line}" for line in dict.fromkeys(lines))]
+
+
+def _input_text(change: InputChange) -> str:
+    because = f" ({change.cause})" if change.cause else ""
+    if change.state == "runs":
+        return f"input changes: {change.producer}, which runs{because}"
+    if change.state == "may change":
+        return f"input may change: {change.producer}{because}"
+    if change.state == "removed":
+        return f"input changed: {change.producer} is no longer read"
+    made = f", made by run {change.run}" if change.run else ""
+    if change.state == "added":
+        return f"input changed: {change.producer} is read now{made}{because}"
+    return f"input changed: {change.producer} from {_short(change.old)} to {_short(change.new)}{made}{because}"
+
+
+def _origin(made: Made) -> list[str]:
+    mlflow = f", MLflow run {made.mlflow_run_id}" if made.mlflow_run_id else ""
+    computed = f"made by run {made.run}{mlflow}"
+    lines = [f"  {computed}" if made.acceptance == "accepted" else f"  {computed}, on {moment(made.time)}"]
+    if made.acceptance == "forced":
+        lines.append("  it was told to run anew (--from)")
+    elif made.cause:
+        lines.append(f"  it ran because: {made.cause}")
+    if made.source:
+        lines.append(f"  pulled from {made.source}")
+    if made.acceptance == "accepted":
+        lines.append(f"  {accepted_text(made.user, made.time, made.reason)}; computed for key {made.accepted_key[:12]}")
+    return lines
+
+
+def _short(digest: str | None) -> str:
+    return (digest or "")[:12]

@@ -1,0 +1,107 @@
+"""What differs between two nodes: one model for the plan's reasons, `dflow explain`, `dflow diff` and the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from attrs import frozen
+
+from executor.keys.code_diff import summary
+from executor.keys.node_key import KeyParts
+
+Kind = Literal["op", "config", "content", "code", "library", "setting", "value"]
+
+ABSENT: Final = object()
+REASONS_SHOWN = 3
+DIGEST_SHOWN = 12
+
+
+@frozen
+class Difference:
+    """One named value that is not the same in two nodes; ABSENT where one of them lacks it.
+
+    kind: "op", "config", "content", "code" and "library" enter the key. A "setting" does not, or names the nodes on an
+    edge. "value": the key parts are gone, so it may be either.
+    name: a field; of code "module:symbol", whose values are hashes; of a library its distribution.
+    path: the file or folder whose content differs, where it is known.
+    """
+
+    kind: Kind
+    name: str
+    old: Any
+    new: Any
+    path: str = ""
+
+    def __str__(self) -> str:
+        """`from 1 to 2`, `set to 2`, `no longer there, was 1`."""
+        if self.old is ABSENT:
+            return f"set to {self.shown(self.new)}"
+        if self.new is ABSENT:
+            return f"no longer there, was {self.shown(self.old)}"
+        return f"from {self.shown(self.old)} to {self.shown(self.new)}"
+
+    def shown(self, value: Any) -> str:
+        """One of both values: a digest by its beginning, all else as JSON."""
+        is_digest = self.kind in ("content", "code")
+        return str(value)[:DIGEST_SHOWN] if is_digest else json.dumps(value, ensure_ascii=False, default=str)
+
+    def label(self, node: str) -> str:
+        """`node.field`, or the name by itself where it is not one of the node's own."""
+        return self.name if self.kind in ("library", "op") else f"{node}.{self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        values = {"old": self.old, "new": self.new}
+        head = {"kind": self.kind, "name": self.name} | ({"path": self.path} if self.path else {})
+        return head | {name: value for name, value in values.items() if value is not ABSENT}
+
+
+def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
+    """All that differs between two nodes' key parts."""
+    found = value_differences("op", {"op": old.op, "version": old.version}, {"op": new.op, "version": new.version})
+    found += value_differences("config", old.config, new.config)
+    found += value_differences("content", old.external, new.external)
+    found += value_differences("code", old.code, new.code)
+    return found + value_differences("library", old.libraries, new.libraries)
+
+
+def value_differences(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
+    """By name, the values of two mappings that are not the same."""
+    pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in sorted({*old, *new}))
+    return [Difference(kind, name, *values) for name, *values in pairs if is_different(*values)]
+
+
+def is_different(old: Any, new: Any) -> bool:
+    """As keys see it, by the values in JSON: 1, 1.0, -0.0 and True differ, nan is nan."""
+    if old is ABSENT or new is ABSENT:
+        return old is not new
+    return json.dumps(old, sort_keys=True, default=str) != json.dumps(new, sort_keys=True, default=str)
+
+
+def distance(found: Sequence[Difference]) -> int:
+    """How many values differ; all of the code counts as one."""
+    values = sum(difference.kind != "code" for difference in found)
+    return values + (len(found) > values)
+
+
+def difference_text(node: str, difference: Difference) -> str:
+    """One line: the kind, the name, and both values."""
+    place = f" ({difference.path})" if difference.path else ""
+    return f"{difference.kind} changed: {difference.label(node)}{place} {difference}"
+
+
+def reasons(node: str, found: Iterable[Difference]) -> list[str]:
+    """One line for each kind of difference, for a table: the first values, and the code by its places."""
+    by_kind: dict[Kind, list[Difference]] = {}
+    for difference in found:
+        by_kind.setdefault(difference.kind, []).append(difference)
+    return [f"{kind} changed: {_listed(node, kind, members)}" for kind, members in by_kind.items()]
+
+
+def _listed(node: str, kind: Kind, found: Sequence[Difference]) -> str:
+    if kind == "code":
+        return summary([difference.name for difference in found])
+    shown = [each.label(node) if kind == "content" else f"{each.label(node)} {each}" for each in found[:REASONS_SHOWN]]
+    rest = len(found) - REASONS_SHOWN
+    return ", ".join(shown) + (f", and {rest} more" if rest > 0 else "")
