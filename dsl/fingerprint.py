@@ -20,7 +20,7 @@ from dsl.graph import GraphNode
 from dsl.import_side_effects import may_change
 from dsl.search_path import INSTALLED, is_standard, places_of
 from dsl.secrets import without_secrets
-from dsl.source import MODULE_LEVEL, Binding, SourceModule, read_module
+from dsl.source import MODULE_LEVEL, Binding, DataFile, SourceModule, read_module
 from dsl.syntax import Chain, used_names
 
 __all__ = ["ReadCode", "code_fingerprints", "encode", "fingerprint", "key_config", "kind_of", "read_code"]
@@ -44,12 +44,16 @@ class ReadCode:
     read: dict[Path, str]
     looked_for: dict[Path, Kind]
     modules: Mapping[str, SourceModule | None]
+    data: Mapping[DataFile, bytes]
 
     def text(self, place: str) -> str:
-        """The lines of "module:symbol" as they are written, decorators included."""
+        """The lines of "module:symbol" as they are written, decorators included, and the data files that it reads."""
         module_name, _, name = place.partition(":")
         module = self.modules[module_name]
-        return module.text_of(name) if module is not None else ""
+        if module is None:
+            return ""
+        files = [self.data[file].decode("utf-8", "replace") for file in sorted(module.symbol(name).data)]
+        return "".join([module.text_of(name), *files])
 
 
 def key_config(node: GraphNode) -> dict[str, object]:
@@ -80,7 +84,8 @@ def read_code(functions: Sequence[str], roots: Sequence[Path], classes: Sequence
     The project is the source files under the roots, the first root first, as Python looks for modules: a root that is
     the standard library's or holds installed packages hides what has the same name behind it, and is not followed.
     Nothing is imported: names and attributes of modules are followed statically, through imports and re-exports,
-    `import_module("written.out")` included. "module:<module>" stands for the statements with side effects of a module
+    `import_module("written.out")` included; `pkgutil.get_data("package", "file")` reads a file whose content counts.
+    "module:<module>" stands for the statements with side effects of a module
     that is imported on the way; what such a module puts into the project's own tables (by decorators, as told in
     dsl/import_side_effects.py, by `__init_subclass__` or a metaclass) counts, and where code asks for `__subclasses__`,
     those of all classes that count. A symbol's hash covers its syntax tree and what the imported names in it mean. A
@@ -98,7 +103,7 @@ def read_code(functions: Sequence[str], roots: Sequence[Path], classes: Sequence
     while pending:
         _follow(project, pending, hashes)
         pending = project.subclasses(hashes) if project.asks_for_subclasses else []
-    return ReadCode(dict(sorted(hashes.items())), project.read, project.looked_for, project.modules)
+    return ReadCode(dict(sorted(hashes.items())), project.read, project.looked_for, project.modules, project.data)
 
 
 def _follow(project: _Project, pending: list[tuple[str, str]], hashes: dict[str, str]) -> None:
@@ -116,6 +121,7 @@ def _follow(project: _Project, pending: list[tuple[str, str]], hashes: dict[str,
             reached, names = project.resolve(module, chain, symbol.imports)
             pending += reached
             meanings |= names
+        meanings |= {f"{'/'.join(file)} = {hashlib.sha256(project.data_of(file)).hexdigest()}" for file in symbol.data}
         for binding in [(module_name, None), *symbol.imported]:
             project.enter(binding, pending)
         project.asks_for_subclasses |= b"__subclasses__" in symbol.encoded
@@ -144,6 +150,7 @@ class _Project:
         self.entered: set[str] = set()
         self.read: dict[Path, str] = {}
         self.looked_for: dict[Path, Kind] = {}
+        self.data: dict[DataFile, bytes] = {}
         self.asks_for_subclasses = False
 
     def function(self, run: str) -> list[tuple[str, str]]:
@@ -175,6 +182,18 @@ class _Project:
         if name not in self.modules:
             self.modules[name] = self._find(name)
         return self.modules[name]
+
+    def data_of(self, file: DataFile) -> bytes:
+        """What a data file of a package holds; nothing where it is not there, or not the project's."""
+        if file not in self.data:
+            package, name = file
+            self.module(package)
+            places = [folder / name for folder in self.folders.get(package, ())]
+            place = next((place for place in places if self._kind(place) == "file"), None)
+            self.data[file] = place.read_bytes() if place else b""
+            if place:
+                self.read[place] = hashlib.sha256(self.data[file]).hexdigest()
+        return self.data[file]
 
     def resolve(
         self, module: SourceModule, chain: Chain, local_imports: dict[str, list[Binding]]

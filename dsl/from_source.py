@@ -2,7 +2,8 @@
 
 Python takes cached bytecode for a source of the same size and the same second. A key sees the source, so a stage
 that ran the bytecode could make an artifact of other code than its key says. A stage is given the sources that its key
-was made of, and runs them whenever it imports them, whatever became of the files meanwhile.
+was made of, and runs them whenever it imports them, whatever became of the files meanwhile. So it is with data files
+that code reads by `pkgutil.get_data`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def import_from_source(given: Mapping[str, bytes] | None = None) -> None:
     if given:
         _given.update(given)
         # Tracebacks and `inspect` show what runs: entries without a time are never compared with the file.
-        linecache.cache.update({file: _lines(file, source) for file, source in given.items()})
+        linecache.cache.update({file: _lines(file, source) for file, source in given.items() if file.endswith(".py")})
     if _project_finder not in sys.path_hooks:
         sys.path_hooks.insert(0, _project_finder)
         sys.path_importer_cache.clear()

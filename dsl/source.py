@@ -23,12 +23,13 @@ from dsl.import_side_effects import (
     globals_of,
     may_change,
 )
-from dsl.syntax import Chain, bound_names, chain_of, encode_tree, is_docstring, used_names
+from dsl.syntax import Chain, bound_names, chain_of, data_files, encode_tree, is_docstring, used_names
 
 _ANNOTATION = re.compile(rb" (annotation|returns)[ )]")  # as encode_tree names these fields
 MODULE_LEVEL = "<module>"  # the symbol that holds the statements with side effects
 
 Binding = tuple[str, str | None]  # (module, name in it); (module, None) is the module itself
+DataFile = tuple[str, str]  # (package, file in its folder)
 
 
 @frozen
@@ -39,6 +40,7 @@ class Symbol:
     uses: frozenset[Chain]
     imports: dict[str, list[Binding]]  # imports inside functions
     imported: frozenset[Binding]
+    data: frozenset[DataFile]  # what `pkgutil.get_data` reads
 
 
 @define
@@ -78,16 +80,18 @@ class SourceModule:
         uses: set[Chain] = set()
         imports: dict[str, list[Binding]] = {}
         imported: set[Binding] = set()
+        data: set[DataFile] = set()
         for statement in self.statements[name]:
             for tree in _what_counts(statement, self):
                 encoded.append(encode_tree(tree))
+                data |= data_files(tree) if b"get_data" in encoded[-1] else set()
                 chains, local_imports = used_names(tree)
                 uses |= chains
                 for local_import in local_imports:
                     _bind(local_import, self.name, self.is_package, imports, [], imported)
         if ("__future__", "annotations") in self.imports.get("annotations", []):
             encoded += [b"text" for tree in encoded if _ANNOTATION.search(tree)]  # annotations are no values
-        return Symbol(b"".join(encoded), frozenset(uses), imports, frozenset(imported))
+        return Symbol(b"".join(encoded), frozenset(uses), imports, frozenset(imported), frozenset(data))
 
 
 def read_module(name: str, path: Path | None) -> SourceModule:

@@ -98,6 +98,18 @@ def used_names(tree: ast.AST) -> tuple[set[Chain], list[ast.Import | ast.ImportF
     return chains, imports
 
 
+def data_files(tree: ast.AST) -> set[tuple[str, str]]:
+    """(package, file) of each `get_data("package", "file")` whose arguments are written out."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=called, args=[ast.Constant(str() as package), ast.Constant(str() as file)]) if chain_of(
+                called
+            )[-1:] == ("get_data",):
+                found.add((package, file))
+    return found
+
+
 def bound_names(statements: Iterable[ast.AST]) -> set[str]:
     """Names that the statements bind in the scope they stand in; those that imports alone bind are left out."""
     return _bindings(statements)[0]

@@ -1,6 +1,7 @@
 """Which edits change the code that enters a key: small source trees, edited."""
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -315,6 +316,45 @@ def test_what_the_code_means_counts_not_how_it_is_written(
     edited = {**PROJECT, file: PROJECT[file].replace(old, new)}
     assert edited != PROJECT
     assert counts == bool(changed(tmp_path, PROJECT, edited))
+
+
+def test_a_data_file_counts_where_it_is_read_and_its_content_is_part_of_the_text(tmp_path: Path) -> None:
+    files = {
+        "main.py": "from package.kernel import compiled\ndef run(config, stage):\n    return compiled()\n",
+        "package/__init__.py": "",
+        "package/kernel.py": "from pkgutil import get_data\n\n\n"
+        'def compiled():\n    return get_data("package", "kernel.c")\n',
+        "package/kernel.c": "int one(void) { return 1; }\n",
+        "package/other.c": "int two(void) { return 2; }\n",
+    }
+    edited = {"package/kernel.c": "int one(void) { return 3; }\n"}
+    assert {"package.kernel:compiled"} == changed(tmp_path, files, edited)
+    code = read_code(["main:run"], [tmp_path])
+    assert code.text("package.kernel:compiled").endswith('"kernel.c")\nint one(void) { return 3; }\n')
+    assert tmp_path / "package/kernel.c" in code.read
+    (tmp_path / "package/other.c").write_text("")
+    assert code.hashes == read_code(["main:run"], [tmp_path]).hashes
+    (tmp_path / "package/kernel.c").unlink()
+    assert code.hashes != read_code(["main:run"], [tmp_path]).hashes
+
+
+@pytest.mark.parametrize(
+    ("file", "reader"),
+    [
+        ("ops/lib/kernels/sweep.c", "ops.lib.kernels.c_library:compiled_sweep"),
+        (
+            "ops/lib/drafts/attention/cpu_attention.c",
+            "ops.lib.drafts.attention.cpu_attention:compiled_attention",
+        ),
+    ],
+)
+def test_an_edited_c_file_changes_the_code_of_the_ops_that_run_it_only(tmp_path: Path, file: str, reader: str) -> None:
+    shutil.copytree(ROOT / "ops", tmp_path / "ops", ignore=shutil.ignore_patterns("__pycache__"))
+    before = {op: code_fingerprints(f"ops.{op}.run:{op}", [tmp_path]) for op in ("train_dflash", "ingest")}
+    (tmp_path / file).write_text((tmp_path / file).read_text() + "\n/* edited */\n")
+    after = {op: code_fingerprints(f"ops.{op}.run:{op}", [tmp_path]) for op in before}
+    differing = {op: {name for name in before[op] if before[op][name] != after[op][name]} for op in before}
+    assert {"train_dflash": {reader}, "ingest": set()} == differing
 
 
 @pytest.mark.parametrize("folder", ["ops", "dsl", "executor"])

@@ -19,8 +19,9 @@ from executor.keys.node_key import KeyParts
 
 GRAIN_S = 0.02  # more than the kernel's
 FILES = {
-    "main.py": "from package import size\nfrom package.inner import scale\nimport late\n"
-    "def run(config, stage):\n    return size + scale(1) + late.extra\n",
+    "main.py": "from pkgutil import get_data\nfrom package import size\nfrom package.inner import scale\nimport late\n"
+    'def run(config, stage):\n    return size + scale(1) + late.extra + len(get_data("package", "table.csv"))\n',
+    "package/table.csv": "1,2\n",
     "package/__init__.py": "size = 1\n",
     "package/inner.py": "def scale(x):\n    return x\n",
 }
@@ -75,6 +76,10 @@ def delete_a_module(root: Path) -> None:
     (root / "package/inner.py").unlink()
 
 
+def edit_a_data_file(root: Path) -> None:
+    (root / "package/table.csv").write_text("1,3\n")
+
+
 def rename_over(root: Path) -> None:
     (root / "fresh.py").write_text("size = 3\n")
     (root / "fresh.py").rename(root / "package/__init__.py")
@@ -89,6 +94,7 @@ def rename_over(root: Path) -> None:
         shadow_the_file_by_a_folder,
         shadow_the_name_by_a_submodule,
         delete_a_module,
+        edit_a_data_file,
         rename_over,
     ],
 )
@@ -150,7 +156,14 @@ def test_after_any_edits_the_memo_says_what_fingerprinting_anew_says(
     root = tmp_path_factory.mktemp("project")
     write(root, FILES)
     texts = [*FILES.values(), "size = 2\n", "def scale(x):\n    return x + 1\n", "extra = 0\n", ""]
-    names = ["package/__init__.py", "package/inner.py", "package/size.py", "late.py", "late/__init__.py"]
+    names = [
+        "package/__init__.py",
+        "package/inner.py",
+        "package/table.csv",
+        "package/size.py",
+        "late.py",
+        "late/__init__.py",
+    ]
     for _ in range(steps):
         time.sleep(GRAIN_S)
         path = root / random_source.choice(names)

@@ -117,6 +117,19 @@ def test_a_module_that_is_imported_late_runs_as_its_key_says_though_it_was_edite
     assert late.text("a") == "code data"
 
 
+def test_a_data_file_of_the_code_is_read_as_its_key_says_though_it_was_edited(tmp_path: Path) -> None:
+    reading = 'from pkgutil import get_data\n    word = get_data("pack", "word.txt").decode()'
+    late = Late(tmp_path, OPS.replace("import lazy", reading).replace("lazy.WORD", "word"))
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    (tmp_path / "pack" / "word.txt").write_text("code ")
+    code, said = late.run_with(late.edit("pack/word.txt", "code", "core"), nothing)
+    assert (code, late.begun()) == (0, 1), said
+    assert late.text("a") == "code data"
+    assert late.dflow("run", str(late.file)).returncode == 0
+    assert late.text("a") == "core data"
+
+
 def test_an_edit_of_a_module_that_runs_is_one_for_the_next_run(tmp_path: Path) -> None:
     late = Late(tmp_path)
     code, said = late.run_with(nothing, late.edit("late.py", "lazy.WORD +", "lazy.WORD.upper() +"))

@@ -1,4 +1,4 @@
-"""Attention of blocks on the CPU by one C kernel for float32; everything else goes to `split_attention`.
+"""Attention of blocks on the CPU by one C kernel, cpu_attention.c, for float32; all else goes to `split_attention`.
 
 The kernel is compiled for a head size when a process first asks for it. A call does some key/value heads for all
 blocks, so that heads are shared out over torch's threads and no two threads add to the same number: the result does
@@ -13,6 +13,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pkgutil import get_data
 from typing import Any
 
 import torch
@@ -20,8 +21,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.attention.bucketed_attention import split_attention
-from ops.lib.drafts.attention.cpu_source_backward import BACKWARD
-from ops.lib.drafts.attention.cpu_source_forward import FORWARD
 from ops.lib.kernels.c_library import compiled_library
 from ops.lib.sequence_parallel.context_range import Seen
 
@@ -71,7 +70,7 @@ def compiled_attention(D: int) -> tuple[str, ctypes.CDLL | None]:
     Its functions `forward` and `backward` take a Problem and which key/value heads to do: the first, and the one
     behind the last. They return 0, or 1 where there is no memory.
     """
-    name, library = compiled_library("attention", FORWARD + BACKWARD, f"-DD={D}")
+    name, library = compiled_library(get_data("ops.lib.drafts.attention", "cpu_attention.c"), f"-DD={D}")
     if library is not None:
         for function in (library.forward, library.backward):
             function.argtypes = [ctypes.POINTER(Problem), ctypes.c_int64, ctypes.c_int64]
