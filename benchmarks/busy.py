@@ -4,8 +4,8 @@
     python benchmarks/busy.py --before OLDER      # and, quiet, the same stages of an older checkout of dflow
     python benchmarks/busy.py --quick             # a few steps, one round, beside one process: a dry run
 
-Throughput is what a stage says of its progress, over the time from its first report to its last; a training's first
-step is left out, which compiles kernels. A round runs every stage quiet and beside each number of busy processes, in an
+Throughput is the progress that a stage reports, over the time from its first report to its last; a training's first
+step is left out, which compiles kernels. A round runs a stage quiet and beside each number of busy processes, in an
 order that turns from round to round. A busy process is a loop in Python; it ends with this script, at the latest after
 LIMIT_S. Ratios are medians of the rounds' ratios.
 
@@ -23,18 +23,17 @@ import itertools
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rounds import ROOT, table
+from benchmarks.harness import ROOT, Rounds, in_rounds, median_ratio, parser, run_dflow, save_figures, table, verdict
 from dsl.read_toml import read_graph
 
 TINY = ROOT / "pipelines" / "tiny.toml"
@@ -43,13 +42,13 @@ SLOWER = 0.97  # of the throughput before
 LIMIT_S = 900.0
 SPIN = "import os, sys, time\nend = time.time() + float(sys.argv[1])\nparent = os.getppid()\n"
 SPIN += "while time.time() < end and os.getppid() == parent:\n    sum(range(1000))\n"
-DFLOW = "import sys; from executor.cli import main; sys.exit(main())"
 
 
 @dataclass(frozen=True)
 class Stage:
     """A node that is measured. anew: a setting in its key that changes its work little or not at all: another value
-    makes it run again. sizes: settings of the whole pipeline that give it enough to do.
+    makes it run again. sizes: settings of the whole pipeline that give it enough to do. skips: units of progress before
+    the measurement.
     """
 
     anew: str
@@ -68,34 +67,23 @@ STAGES = {
 
 
 @dataclass(frozen=True)
-class Side:
+class Checkout:
     """A checkout of dflow, with a store of its own. settings: `-s` for every run, so that nodes above are reused."""
 
     pipeline: Path
-    checkout: Path
+    root: Path
     store: Path
     settings: tuple[str, ...]
 
     def run(self, *options: str) -> None:
-        """`dflow run` of the pipeline. Raises RuntimeError with the end of its output where it fails."""
         settings = itertools.chain.from_iterable(("-s", setting) for setting in self.settings)
-        command = [sys.executable, "-c", DFLOW, "run", str(self.pipeline), "--store", str(self.store)]
-        done = subprocess.run(
-            [*command, *settings, *options],
-            cwd=self.checkout,
-            env={**os.environ, "PYTHONPATH": str(self.checkout), "PYTHONSAFEPATH": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"dflow run failed in {self.checkout}:\n{(done.stdout + done.stderr)[-3000:]}")
+        run_dflow(self.root, "run", str(self.pipeline), "--store", str(self.store), *settings, *options)
 
-    def measure(self, name: str, number: int, busy: int) -> dict[str, Any]:
-        """Run a node once more beside so many busy processes: its throughput and its threads."""
+    def measure(self, name: str, busy: int, numbers: Iterator[int]) -> dict[str, Any]:
+        """Run a node once more beside this many busy processes: its throughput and its threads."""
         stage = STAGES[name]
         with busy_processes(busy):
-            self.run("--only", name, "-s", f"{stage.anew}={stage.first + number}")
+            self.run("--only", name, "-s", f"{stage.anew}={stage.first + next(numbers)}")
         record = max((self.store / "records").iterdir(), key=lambda folder: folder.name)
         events = [json.loads(line) for line in (record / "events.jsonl").read_text().splitlines()]
         own = [event for event in events if event["node"] == name]
@@ -105,7 +93,7 @@ class Side:
 
 
 def settings_of(names: Sequence[str], *, quick: bool) -> tuple[str, ...]:
-    """What gives the stages enough to do, or next to nothing."""
+    """Settings that give the stages enough to do, or next to nothing."""
     return tuple(setting for name in names for setting in (STAGES[name].quick if quick else STAGES[name].sizes))
 
 
@@ -122,13 +110,13 @@ def throughput(events: Sequence[dict[str, Any]], skips: int) -> float:
             series.append((event["time"], event["done"]))
     counted = [report for report in series if report[1] >= skips]
     if len(counted) < 2 or counted[0][0] >= counted[-1][0]:
-        raise RuntimeError(f"too few reports to tell a throughput: {series}")
+        raise RuntimeError(f"too few reports for a throughput: {series}")
     return (counted[-1][1] - counted[0][1]) / (counted[-1][0] - counted[0][0])
 
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many processes that compute without end, ended and reaped on leaving."""
+    """This many processes that compute without end, killed and reaped on leaving."""
     processes = [subprocess.Popen([sys.executable, "-c", SPIN, str(LIMIT_S)]) for _ in range(count)]
     try:
         yield
@@ -140,39 +128,38 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def goal(threads: int, busy: int, cores: int) -> float:
-    """The least share of the quiet throughput beside so many busy processes."""
+    """The least share of the quiet throughput beside this many busy processes."""
     return SHARE * min(1.0, threads / (threads + busy) * cores / min(threads, cores))
 
 
-def ratios(above: Sequence[dict[str, Any]], below: Sequence[dict[str, Any]]) -> float:
-    """Median of the rounds' ratios."""
-    pairs = zip(above, below, strict=False)  # quiet rounds may be more than busy ones
-    return statistics.median(one["throughput"] / other["throughput"] for one, other in pairs)
-
-
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Per stage and kind of run ("quiet", "before", "busy 4") what its rounds gave."""
+    """Per stage and kind of run ("quiet", "before", "busy 4") the figures of its rounds."""
     settings = settings_of(options.stages, quick=options.quick)
     graph = read_graph(options.pipeline, settings)
     above = {parent for name in options.stages for parent in graph.nodes[name].parents}
     last = [name for name in above if above & graph.below(name) == {name}]
-    checkouts = {"now": ROOT} | ({"before": options.before.resolve()} if options.before else {})
-    sides = {name: Side(options.pipeline, path, folder / name, settings) for name, path in checkouts.items()}
-    for side, node in itertools.product(sides.values(), last):
-        print(f"preparing {node} of {side.checkout}", flush=True)
-        side.run("--to", node)
+    now, *before = (
+        Checkout(options.pipeline, root.resolve(), folder / name, settings)
+        for name, root in (("now", ROOT), ("before", options.before))
+        if root is not None
+    )
+    for checkout, node in itertools.product((now, *before), last):
+        print(f"preparing {node} of {checkout.root}", flush=True)
+        checkout.run("--to", node)
     numbers = itertools.count(1)
-    found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    for index in range(options.rounds):
-        kinds = [("quiet", "now", 0)] + [("before", "before", 0)] * ("before" in sides)
-        if index < options.busy_rounds:
-            kinds += [(f"busy {count}", "now", count) for count in options.busy]
-        start = index % len(kinds)
-        for name in options.stages:
-            for kind, side, busy in (*kinds[start:], *kinds[:start]):
-                outcome = sides[side].measure(name, next(numbers), busy)
-                found[name][kind].append(outcome)
-                print(f"  round {index + 1} {name}, {kind}: {outcome['throughput']:.3g}/s", flush=True)
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name in options.stages:
+        quiet = {
+            kind: partial(checkout.measure, name, 0, numbers)
+            for kind, checkout in zip(("quiet", "before"), (now, *before), strict=False)
+        }
+        busy = {f"busy {count}": partial(now.measure, name, count, numbers) for count in options.busy}
+        both = min(options.busy_rounds, options.rounds)
+        found[name] = {kind: [] for kind in (*quiet, *busy)}
+        for kinds, rounds in ((quiet | busy, both), (quiet, options.rounds - both)):
+            outcomes = in_rounds(kinds, rounds, lambda figures: f"{figures['throughput']:.3g}/s", f"{name} ")
+            for kind, each in outcomes.items():
+                found[name][kind] += each
     return found
 
 
@@ -180,47 +167,33 @@ def rows_of(found: dict[str, dict[str, list[dict[str, Any]]]], busy: Sequence[in
     """A row for each stage and number of busy processes, and one against the checkout before where there is one."""
     rows = []
     for name, kinds in found.items():
-        threads, median = kinds["quiet"][0]["threads"], statistics.median
+        rounds, threads = Rounds(kinds), kinds["quiet"][0]["threads"]
+        quiet = rounds.values("quiet", "throughput")
+        compared = []  # what a row is called, whose throughput it shows, the ratio, the goal
         for count in busy:
-            if not (rounds := kinds[f"busy {count}"]):
-                continue
-            rows.append(
-                {
-                    "stage": name,
-                    "threads": threads,
-                    "beside": f"{count} busy",
-                    "throughput": median(outcome["throughput"] for outcome in rounds),
-                    "of_quiet": ratios(rounds, kinds["quiet"]),
-                    "goal": goal(threads, count, cores),
-                }
-            )
+            if values := rounds.values(f"busy {count}", "throughput"):  # quiet rounds may be more than busy ones
+                ratio = median_ratio(values, quiet[: len(values)])
+                compared.append((f"{count} busy", f"busy {count}", ratio, goal(threads, count, cores)))
         if "before" in kinds:
-            rows.append(
-                {
-                    "stage": name,
-                    "threads": threads,
-                    "beside": f"before, {kinds['before'][0]['threads']} threads",
-                    "throughput": median(outcome["throughput"] for outcome in kinds["quiet"]),
-                    "of_quiet": ratios(kinds["quiet"], kinds["before"]),
-                    "goal": SLOWER,
-                }
-            )
-    return [{**row, "holds": row["of_quiet"] >= row["goal"]} for row in rows]
+            ratio = rounds.ratio("quiet", "before", "throughput")
+            compared.append((f"before, {kinds['before'][0]['threads']} threads", "quiet", ratio, SLOWER))
+        for beside, kind, ratio, least in compared:
+            median = rounds.median(kind, "throughput")
+            row = {"stage": name, "threads": threads, "beside": beside, "throughput": median}
+            rows.append({**row, "of_quiet": ratio, "goal": least, "holds": ratio >= least})
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    parser.add_argument("--pipeline", type=Path, default=TINY, help="another file with nodes of these names")
-    parser.add_argument("--busy", nargs="+", type=int, help="numbers of busy processes; 1 and 4 unless given")
-    parser.add_argument("--rounds", type=int, help="rounds on the quiet machine; 10 unless given")
-    parser.add_argument(
-        "--busy-rounds", type=int, default=3, help="how many of them are also beside busy processes; 0 for none"
-    )
-    parser.add_argument("--before", type=Path, help="an older checkout of dflow to compare the quiet throughput with")
-    parser.add_argument("--quick", action="store_true", help="a few steps, one round, beside one process: a dry run")
-    parser.add_argument("--json", type=Path, help="write every figure there")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    arguments.add_argument("--pipeline", type=Path, default=TINY, help="another file with nodes of these names")
+    arguments.add_argument("--busy", nargs="+", type=int, help="numbers of busy processes; default: 1 4")
+    arguments.add_argument("--rounds", type=int, help="rounds on the quiet machine; default: 10")
+    arguments.add_argument("--busy-rounds", type=int, default=3, help="rounds also beside busy processes; 0 for none")
+    arguments.add_argument("--before", type=Path, help="an older checkout to compare the quiet throughput with")
+    arguments.add_argument("--quick", action="store_true", help="a dry run: a few steps, one round, beside one process")
+    options = arguments.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what runs, as Ctrl-C does
     options.busy = options.busy or ([1] if options.quick else [1, 4])
     options.rounds = options.rounds or (1 if options.quick else 10)
@@ -230,23 +203,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dflow-busy-") as folder:
         found = measure(options, Path(folder))
     rows = rows_of(found, options.busy, cores)
-    head = ["stage", "threads", "beside", "per second", "of quiet, or of before", "goal", ""]
-    cells = [
-        [
-            row["stage"],
-            str(row["threads"]),
-            row["beside"],
-            f"{row['throughput']:.3g}",
-            f"{row['of_quiet']:.2f}",
-            f">= {row['goal']:.2f}",
-            "holds" if row["holds"] else "missed",
-        ]
-        for row in rows
-    ]
-    print(f"\n{table([head, *cells])}\n{time.time() - began:.0f} s")
-    if options.json:
-        figures = {"cores": cores, "load": load, "quick": options.quick, "rows": rows, "rounds": found}
-        options.json.write_text(json.dumps(figures, indent=1))
+    cells = [["stage", "threads", "beside", "per second", "of quiet, or of before", "goal", ""]]
+    for row in rows:
+        figures = [f"{row['throughput']:.3g}", f"{row['of_quiet']:.2f}", f">= {row['goal']:.2f}"]
+        cells.append([row["stage"], str(row["threads"]), row["beside"], *figures, verdict(row["holds"])])
+    print(f"\n{table(cells)}\n{time.time() - began:.0f} s")
+    save_figures(options.json, {"cores": cores, "load": load, "quick": options.quick, "rows": rows, "rounds": found})
 
 
 if __name__ == "__main__":

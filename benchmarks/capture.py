@@ -12,21 +12,21 @@ the ratio is the median of the rounds' ratios. Before that, both sides' features
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import frozen
 from safetensors.torch import load_file
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from benchmarks.rounds import table
+from benchmarks.harness import in_rounds, median_ratio, parser, save_figures, table, verdict
 from dsl.op import Ref
 from ops.artifacts import TokenShards
 from ops.capture_targets.backend import default_batch_tokens
@@ -43,7 +43,7 @@ KINDS = {"text": (False,), "image": (True,), "mixed": (False, True)}
 VOCABULARY, IMAGE_TOKEN, PATCH, MERGE = 2048, 5, 4, 2
 PATCH_DIM, GRID = 3 * 2 * PATCH**2, (1, 4, 4)  # 16 x 16 pixels: 16 patches, 4 tokens
 FIRST_TEXT_ID = 8  # below stand the ids of images
-ONE_BY_ONE = 1  # a budget of one token takes one sample at least
+ONE_BY_ONE = 1  # a budget of one token: every batch has one sample
 
 
 @frozen
@@ -58,57 +58,40 @@ class Shapes:
     grid: tuple[int, int, int] = GRID
 
 
-@frozen
-class Sides:
-    """Tokens per second of each round."""
-
-    batched: list[float]
-    single: list[float]
-
-    @property
-    def ratio(self) -> float:
-        return statistics.median(ours / other for ours, other in zip(self.batched, self.single, strict=True))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == ["--sglang"]:  # SGLang is not always installed
-        return int(importlib.import_module("benchmarks.capture_engine").main(given[1:]))
+    if given[:1] == ["--sglang"]:
+        from benchmarks import capture_engine  # SGLang is not always installed
+
+        return capture_engine.main(given[1:])
     arguments = _arguments(given)
     torch.set_num_threads(arguments.threads)
     target = small_target(arguments.hidden, arguments.layers)
-    figures, rows = (
-        {},
-        [("samples", "tokens/s batched", "tokens/s one by one", "ratio", f"goal >= {GOAL:g}", "max abs difference")],
-    )
+    head = ("samples", "tokens/s batched", "tokens/s one by one", "ratio", f"goal >= {GOAL:g}", "max abs difference")
+    figures, rows = {}, [head]
     with tempfile.TemporaryDirectory() as folder:
         for kind, images in KINDS.items():
             samples = make_samples(arguments.samples, arguments.tokens, images)
             reader = write_tokens(Path(folder) / kind, samples)
-            sides, difference = measure(target, reader, arguments.batch_tokens, arguments.rounds, Path(folder))
-            figures[kind] = {"batched": sides.batched, "single": sides.single, "ratio": sides.ratio}
-            figures[kind]["difference"] = difference
-            speeds = [f"{statistics.median(values):,.0f}" for values in (sides.batched, sides.single)]
-            goal = "holds" if sides.ratio >= GOAL else "missed"
-            rows.append((kind, *speeds, f"{sides.ratio:.2f}", goal, f"{difference:.1e}"))
+            figures[kind] = found = measure(target, reader, arguments.batch_tokens, arguments.rounds, Path(folder))
+            speeds = [f"{statistics.median(found[side]):,.0f}" for side in ("batched", "single")]
+            ratio, difference = f"{found['ratio']:.2f}", f"{found['difference']:.1e}"
+            rows.append((kind, *speeds, ratio, verdict(found["ratio"] >= GOAL), difference))
     print(table(rows))
     print(f"{arguments.threads} threads, {arguments.rounds} rounds")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    save_figures(arguments.json, figures)
     return 0
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=256, help="samples of each kind")
-    parser.add_argument("--tokens", type=int, nargs=2, default=(16, 48), help="shortest and longest sample")
-    parser.add_argument("--batch-tokens", type=int, help="the budget; the op's own unless given")
-    parser.add_argument("--hidden", type=int, default=128, help="hidden size of the target; the built-in one's")
-    parser.add_argument("--layers", type=int, default=8, help="and its number of layers")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
-    return parser.parse_args(argv)
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--samples", type=int, default=256, help="samples of each kind")
+    options.add_argument("--tokens", type=int, nargs=2, default=(16, 48), help="shortest and longest sample")
+    options.add_argument("--batch-tokens", type=int, help="the budget; default: that of the op")
+    options.add_argument("--hidden", type=int, default=128, help="hidden size of the target")
+    options.add_argument("--layers", type=int, default=8, help="and its number of layers")
+    options.add_argument("--threads", type=int, default=1)
+    return options.parse_args(argv)
 
 
 def small_target(hidden: int, layers: int) -> Target:
@@ -201,10 +184,8 @@ def write_tokens(folder: Path, samples: Sequence[TokenSample]) -> TokenReader:
     return TokenReader(TokenShards(folder, "benchmark"), "train")
 
 
-def measure(
-    target: Target, reader: TokenReader, batch_tokens: int | None, rounds: int, folder: Path
-) -> tuple[Sides, float]:
-    """The speeds of all rounds, and how far the features of the two sides are apart."""
+def measure(target: Target, reader: TokenReader, batch_tokens: int | None, rounds: int, folder: Path) -> dict[str, Any]:
+    """Tokens per second of all rounds, their ratio, and the largest difference between the sides' features."""
     layer_ids = tuple(range(1, target.num_layers - 2))[:5]
     (plan,) = plan_shards("train", reader, sum(record["tokens"] for record in reader.records))
     config, backend = CaptureTargets(tokens=Ref("tokens"), target=Ref("target")), HuggingFaceBackend(target)
@@ -216,19 +197,12 @@ def measure(
         shard.write(folder / name)
         return plan.tokens / (time.perf_counter() - start)
 
-    budgets = {
-        "batched.safetensors": batch_tokens or default_batch_tokens(target.device.type),
-        "single.safetensors": ONE_BY_ONE,
-    }
-    for name, budget in budgets.items():  # warm up
-        run(name, budget)
-    ours, theirs = (load_file(folder / name)["features"] for name in budgets)
-    difference = float((ours - theirs).abs().max())
-    speeds: dict[str, list[float]] = {name: [] for name in budgets}
-    for index in range(rounds):
-        for name in sorted(budgets, reverse=index % 2 == 1):
-            speeds[name].append(run(name, budgets[name]))
-    return Sides(*speeds.values()), difference
+    budgets = {"batched": batch_tokens or default_batch_tokens(target.device.type), "single": ONE_BY_ONE}
+    sides = {name: partial(run, name, budget) for name, budget in budgets.items()}
+    in_rounds(sides, 1)  # warm up
+    ours, theirs = (load_file(folder / name)["features"] for name in sides)
+    speeds = in_rounds(sides, rounds)
+    return {**speeds, "ratio": median_ratio(*speeds.values()), "difference": float((ours - theirs).abs().max())}
 
 
 if __name__ == "__main__":

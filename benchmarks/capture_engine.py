@@ -12,7 +12,6 @@ free again. Before that the three are compared: how far the states of both backe
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -26,7 +25,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from benchmarks.capture import FIRST_TEXT_ID, KINDS, Shapes, make_samples, small_target
-from benchmarks.rounds import table
+from benchmarks.harness import in_rounds, median_ratio, parser, save_figures, table, verdict
 from ops.capture_targets.huggingface import forward_batch
 from ops.capture_targets.layers import spread_layers
 from ops.lib.data.batching import batches_by_length
@@ -45,40 +44,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(arguments.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = arguments.checkpoint or small_checkpoint(Path(folder))
+        checkpoint = arguments.checkpoint
+        if checkpoint is None:
+            checkpoint = Path(folder)
+            small_target(hidden=128, layers=8).model.save_pretrained(checkpoint)
         figures = measure(checkpoint, device, arguments)
     header = ("samples", "capture, tokens/s", "plain prefill", "ratio", f"goal >= {GOAL:g}", "transformers", "ratio")
     rows = [(*header, "difference")]
     for kind, found in figures.items():
         speeds = {side: f"{statistics.median(found[side]):,.0f}" for side in ("capture", "prefill", "transformers")}
-        goal = "holds" if found["of_prefill"] >= GOAL else "missed"
-        shown = (speeds["prefill"], f"{found['of_prefill']:.2f}", goal, speeds["transformers"])
-        rows.append((kind, speeds["capture"], *shown, f"{found['of_transformers']:.2f}", f"{found['difference']:.1e}"))
+        capture, prefill = [speeds["capture"], speeds["prefill"]], f"{found['of_prefill']:.2f}"
+        ours = [speeds["transformers"], f"{found['of_transformers']:.2f}", f"{found['difference']:.1e}"]
+        rows.append((kind, *capture, prefill, verdict(found["of_prefill"] >= GOAL), *ours))
     print(table(rows))
     print(f"{device}, {arguments.dtype}, {arguments.rounds} rounds of {arguments.samples} samples")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    save_figures(arguments.json, figures)
     return 0
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", nargs="?", type=Path, help="a checkpoint directory")
-    parser.add_argument("--samples", type=int, default=256, help="samples of each kind")
-    parser.add_argument("--tokens", type=int, nargs=2, default=(256, 2048), help="shortest and longest sample")
-    parser.add_argument("--grid", type=int, nargs=2, default=(32, 32), help="patches of an image, down and across")
-    parser.add_argument("--batch-tokens", type=int, default=16384)
-    parser.add_argument("--layers", type=int, default=5, help="how many are captured")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
-    return parser.parse_args(argv)
-
-
-def small_checkpoint(folder: Path) -> Path:
-    small_target(hidden=128, layers=8).model.save_pretrained(folder)
-    return folder
+    options = parser(__doc__, rounds=5)
+    options.add_argument("checkpoint", nargs="?", type=Path, help="a checkpoint directory; default: a small random one")
+    options.add_argument("--samples", type=int, default=256, help="samples of each kind")
+    options.add_argument("--tokens", type=int, nargs=2, default=(256, 2048), help="shortest and longest sample")
+    options.add_argument("--grid", type=int, nargs=2, default=(32, 32), help="patches of an image, down and across")
+    options.add_argument("--batch-tokens", type=int, default=16384)
+    options.add_argument("--layers", type=int, default=5, help="number of captured layers")
+    options.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    options.add_argument("--threads", type=int, default=1)
+    return options.parse_args(argv)
 
 
 def measure(checkpoint: Path, device: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -104,16 +98,16 @@ def measure(checkpoint: Path, device: str, arguments: argparse.Namespace) -> dic
         for kind, parts in batches.items():
             states[kind] = capture(parts[0])
             runtime.prefill(parts[0])
-            figures[kind] = {**in_rounds({"capture": capture, "prefill": runtime.prefill}, parts, arguments.rounds)}
+            figures[kind] = {**speeds_of({"capture": capture, "prefill": runtime.prefill}, parts, arguments.rounds)}
     target = Target.from_directory(checkpoint, {}, device, getattr(torch, arguments.dtype))
     for kind, parts in batches.items():
         features_BSF, _ = forward_batch(target, parts[0], layer_ids)
         pairs = [(features_BSF[row, : len(served)], served) for row, served in enumerate(states[kind])]
         figures[kind]["difference"] = max(float((a - b).norm() / a.norm()) for a, b in pairs)
         ours = partial(forward_batch, target, layer_ids=layer_ids)
-        figures[kind] |= in_rounds({"transformers": ours}, parts, arguments.rounds)
-        figures[kind]["of_prefill"] = ratio(figures[kind]["capture"], figures[kind]["prefill"])
-        figures[kind]["of_transformers"] = ratio(figures[kind]["capture"], figures[kind]["transformers"])
+        figures[kind] |= speeds_of({"transformers": ours}, parts, arguments.rounds)
+        figures[kind]["of_prefill"] = median_ratio(figures[kind]["capture"], figures[kind]["prefill"])
+        figures[kind]["of_transformers"] = median_ratio(figures[kind]["capture"], figures[kind]["transformers"])
     return figures
 
 
@@ -122,29 +116,25 @@ def in_batches(samples: Sequence[TokenSample], batch_tokens: int) -> list[list[T
     return [[samples[row] for row in rows] for rows in batches_by_length(lengths, batch_tokens)]
 
 
-def in_rounds(
+def speeds_of(
     sides: dict[str, Callable[[Sequence[TokenSample]], object]], batches: Batches, rounds: int
 ) -> dict[str, list[float]]:
-    """Tokens per second of each round; the first side of a round is the last of the next one."""
+    """Tokens per second of each round."""
     tokens = sum(len(sample.input_ids) for part in batches for sample in part)
-    speeds: dict[str, list[float]] = {name: [] for name in sides}
-    for index in range(rounds):
-        for name in sorted(sides, reverse=index % 2 == 1):
-            start = time.perf_counter()
-            for part in batches:
-                sides[name](part)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            speeds[name].append(tokens / (time.perf_counter() - start))
-    return speeds
 
+    def run(side: Callable[[Sequence[TokenSample]], object]) -> float:
+        start = time.perf_counter()
+        for part in batches:
+            side(part)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return tokens / (time.perf_counter() - start)
 
-def ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    return statistics.median(ours / other for ours, other in zip(above, below, strict=True))
+    return in_rounds({name: partial(run, side) for name, side in sides.items()}, rounds)
 
 
 def shapes_of(family: Family, grid: Sequence[int]) -> Shapes:
-    """What random samples for this target look like."""
+    """The shapes of random samples for this target."""
     vocabulary = int(family.text_config["vocab_size"])
     if not isinstance(family, VisionFamily):
         return Shapes(vocabulary=vocabulary)

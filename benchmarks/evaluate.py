@@ -14,19 +14,18 @@ accepted, so with it a speculative step yields one token.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import evolve, frozen
 
 from benchmarks.capture import Shapes, make_samples, small_target
-from benchmarks.rounds import table
+from benchmarks.harness import in_rounds, median_ratio, parser, save_figures, table, verdict
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded, decode_plain, decode_speculative
@@ -47,9 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures, rows = {}, [("decoding", "batch", "one by one", "in batches", "ratio", f"goal <= {GOAL:g}", "differ")]
     for kind in ("plain", "speculative"):
         sides = sides_of(case, kind, arguments.new_tokens, arguments.batches)
-        seconds, answers = measure(sides, arguments.rounds, clock_of(arguments.device))
+        answers = {name: decode() for name, decode in sides.items()}  # warm up; they are the same in every round
+        timed = {name: partial(seconds_of, decode, arguments.device) for name, decode in sides.items()}
+        seconds = in_rounds(timed, arguments.rounds)
         for size in arguments.batches:
-            ratio = statistics.median(ours / single for ours, single in zip(seconds[size], seconds[None], strict=True))
+            ratio = median_ratio(seconds[size], seconds[None])
             differ = [margin for pair in zip(answers[None], answers[size], strict=True) for margin in difference(*pair)]
             figures[f"{kind} {size}"] = {
                 "single": seconds[None],
@@ -61,15 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             }
             times = [f"{statistics.median(seconds[side]):.2f} s" for side in (None, size)]
             nearness = f"{len(differ)} of {len(answers[size])}" + (f", margins to {max(differ):.0e}" if differ else "")
-            rows.append((kind, str(size), *times, f"{ratio:.2f}", "holds" if ratio <= GOAL else "missed", nearness))
+            rows.append((kind, str(size), *times, f"{ratio:.2f}", verdict(ratio <= GOAL), nearness))
         print(f"{kind}: {statistics.mean(len(one.tokens) for one in answers[None]):.1f} tokens an answer", flush=True)
     steps = sum(one.steps for one in answers[None])
     print(f"tau {sum(one.generated for one in answers[None]) / max(steps, 1):.2f}")
     print(table(rows))
     unit = "CPU seconds" if arguments.device == "cpu" else f"seconds on {arguments.device}"
     print(f"{len(case.samples)} prompts, {arguments.threads} threads, {arguments.rounds} rounds; {unit}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    save_figures(arguments.json, figures)
     return 0
 
 
@@ -83,21 +83,19 @@ class Case:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = parser(__doc__, rounds=3)
     for name in ("target", "draft", "tokens"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="an artifact; all three or none")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=64, help="behind the first of an answer, at most")
-    parser.add_argument("--batches", type=int, nargs="+", default=(8, 32), help="prompts of a batch, one row each")
-    parser.add_argument("--hidden", type=int, default=128, help="hidden size of a random target; the built-in one's")
-    parser.add_argument("--layers", type=int, default=8, help="and its number of layers")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
-    arguments = parser.parse_args(argv)
+        options.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="an artifact; all three or none")
+    options.add_argument("--prompts", type=int, default=64)
+    options.add_argument("--new-tokens", type=int, default=64, help="most tokens of an answer after its first")
+    options.add_argument("--batches", type=int, nargs="+", default=(8, 32), help="prompts of a batch, one row each")
+    options.add_argument("--hidden", type=int, default=128, help="hidden size of a random target")
+    options.add_argument("--layers", type=int, default=8, help="and its number of layers")
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments = options.parse_args(argv)
     if len({bool(arguments.target), bool(arguments.draft), bool(arguments.tokens)}) > 1:
-        parser.error("--target, --draft and --tokens: all three or none")
+        options.error("--target, --draft and --tokens: all three or none")
     return arguments
 
 
@@ -151,18 +149,21 @@ def _dtype(device: str) -> torch.dtype:
     return torch.bfloat16 if device == "cuda" else torch.float32
 
 
-def clock_of(device: str) -> Callable[[], float]:
-    """CPU seconds, or on a GPU those of the clock once it has done all that it was given."""
-
-    def after_the_gpu() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    return after_the_gpu if device == "cuda" else time.process_time
+def seconds_of(decode: Side, device: str) -> float:
+    """CPU seconds, or on a GPU those of the clock until it has finished its work."""
+    if device == "cpu":
+        began = time.process_time()
+        decode()
+        return time.process_time() - began
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    decode()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
 def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> dict[int | None, Side]:
-    """What is measured, by the prompts of a batch; None: the references."""
+    """What is measured, by the number of prompts in a batch; None: the references."""
     settings = DecodeSettings(new_tokens)
 
     def single() -> list[Decoded]:
@@ -177,22 +178,6 @@ def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> 
         return [one for batch in cut for one in decode_speculative_batch(case.target, case.draft, batch, settings)]
 
     return {None: single, **{size: lambda size=size: batched(size) for size in batches}}
-
-
-def measure(
-    sides: dict[int | None, Side], rounds: int, clock: Callable[[], float] = time.process_time
-) -> tuple[dict[Any, list[float]], dict[Any, list[Decoded]]]:
-    """Seconds by the clock of every round by side, and the answers, which are the same in every round."""
-    answers = {name: decode() for name, decode in sides.items()}  # warm up
-    seconds: dict[Any, list[float]] = {name: [] for name in sides}
-    order = list(sides)
-    for index in range(rounds):
-        start = index % len(order)
-        for name in (*order[start:], *order[:start]):
-            began = clock()
-            sides[name]()
-            seconds[name].append(clock() - began)
-    return seconds, answers
 
 
 def difference(single: Decoded, batched: Decoded) -> list[float]:

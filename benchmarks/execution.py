@@ -1,23 +1,28 @@
-"""dflow's executor beside doit and DVC: what runs cost in which little or nothing is to be done, and what comes of
-changes, kills, two runs at once and mistakes.
+"""dflow's executor beside doit and DVC: what runs with little or nothing to do cost, and what changes, kills, two runs
+at once and mistakes lead to.
 
     python benchmarks/execution.py
     python benchmarks/execution.py --peers-python PEERS/bin/python --rounds 9 --json figures.json
 
-What each tool is given, and how it runs a node: benchmarks/sides/tools.py. Times are medians of rounds in which every
+What each tool gets, and how it runs a node: benchmarks/sides/tools.py. Times are medians of rounds in which every
 tool runs once, a ratio is the median of the rounds' ratios. A peer that is not installed is left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
+import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.executor_costs import Cost, first_runs, further_runs
 from benchmarks.executor_rows import (
     changed_value,
     edited_helper,
@@ -27,130 +32,170 @@ from benchmarks.executor_rows import (
     two_runs,
     what_would_run,
 )
-from benchmarks.rounds import table
-from benchmarks.sides.tools import Tool, found_tools
+from benchmarks.harness import Rounds, in_rounds, parser, save_figures, table, verdict
+from benchmarks.sides.tools import Tool, environment, found_tools
 
 NOOP_GOAL_S, LONG_GOAL_S, FIRST_GOAL_S = 0.30, 0.6, 10.0
-# What the table calls a row, what looks at it, and what its cell should begin with for ours.
+# A row's title, the function that makes a tool's cell, and how the cell of ours should begin.
 ROWS: dict[str, tuple[str, Callable[[Tool, Path, int], str], str]] = {
     "changed": (
         "value in the middle of 10 changed, nodes that ran: same output / other output / changed back",
-        lambda tool, folder, _: changed_value(tool, folder),
+        changed_value,
         "1 / 5 / 0",
     ),
-    "helper": (
-        "nodes of 10 that ran: helper function edited / only a comment edited",
-        lambda tool, folder, _: edited_helper(tool, folder),
-        "10 / 0",
-    ),
+    "helper": ("nodes of 10 that ran: helper function edited / only a comment edited", edited_helper, "10 / 0"),
     "killed-rebuild": ("kill -9 at the half of a rebuild, then the input put back", killed_rebuild, "the whole file"),
     "killed-executor": ("kill -9 of the executor alone", killed_executor, "the node dies with it, never"),
-    "two-runs": (
-        "two runs at once: how often each of 3 nodes ran",
-        lambda tool, folder, _: two_runs(tool, folder),
-        "1x, 1x, 1x; exit codes 0 and 0",
-    ),
-    "mistakes": (
-        "three mistakes in a file, told at once",
-        lambda tool, folder, _: several_mistakes(tool, folder),
-        "3 of 3, 3 with",
-    ),
-    "dry-run": (
-        "dry run after a change: of the node, of the one below",
-        lambda tool, folder, _: what_would_run(tool, folder),
-        "runs, may be",
-    ),
+    "two-runs": ("two runs at once: how often each of 3 nodes ran", two_runs, "1x, 1x, 1x; exit codes 0 and 0"),
+    "mistakes": ("three mistakes in a file, reported at once", several_mistakes, "3 of 3, 3 with"),
+    "dry-run": ("dry run after a change: of the node, of the one below", what_would_run, "runs, may be"),
 }
 
 
+@dataclass(frozen=True)
+class Cost:
+    """The seconds of a row, why a tool has none, and the goal for ours."""
+
+    rounds: Rounds
+    failed: dict[str, str]
+    goal: float | None
+
+    def cells(self, peers: Sequence[str]) -> list[str]:
+        """What is wanted, whether it holds, seconds of every tool, ours over each peer."""
+        ran = self.rounds.figures
+        holds = "ours" in ran and self.goal is not None and self.rounds.median("ours", "wall") <= self.goal
+        wanted = "ends" if self.goal is None else f"<= {self.goal:.2f} s"
+        ratios = [f"{self.rounds.ratio('ours', peer, 'wall'):.2g}x" if peer in ran else "-" for peer in peers]
+        return [wanted, verdict(holds), *(self._seconds(tool) for tool in ("ours", *peers)), *ratios]
+
+    def _seconds(self, tool: str) -> str:
+        if tool not in self.rounds.figures:
+            return self.failed.get(tool, "-")
+        return f"{self.rounds.median(tool, 'wall'):.2f} s, {self.rounds.median(tool, 'cpu'):.2f} s CPU"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers-python", type=Path, help="the Python that has doit and DVC; this one unless given")
-    parser.add_argument("--rounds", type=int, default=9, help="of runs in which nothing is to be done")
-    parser.add_argument("--first-rounds", type=int, default=3, help="of first runs")
-    parser.add_argument("--nodes", type=int, default=100)
-    parser.add_argument("--long", type=int, default=1000, help="nodes of the long chain; 0: leave it out")
-    parser.add_argument(
-        "--longest", type=int, default=10000, help="nodes of the chain that is only read; 0: leave it out"
-    )
-    parser.add_argument("--long-tools", nargs="*", default=["ours", "doit"], help="who gets the long chains")
-    parser.add_argument("--megabytes", type=int, default=100, help="of the file whose rebuild is killed")
-    parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS, help="what is looked at beside times")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    options = parser.parse_args(argv)
+    options = _options(argv)
     tools, missing = found_tools(options.peers_python)
     for line in missing:
         print(line)
     with tempfile.TemporaryDirectory() as folder:
         costs = _costs(tools, Path(folder), options)
-        rows = _rows(tools, Path(folder), options)
-    print(_report(tools, costs, rows))
-    if options.json:
-        told = {name: {**cost.rounds.figures, "failed": cost.failed} for name, (cost, _) in costs.items()}
-        rows_told = {name: cells for name, (cells, _) in rows.items()}
-        options.json.write_text(json.dumps({"costs": told, "rows": rows_told}, indent=2) + "\n")
+        rows = {ROWS[name][0]: _cells(tools, Path(folder), name, options.megabytes) for name in options.rows}
+    peers = [tool.name for tool in tools if tool.name != "ours"]
+    lines = [["", "goal", "", "ours", *peers, *(f"ours / {peer}" for peer in peers)]]
+    lines += [[name, *cost.cells(peers)] for name, cost in costs.items()]
+    for title, _, wanted in (ROWS[name] for name in options.rows):
+        holds = verdict(rows[title]["ours"].startswith(wanted))
+        lines.append([title, wanted, holds, *rows[title].values(), *("" for _ in peers)])
+    print(f"Wall and CPU seconds, medians\n{table(lines)}")
+    seconds = {name: {**cost.rounds.figures, "failed": cost.failed} for name, cost in costs.items()}
+    save_figures(options.json, {"costs": seconds, "rows": rows})
     return 0
 
 
-def _costs(tools: Sequence[Tool], top: Path, options: argparse.Namespace) -> dict[str, tuple[Cost, float]]:
-    """By row: the seconds, and the goal for ours; infinite where there is none."""
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    options = parser(__doc__, rounds=9)
+    options.add_argument("--peers-python", type=Path, help="the Python that has doit and DVC; default: this one")
+    options.add_argument("--first-rounds", type=int, default=3, help="rounds of first runs; default: %(default)s")
+    options.add_argument("--nodes", type=int, default=100)
+    options.add_argument("--long", type=int, default=1000, help="nodes of the long chain; 0: leave it out")
+    options.add_argument("--longest", type=int, default=10000, help="nodes of the chain that is only read; 0: no chain")
+    options.add_argument("--long-tools", nargs="*", default=["ours", "doit"], help="the tools that get the long chains")
+    options.add_argument("--megabytes", type=int, default=100, help="size of the file whose rebuild is killed")
+    options.add_argument("--rows", nargs="*", default=list(ROWS), choices=ROWS, help="what is tested beside times")
+    return options.parse_args(argv)
+
+
+def _costs(tools: Sequence[Tool], top: Path, options: argparse.Namespace) -> dict[str, Cost]:
+    """Seconds by row."""
     long = [tool for tool in tools if tool.name in options.long_tools]
-    first = first_runs(tools, top / "short", options.nodes, options.first_rounds)
-    found = {
-        f"no-op run, {options.nodes} nodes": (
-            further_runs(tools, top / "short", options.rounds, lambda tool: tool.run),
-            NOOP_GOAL_S,
-        )
-    }
+    first, folders = _first_runs(tools, top / "short", options.nodes, options.first_rounds)
+    found = {f"no-op run, {options.nodes} nodes": _further_runs(tools, folders, options.rounds, "run", NOOP_GOAL_S)}
     if options.long:
-        first_runs(long, top / "long", options.long, 1)
-        noop = further_runs(long, top / "long", options.rounds, lambda tool: tool.run)
-        found[f"no-op run, chain of {options.long}"] = (noop, LONG_GOAL_S)
+        _, folders = _first_runs(long, top / "long", options.long, 1)
+        noop = _further_runs(long, folders, options.rounds, "run", LONG_GOAL_S)
+        found[f"no-op run, chain of {options.long}"] = noop
     if options.longest:
-        for tool in long:
-            folder = top / "longest" / tool.name / "0"
-            folder.parent.mkdir(parents=True)
-            tool.make(folder)
-            tool.write_chain(folder, [f"v{node}" for node in range(options.longest)])
-        read = further_runs(long, top / "longest", min(options.rounds, 3), lambda tool: tool.dry)
-        found[f"dry run, chain of {options.longest}"] = (read, float("inf"))
-    return {**found, f"first run, {options.nodes} nodes": (first, FIRST_GOAL_S)}
+        folders = {tool.name: _chain(tool, top / "longest" / tool.name, options.longest) for tool in long}
+        dry = _further_runs(long, folders, min(options.rounds, 3), "dry", None)
+        found[f"dry run, chain of {options.longest}"] = dry
+    return {**found, f"first run, {options.nodes} nodes": first}
 
 
-def _rows(tools: Sequence[Tool], top: Path, options: argparse.Namespace) -> dict[str, tuple[dict[str, str], str]]:
-    """By row: the tools' cells, and what ours should begin with."""
+def _first_runs(tools: Sequence[Tool], top: Path, nodes: int, rounds: int) -> tuple[Cost, dict[str, Path]]:
+    """A fresh folder for each run; those of the last round are returned for the runs that follow."""
+    folders: dict[str, Path] = {}
+    number = itertools.count()
+
+    def first(tool: Tool) -> dict[str, Any]:
+        folders[tool.name] = _chain(tool, top / f"{tool.name}-{next(number)}", nodes)
+        return _measured(tool, folders[tool.name], tool.run)
+
+    runs = {tool.name: partial(first, tool) for tool in tools}
+    return _cost(runs, rounds, FIRST_GOAL_S, f"first run of {nodes}, "), folders
+
+
+def _chain(tool: Tool, folder: Path, nodes: int) -> Path:
+    tool.make(folder)
+    tool.write_chain(folder, [f"v{node}" for node in range(nodes)])
+    return folder
+
+
+def _further_runs(
+    tools: Sequence[Tool], folders: Mapping[str, Path], rounds: int, command: str, goal: float | None
+) -> Cost:
+    """The same command again and again, in the folder of the last first run."""
+    runs = {tool.name: partial(_measured, tool, folders[tool.name], getattr(tool, command)) for tool in tools}
+    return _cost(runs, rounds, goal)
+
+
+def _cost(
+    runs: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, goal: float | None, title: str | None = None
+) -> Cost:
+    """The seconds of all rounds; a tool that fails is not run again. title: of each line that is printed."""
+    failed: dict[str, str] = {}
+
+    def run(name: str) -> dict[str, Any]:
+        if name not in failed:
+            try:
+                return runs[name]()
+            except RuntimeError as error:
+                failed[name] = str(error)
+        return {}
+
+    def shown(seconds: dict[str, Any]) -> str:
+        return f"{seconds['wall']:.2f} s" if seconds else "failed"
+
+    found = in_rounds({name: partial(run, name) for name in runs}, rounds, shown if title else None, title or "")
+    return Cost(Rounds({name: each for name, each in found.items() if name not in failed}), failed, goal)
+
+
+def _measured(tool: Tool, folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Wall and CPU seconds, those of its children included. Raises RuntimeError with the end of its output."""
+    output = folder / "output.txt"
+    with output.open("wb") as file:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [str(tool.python), *arguments], cwd=folder, env=environment(), stdout=file, stderr=subprocess.STDOUT
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        printed = output.read_text()
+        raise RuntimeError("RecursionError" if "recursion" in printed.lower() else f"fails: {printed.strip()[-200:]}")
+    return {"wall": wall, "cpu": used.ru_utime + used.ru_stime}
+
+
+def _cells(tools: Sequence[Tool], top: Path, name: str, megabytes: int) -> dict[str, str]:
+    """The row's cell of every tool."""
+    title, cell, _ = ROWS[name]
     found = {}
-    for name in options.rows:
-        title, row, wanted = ROWS[name]
-        cells = {}
-        for tool in tools:
-            cells[tool.name] = row(tool, top / f"{name}-{tool.name}", options.megabytes)
-            print(f"  {title}, {tool.name}: {cells[tool.name]}", flush=True)
-        found[title] = (cells, wanted)
+    for tool in tools:
+        found[tool.name] = cell(tool, top / f"{name}-{tool.name}", megabytes)
+        print(f"  {title}, {tool.name}: {found[tool.name]}", flush=True)
     return found
-
-
-def _report(
-    tools: Sequence[Tool],
-    costs: dict[str, tuple[Cost, float]],
-    rows: dict[str, tuple[dict[str, str], str]],
-) -> str:
-    peers = [tool.name for tool in tools if tool.name != "ours"]
-    lines = [["", "goal", "", "ours", *peers, *(f"ours / {peer}" for peer in peers)]]
-    for name, (cost, goal) in costs.items():
-        has_goal = goal != float("inf")
-        holds = "ours" in cost.rounds.figures and cost.rounds.median("ours", "wall") <= goal
-        wanted = f"<= {goal:.2f} s" if has_goal else "ends"
-        cells = [cost.cell(tool) for tool in ("ours", *peers)]
-        lines.append([name, wanted, _holds(holds), *cells, *(cost.ratio(peer) for peer in peers)])
-    for name, (found, wanted) in rows.items():
-        cells = [found[tool] for tool in ("ours", *peers)]
-        lines.append([name, wanted, _holds(found["ours"].startswith(wanted)), *cells, *("" for _ in peers)])
-    return f"Wall and CPU seconds, medians\n{table(lines)}"
-
-
-def _holds(holds: bool) -> str:
-    return "holds" if holds else "missed"
 
 
 if __name__ == "__main__":

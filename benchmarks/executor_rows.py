@@ -1,4 +1,4 @@
-"""The rows of benchmarks/execution.py that say what a tool does, not how fast. Each gives a cell of the table.
+"""The rows of benchmarks/execution.py that show what a tool does, not how fast. Each function gives a table cell.
 
 A chain of ten nodes is changed in its middle; a rebuild is killed at its half; two runs start at once; a file has
 mistakes.
@@ -21,7 +21,7 @@ MIDDLE = 5
 WAIT_S = 60.0
 
 
-def changed_value(tool: Tool, folder: Path) -> str:
+def changed_value(tool: Tool, folder: Path, _megabytes: int) -> str:
     """How many nodes ran after a change in the middle: same output / other output / changed back."""
     _first_run(tool, folder)
     same, other = ([*CHAIN[:MIDDLE], value, *CHAIN[MIDDLE + 1 :]] for value in (f" {CHAIN[MIDDLE]}", "other"))
@@ -32,7 +32,7 @@ def changed_value(tool: Tool, folder: Path) -> str:
     return " / ".join(map(str, counts))
 
 
-def edited_helper(tool: Tool, folder: Path) -> str:
+def edited_helper(tool: Tool, folder: Path, _megabytes: int) -> str:
     """How many of ten nodes ran: after an edit of the function that all call / after an edit of a comment in it."""
     _first_run(tool, folder)
     helper = folder / "helper.py"
@@ -53,7 +53,7 @@ def killed_rebuild(tool: Tool, folder: Path, megabytes: int) -> str:
     os.killpg(process.pid, signal.SIGKILL)
     _end_all(folder, process)
     (folder / "input.txt").write_text("first text\n")
-    again = _run(tool, folder)
+    again = _call(tool, folder, tool.run)
     file = tool.large_file(folder)
     is_whole = file.exists() and file.stat().st_size == megabytes << 20 and file.open().readline() == "first text\n"
     if is_whole:
@@ -63,7 +63,7 @@ def killed_rebuild(tool: Tool, folder: Path, megabytes: int) -> str:
 
 
 def killed_executor(tool: Tool, folder: Path, megabytes: int) -> str:
-    """The executor alone is killed at the half of a rebuild, and a second run starts beside what is left."""
+    """Only the executor is killed at the half of a rebuild, and a second run starts beside what is left."""
     _large(tool, folder, megabytes)
     (folder / "input.txt").write_text("other text\n")
     process = _start_held(tool, folder)
@@ -83,7 +83,7 @@ def killed_executor(tool: Tool, folder: Path, megabytes: int) -> str:
     return f"{orphan}, {'a second writer starts beside it' if both else 'never two writers'}"
 
 
-def two_runs(tool: Tool, folder: Path) -> str:
+def two_runs(tool: Tool, folder: Path, _megabytes: int) -> str:
     """Three nodes of half a second, two runs at once: how often each ran, and the exit codes."""
     tool.make(folder)
     tool.write_chain(folder, CHAIN[:3], seconds=0.5)
@@ -94,27 +94,26 @@ def two_runs(tool: Tool, folder: Path) -> str:
     return f"{counts}; exit codes {codes[0]} and {codes[1]}"
 
 
-def several_mistakes(tool: Tool, folder: Path) -> str:
-    """Three mistakes in a file, each of which the tool finds where it is alone: told at once / with its line."""
+def several_mistakes(tool: Tool, folder: Path, _megabytes: int) -> str:
+    """Three mistakes in a file, each of which the tool finds if it is the only one: reported at once / with line."""
     tool.make(folder)
     tool.write_mistakes(folder)
     done = _call(tool, folder, tool.check)
     lines = (done.stdout + done.stderr).splitlines()
-    told = [mistake for mistake in tool.mistakes if any(mistake.word in line for line in lines)]
+    reports = [[line for line in lines if mistake.word in line] for mistake in tool.mistakes]
     placed = [
-        mistake
-        for mistake in told
-        if any(mistake.word in line and re.search(rf"(:|line ){mistake.line}\b", line) for line in lines)
+        any(re.search(rf"(:|line ){mistake.line}\b", line) for line in found)
+        for mistake, found in zip(tool.mistakes, reports, strict=True)
     ]
-    return f"{len(told)} of 3, {len(placed)} with its line"
+    return f"{sum(map(bool, reports))} of 3, {sum(placed)} with its line"
 
 
-def what_would_run(tool: Tool, folder: Path) -> str:
+def what_would_run(tool: Tool, folder: Path, _megabytes: int) -> str:
     """What a dry run says of the node that changed, and of those below it."""
     _first_run(tool, folder)
     tool.write_chain(folder, [*CHAIN[:MIDDLE], "other", *CHAIN[MIDDLE + 1 :]])
     done = _call(tool, folder, tool.dry)
-    return tool.foretold(done.stdout + done.stderr, f"n{MIDDLE}", f"n{MIDDLE + 1}")
+    return tool.predicted(done.stdout + done.stderr, f"n{MIDDLE}", f"n{MIDDLE + 1}")
 
 
 def _first_run(tool: Tool, folder: Path) -> None:
@@ -127,7 +126,7 @@ def _first_run(tool: Tool, folder: Path) -> None:
 
 def _calls_of_a_run(tool: Tool, folder: Path) -> list[str]:
     (folder / "calls.txt").unlink(missing_ok=True)
-    done = _run(tool, folder)
+    done = _call(tool, folder, tool.run)
     if done.returncode:
         raise RuntimeError(f"{tool.name} failed:\n{(done.stdout + done.stderr)[-3000:]}")
     return _calls(folder)
@@ -136,10 +135,6 @@ def _calls_of_a_run(tool: Tool, folder: Path) -> list[str]:
 def _calls(folder: Path) -> list[str]:
     path = folder / "calls.txt"
     return path.read_text().split() if path.exists() else []
-
-
-def _run(tool: Tool, folder: Path) -> subprocess.CompletedProcess[str]:
-    return _call(tool, folder, tool.run)
 
 
 def _call(tool: Tool, folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -28,9 +28,9 @@ from typing import Any
 
 from benchmarks.gpu_report import page, reason
 from benchmarks.gpu_sizes import contexts, step_sizes
+from benchmarks.harness import ROOT
 from executor.launchers.stage_process import stage_environment
 
-ROOT = Path(__file__).parent.parent
 DEADLINE_S = 470.0
 PATIENCE = {"cuda": 1, "cpu": 10}  # a dry run may share its machine with others
 KEPT = 3000  # characters of what a part that failed printed last

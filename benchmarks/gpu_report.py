@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu_sizes import contexts, step_sizes
+from benchmarks.harness import table
 
 Rows = list[list[str]]
+_table = partial(table, aligned=False)
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """All that was found; parts that are missing are named with the reason."""
+    """All figures; parts without figures are named with the reason."""
     figures = {name: entry["figures"] for name, entry in found["parts"].items() if "figures" in entry}
     sections = ["# Figures of one GPU", _head(found, figures.get("machine"))]
     for title, text in (
@@ -49,13 +52,13 @@ def _steps(found: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     if len(rows) == 1:
         return ""
     sizes = step_sizes(found["tiny"], 0)
-    said = (
+    title = (
         f"Forward, loss and backward of a draft of hidden size {sizes['hidden']}, {sizes['layers']} layers, vocabulary "
         f"{sizes['vocabulary']:,}: {sizes['anchors']} anchors x {sizes['block']} of one sequence; no optimizer. "
         "MFU: the step's needed FLOPs (ops/lib/drafts/dflash/flops.py), the same for both sides, over seconds and "
         "peak. ratio: dense over ours."
     )
-    return f"{said}\n\n{_table(rows)}"
+    return f"{title}\n\n{_table(rows)}"
 
 
 def _step_rows(tiny: bool, context: int, figures: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -70,34 +73,13 @@ def _step_rows(tiny: bool, context: int, figures: Mapping[str, Any]) -> Iterator
         mfu = f"{flops / seconds / peak:.1%}" if flops and peak else "-"
         times = step.get("times", [seconds])
         spread = f"{_seconds(min(times))} to {_seconds(max(times))}"
-        loss = f"{step['loss']:.6f}"
-        speed = f"{context / seconds:,.0f}"
-        yield [
-            f"{context:,}",
-            side,
-            _seconds(seconds),
-            spread,
-            speed,
-            mfu,
-            f"{step['mib']:,.0f}",
-            loss,
-            str(step["correct"]),
-        ]
+        shown = [f"{context / seconds:,.0f}", mfu, f"{step['mib']:,.0f}", f"{step['loss']:.6f}"]
+        yield [f"{context:,}", side, _seconds(seconds), spread, *shown, str(step["correct"])]
     ours, dense = sides["ours"], sides["dense"]
     if ours is not None and dense is not None:
         off = abs(ours["loss"] - dense["loss"]) / abs(dense["loss"])
-        memory = f"{dense['mib'] / max(ours['mib'], 1e-9):.2f}"
-        yield [
-            f"{context:,}",
-            "ratio",
-            f"{dense['seconds'] / ours['seconds']:.2f}",
-            "",
-            "",
-            "",
-            memory,
-            f"off by {off:.1e}",
-            "",
-        ]
+        ratio, memory = f"{dense['seconds'] / ours['seconds']:.2f}", f"{dense['mib'] / max(ours['mib'], 1e-9):.2f}"
+        yield [f"{context:,}", "ratio", ratio, "", "", "", memory, f"off by {off:.1e}", ""]
 
 
 def _capture(figures: Mapping[str, Any]) -> str:
@@ -179,8 +161,3 @@ def _seconds(value: float) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.0f} us"
     return f"{value * 1e3:.2f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def _table(rows: Rows) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:]])

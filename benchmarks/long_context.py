@@ -27,6 +27,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+from benchmarks.harness import table
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.flops import step_flops
 from ops.lib.drafts.dflash.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
@@ -69,8 +70,8 @@ def tables(contexts: Sequence[int] = CONTEXTS, degrees: Sequence[int] = DEGREES,
             rows += [_memory_row(context, degree, name, anchors) for name in names]
     sent = [["context", "P", "ulysses", "gather", "feature"]]
     sent += [_sent_row(context, degree, anchors) for context in contexts for degree in degrees if degree > 1]
-    told = "MiB that a rank sends in the forward pass of a step, and again in the backward pass:"
-    return f"{_markdown(rows)}\n\n{told}\n\n{_markdown(sent)}"
+    title = "MiB that a rank sends in the forward pass of a step, and again in the backward pass:"
+    return f"{table(rows, aligned=False)}\n\n{title}\n\n{table(sent, aligned=False)}"
 
 
 def rank_memory(
@@ -131,11 +132,6 @@ def _sent_row(context: int, degree: int, anchors: int) -> list[str]:
     elements = [draft.num_hidden_layers * elements_sent(name, **sizes) for name in ("ulysses", "gather")]
     elements.append((degree - 1) * context * draft.hidden_size // degree)
     return [f"{context:,}", str(degree), *(f"{2 * count / 2**20:,.0f}" for count in elements)]
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:]])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ What each side does, and how it is measured: benchmarks/sides/preprocess.py. A r
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -17,42 +15,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import Side, median_ratio, parser, run_side, save_figures, table, verdict
 from benchmarks.preprocess_data import write_jsonl
-from benchmarks.rounds import Side, run_side, table
 
 MODULE = "benchmarks.sides.preprocess"
 TEXT_GOAL, IMAGE_GOAL, MEMORY_GOAL = 3.0, 1.0, 1.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--samples", type=int, default=200, help="text samples of a round")
-    parser.add_argument("--images", type=int, default=40, help="image samples of a round")
-    parser.add_argument("--words", type=int, nargs="+", default=(60, 600), help="words of an answer, one a setting")
-    parser.add_argument("--sizes", type=int, nargs=2, default=(1000, 20000), help="samples whose memory is compared")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
-    arguments = parser.parse_args(argv)
+    options = parser(__doc__, rounds=9)
+    options.add_argument("--samples", type=int, default=200, help="text samples of a round")
+    options.add_argument("--images", type=int, default=40, help="image samples of a round")
+    options.add_argument("--words", type=int, nargs="+", default=(60, 600), help="words of an answer, one a setting")
+    options.add_argument("--sizes", type=int, nargs=2, default=(1000, 20000), help="samples whose memory is compared")
+    arguments = options.parse_args(argv)
     settings = [("text", words, arguments.samples, TEXT_GOAL) for words in arguments.words]
     settings += [(kind, arguments.words[-1], arguments.samples, TEXT_GOAL) for kind in ("emoji", "chinese")]
     settings.append(("images", arguments.words[0], arguments.images, IMAGE_GOAL))
     speeds = [_speed(*setting, arguments.rounds) for setting in settings]
     memory = _memory(arguments.sizes)
     print(_report(speeds, memory))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"speed": speeds, "memory": memory}, indent=2) + "\n")
+    save_figures(arguments.json, {"speed": speeds, "memory": memory})
     return 0
 
 
 def _speed(kind: str, words: int, samples: int, goal: float, rounds: int) -> dict[str, Any]:
     options = ["speed", f"--kind={kind}", f"--words={words}", f"--samples={samples}", f"--rounds={rounds}"]
     figures = run_side(Side(kind, MODULE), options)
-    ratio = statistics.median(round_["loop"] / max(round_["ours"], 1e-9) for round_ in figures["rounds"])
-    per_second = {
-        side: samples / max(statistics.median(round_[side] for round_ in figures["rounds"]), 1e-9)
-        for side in ("ours", "loop")
-    }
-    name = f"{kind}, {round(figures['tokens'] / samples)} tokens"
+    seconds = figures["rounds"]
+    per_second = {side: samples / max(statistics.median(seconds[side]), 1e-9) for side in ("ours", "loop")}
+    ratio, name = median_ratio(seconds["loop"], seconds["ours"]), f"{kind}, {round(figures['tokens'] / samples)} tokens"
     return {"setting": name, "goal": goal, "ratio": ratio, "per_second": per_second, **figures}
 
 
@@ -71,22 +63,15 @@ def _report(speeds: Sequence[dict[str, Any]], memory: Sequence[dict[str, Any]]) 
     rows = [["setting", "ours, samples/s", "loop, samples/s", "ratio", "goal", "", "same ids and pixels"]]
     for speed in speeds:
         each = [f"{speed['per_second'][side]:.0f}" for side in ("ours", "loop")]
-        holds = speed["ratio"] >= speed["goal"]
-        wanted = f">= {speed['goal']:g}x"
-        rows.append(
-            [speed["setting"], *each, f"{speed['ratio']:.2f}x", wanted, _holds(holds), "yes" if speed["same"] else "NO"]
-        )
+        reached = [f"{speed['ratio']:.2f}x", f">= {speed['goal']:g}x", verdict(speed["ratio"] >= speed["goal"])]
+        rows.append([speed["setting"], *each, *reached, "yes" if speed["same"] else "NO"])
     small, large = memory
     growth = large["mib"] / small["mib"]
     flat = f"memory, {small['samples']} and {large['samples']} samples: {small['mib']:.0f} and {large['mib']:.0f} MiB, "
     return (
         "Samples per CPU second of one core; ours with loss mask and prompt length, the loop with ids and pixels only\n"
-        f"{table(rows)}\n\nPeak {flat}{growth:.2f}x (goal <= {MEMORY_GOAL}x): {_holds(growth <= MEMORY_GOAL)}"
+        f"{table(rows)}\n\nPeak {flat}{growth:.2f}x (goal <= {MEMORY_GOAL}x): {verdict(growth <= MEMORY_GOAL)}"
     )
-
-
-def _holds(holds: bool) -> str:
-    return "holds" if holds else "missed"
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
-import struct
-import zlib
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
+from PIL import Image
+
 WORDS = " ".join(topics[name] for name in sorted(topics)).split()
-
-
 EMOJI_EVERY = 30  # words from one to the next: one or two in a short answer
 CHINESE = (
     "\u8fd9\u662f\u4e00\u53ea\u732b\uff0c\u5b83\u5728\u770b\u4e66\u3002"
@@ -21,9 +21,9 @@ CHINESE = (
 
 
 def conversation(index: int, words: int, kind: str = "text") -> tuple[str, str]:
-    """A question, and an answer of so many words out of the prose, from another place for each index.
+    """A question, and an answer of this many words of the prose, from another place for each index.
 
-    kind: "emoji" has one now and then, "chinese" is so many characters of that language with one now and then.
+    kind: "emoji" has one now and then, "chinese" is this many characters of that language with one now and then.
     """
     first = index * 37 % (len(WORDS) - words)
     if kind == "chinese":
@@ -38,22 +38,20 @@ def conversation(index: int, words: int, kind: str = "text") -> tuple[str, str]:
 
 
 def write_jsonl(file: Path, samples: int, words: int) -> None:
-    """A data set in which every tenth sample has a picture of its own."""
+    """A data set in which every tenth sample has an image of its own."""
     with file.open("w", encoding="utf-8") as lines:
         for index in range(samples):
             question, answer = conversation(index, words)
             turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
             row: dict[str, object] = {"id": f"sample-{index}", "messages": turns}
             if index % 10 == 0:
-                row["image"] = {"base64": base64.b64encode(_png(index)).decode("ascii")}
+                row["image"] = {"base64": base64.b64encode(image(index, "PNG", (32, 32))).decode("ascii")}
             lines.write(json.dumps(row) + "\n")
 
 
-def _png(index: int) -> bytes:
-    """A grey picture of 32 x 32 with the index in its pixels."""
-    pixels = b"".join(b"\0" + bytes((row * column + index) % 256 for column in range(32)) for row in range(32))
-    header = struct.pack(">IIBBBBB", 32, 32, 8, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(pixels + index.to_bytes(4, "big"))), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
+def image(index: int, file_format: str, size: tuple[int, int]) -> bytes:
+    """An image file of colours that change smoothly, another one for each index."""
+    small = np.random.default_rng(index).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(file, format=file_format, quality=90)
+    return file.getvalue()

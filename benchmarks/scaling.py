@@ -23,7 +23,6 @@ import argparse
 import math
 import multiprocessing
 import os
-import re
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ import torch.multiprocessing as mp
 from attrs import asdict, define, evolve, frozen
 from torch import Tensor
 
+from benchmarks.harness import reset_peak, resident
 from ops.lib.drafts.attention.blocks import Seen, split_attention
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.sequence_parallel.exchange import Exchange, choose_exchange, deal_blocks, elements_sent, make_exchange
@@ -47,7 +47,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @frozen(kw_only=True)
 class Sizes:
-    """Sizes of a step; context is a multiple of every degree, chunk the blocks a rank brings into one exchange."""
+    """Sizes of a step. context: a multiple of every degree. chunk: blocks of a rank in one exchange."""
 
     context: int
     anchors: int
@@ -173,7 +173,7 @@ def one_rank(rank: int, name: str, degree: int, sizes: Sizes, folder: str) -> No
     # A small step first: connections, threads and code are in memory before the measurement.
     step(make_exchange(name, group), evolve(sizes, context=16 * degree, anchors=2 * degree), rank, degree)
     dist.barrier()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from what is resident now
+    reset_peak()
     before = resident("VmRSS")
     measured = step(make_exchange(name, group), sizes, rank, degree)
     measured.peak = resident("VmHWM") - before
@@ -189,11 +189,6 @@ def timed(exchange: Exchange, sizes: Sizes, rank: int, degree: int) -> float:
     start = time.perf_counter()
     step(exchange, sizes, rank, degree)
     return time.perf_counter() - start
-
-
-def resident(what: str) -> int:
-    """Bytes of a line of /proc/self/status."""
-    return int(re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 
 def step(exchange: Exchange, sizes: Sizes, rank: int, degree: int) -> Measured:

@@ -14,19 +14,19 @@ ratios. Needs a GPU, and the version of SGLang that dflow is written for.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from benchmarks.rounds import table
+from benchmarks.harness import in_rounds, parser, save_figures, table
 from dsl.errors import DflowError, StoreError
 from executor.model_tools.chat_request import Answer, ask, flush_cache
 from executor.model_tools.serve import SGLangServer
@@ -110,33 +110,17 @@ def measure(argv: Sequence[str] | None) -> int:
     for warning in run.warnings:
         print(f"warning: {warning}")
     extra = [*(ON_A_CPU if options.cpu else []), *given[end + 1 :]]
-    rounds: dict[int, list[Round]] = {concurrency: [] for concurrency in options.concurrency}
-    for index in range(options.rounds):
-        for concurrency, outcome in run_round(run, options, extra, index).items():
-            rounds[concurrency].append(outcome)
+    # Each side in a server of its own, one after the other, because both may not fit on one GPU.
+    sides = {
+        name: partial(run_side, run, draft, options, extra) for name, draft in (("draft", run.draft), ("alone", None))
+    }
+    outcomes = in_rounds(sides, options.rounds, _speeds)
+    pairs = list(zip(outcomes["draft"], outcomes["alone"], strict=True))
+    rounds = {size: [Round(ours[size], alone[size]) for ours, alone in pairs] for size in options.concurrency}
     print(figures_table(rounds))
     print(f"{len(run.prompts)} prompts, at most {options.max_tokens} tokens each, {options.rounds} rounds")
-    if options.json:
-        options.json.write_text(json.dumps(figures(run, options, extra, rounds), indent=2) + "\n")
+    save_figures(options.json, figures(run, options, extra, rounds))
     return 0
-
-
-def run_round(run: ServedRun, options: argparse.Namespace, extra: Sequence[str], index: int) -> dict[int, Round]:
-    """Each side in a server of its own, one after the other, because both may not fit on one GPU."""
-    sides: list[DraftOption | None] = [run.draft, None]
-    outcomes = {}
-    for draft in sides if index % 2 == 0 else sides[::-1]:
-        outcomes[draft is not None] = run_side(run, draft, options, extra)
-    for concurrency in options.concurrency:
-        speeds = [f"{outcomes[drafted][concurrency].speed:,.0f}" for drafted in (True, False)]
-        print(
-            f"  round {index + 1}/{options.rounds}, concurrency {concurrency}: {' | '.join(speeds)} tokens/s",
-            flush=True,
-        )
-    return {
-        concurrency: Round(outcomes[True][concurrency], outcomes[False][concurrency])
-        for concurrency in options.concurrency
-    }
 
 
 def run_side(
@@ -160,8 +144,12 @@ def run_side(
     return found
 
 
+def _speeds(batches: dict[int, Batch]) -> str:
+    return ", ".join(f"{batch.speed:,.0f} tokens/s at concurrency {size}" for size, batch in batches.items())
+
+
 def send(url: str, prompts: Sequence[ChatPrompt], concurrency: int, max_tokens: int) -> Batch:
-    """All prompts, so many of them under way at a time."""
+    """The answers to all prompts, with this many requests at a time."""
     with ThreadPoolExecutor(concurrency) as pool:
         started = time.perf_counter()
         answers = tuple(pool.map(lambda prompt: ask(url, prompt.messages, max_tokens), prompts))
@@ -169,27 +157,17 @@ def send(url: str, prompts: Sequence[ChatPrompt], concurrency: int, max_tokens: 
 
 
 def figures_table(rounds: dict[int, list[Round]]) -> str:
-    head = (
-        "concurrency",
-        "tokens/s with draft",
-        "tokens/s alone",
-        "speed-up",
-        "tau",
-        "spec_accept_length",
-        "same answers",
-    )
-    rows = [head]
+    figures = ("tokens/s with draft", "tokens/s alone", "speed-up", "tau", "spec_accept_length")
+    rows = [("concurrency", *figures, "same answers")]
     for concurrency, outcomes in rounds.items():
-        middle = {
-            "with": statistics.median(outcome.with_draft.speed for outcome in outcomes),
-            "alone": statistics.median(outcome.alone.speed for outcome in outcomes),
-            "speed-up": statistics.median(outcome.speed_up for outcome in outcomes),
-            "tau": statistics.median(outcome.with_draft.tau for outcome in outcomes),
-            "accept": statistics.median(outcome.with_draft.accept_length for outcome in outcomes),
-        }
+        each = [
+            (one.with_draft.speed, one.alone.speed, one.speed_up, one.with_draft.tau, one.with_draft.accept_length)
+            for one in outcomes
+        ]
+        drafted, alone, *others = (statistics.median(values) for values in zip(*each, strict=True))
+        shown = [f"{drafted:,.0f}", f"{alone:,.0f}", *(f"{value:.2f}" for value in others)]
         same = f"{min(outcome.same for outcome in outcomes)} of {len(outcomes[0].alone.answers)}"
-        speeds = (f"{middle['with']:,.0f}", f"{middle['alone']:,.0f}", f"{middle['speed-up']:.2f}")
-        rows.append((str(concurrency), *speeds, f"{middle['tau']:.2f}", f"{middle['accept']:.2f}", same))
+        rows.append((str(concurrency), *shown, same))
     return table(rows)
 
 
@@ -224,18 +202,16 @@ def figures(
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", metavar="RUN", help='the id of a run or a part of it; "" for the latest')
-    parser.add_argument("--store", metavar="DIR", help="DFLOW_STORE or runs/ in the project unless given")
-    parser.add_argument("--node", help="the node that exports the draft, where the run exports several")
-    parser.add_argument("--prompts", type=int, default=64, help="held-out prompts, with images for a vision target")
-    parser.add_argument("--max-tokens", type=int, default=512, help="of one answer")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--port", type=int, default=30000)
-    parser.add_argument("--cpu", action="store_true", help="SGLang's arguments for a CPU, to try the script")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
-    return parser.parse_args(argv)
+    options = parser(__doc__, rounds=3)
+    options.add_argument("run", metavar="RUN", help='the id of a run or a part of it; "" for the latest')
+    options.add_argument("--store", metavar="DIR", help="default: DFLOW_STORE, or runs/ in the project")
+    options.add_argument("--node", help="the node that exports the draft, where the run exports several")
+    options.add_argument("--prompts", type=int, default=64, help="held-out prompts, with images for a vision target")
+    options.add_argument("--max-tokens", type=int, default=512, help="of one answer")
+    options.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    options.add_argument("--port", type=int, default=30000)
+    options.add_argument("--cpu", action="store_true", help="SGLang's arguments for a CPU, to try the script")
+    return options.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
-from attrs import evolve, frozen
+from attrs import evolve
 from matplotlib.figure import Figure
 
+from benchmarks.sides.stage import FolderStage
 from dsl.errors import DflowError, StopRequested
 from dsl.stage import RENDEZVOUS
 from executor.keys.node_key import node_inputs
@@ -35,22 +36,13 @@ from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 
 
-@frozen
-class CurveStage:
-    """A dsl.stage.Stage that asks the training to stop after so many steps, and keeps the losses.
+class CurveStage(FolderStage):
+    """Stops the training after `steps` steps, and keeps the pair (step, loss) of each."""
 
-    losses gets the pair (step, loss) of every step.
-    """
-
-    inputs: Mapping[str, Any]
-    out_dir: Path
-    work_dir: Path
-    rank: int
-    world_size: int
-    sp_degree: int
-    steps: int
-    losses: list[tuple[int, float]]
-    device: str = "cpu"
+    def __init__(self, folder: Path, inputs: Mapping[str, Any], rank: int, world_size: int, steps: int) -> None:
+        super().__init__(folder, inputs, rank, world_size)
+        self.steps = steps
+        self.losses: list[tuple[int, float]] = []
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if "train/loss" in metrics:
@@ -59,9 +51,6 @@ class CurveStage:
     def progress(self, done: int, total: int) -> None:
         if self.rank == 0 and sys.stderr.isatty():
             print(f"\rstep {done} of {min(self.steps, total)} ", end="", file=sys.stderr, flush=True)
-
-    def figure(self, name: str, fig: Figure) -> None:
-        """A training that ends within the steps draws its figures for nobody."""
 
     def stop_requested(self) -> bool:
         return len(self.losses) >= self.steps
@@ -89,7 +78,7 @@ def main() -> int:
 
 
 def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]]:
-    """Config and input artifacts of a run's only node of train_dflash. Raises DflowError where they are not there."""
+    """Config and input artifacts of a run's only node of train_dflash. Raises DflowError where they are missing."""
     record = find_record(store.records, run)
     graph, states = record.graph(), record.state.nodes
     nodes = [node for node in graph.nodes.values() if isinstance(node.config, TrainDflash)]
@@ -101,7 +90,7 @@ def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]
         if digest is None and node.inputs.get(name):
             raise DflowError(f'run {record.run}: "{node.inputs[name][0]}" above "{node.id}" is not done')
         inputs[name] = None if digest is None else node.op.edges[name].type(store.object_path(digest), digest)
-    never = 10**9  # and not None, which a config that selects by what is measured refuses
+    never = 10**9  # not None, which a config that selects by a measurement refuses
     return evolve(node.config, log_every=1, checkpoint_every=never, eval_every=node.config.eval_every and never), inputs
 
 
@@ -118,10 +107,7 @@ def curve(config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int
 def one_rank(rank: int, config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {RENDEZVOUS: str(folder / "store"), "GLOO_SOCKET_IFNAME": "lo"}
-    out_dir, work_dir = folder / "out", folder / "work"
-    for made in (out_dir, work_dir):
-        made.mkdir(exist_ok=True)
-    stage = CurveStage(inputs, out_dir, work_dir, rank, ranks, ranks, steps, [])
+    stage = CurveStage(folder, inputs, rank, ranks, steps)
     with suppress(StopRequested):
         train_dflash(config, stage)
     if rank == 0:
@@ -152,12 +138,12 @@ def draw(alone: Sequence[float], shared: Mapping[str, Sequence[float]], degree: 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--store", help="as for dflow; DFLOW_STORE or ./runs unless given")
-    parser.add_argument("--run", help="the run whose training it is; the newest unless given")
+    parser.add_argument("--store", help="as for dflow; default: DFLOW_STORE or ./runs")
+    parser.add_argument("--run", help="the run whose training it is; default: the newest")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--degree", type=int, default=2, help="ranks that share every sequence")
     parser.add_argument("--exchange", nargs="+", default=["ulysses", "gather"], choices=["ulysses", "gather", "auto"])
-    parser.add_argument("--within", type=float, default=1e-4, help="largest relative difference that is allowed")
+    parser.add_argument("--within", type=float, default=1e-4, help="largest relative difference allowed")
     parser.add_argument("--figure", type=Path, help="where to draw the curves (png)")
     return parser.parse_args()
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from benchmarks.rounds import Setting, Side, differing_losses, run_side
+from benchmarks.harness import Rounds, Side, run_side
+from benchmarks.train_step_gpu import differing_losses
 
 ROOT = Path(__file__).parent.parent
 TINY = {
@@ -148,10 +149,10 @@ def test_the_start_of_ranks_is_measured_up_to_their_first_collective(tmp_path):
 
 def test_sides_whose_losses_differ_are_named_and_those_without_a_loss_are_not():
     figures = {"ours": [{"loss": 2.0}, {"loss": 2.1}], "dense": [{"loss": 2.0}, {"loss": 2.0}], "floor": [{}, {}]}
-    assert [] == differing_losses(Setting(1, 1, figures), "dense", 0.03)
-    (line,) = differing_losses(Setting(1, 1, figures), "dense", 0.01)
+    assert [] == differing_losses(Rounds(figures), "dense", 0.03)
+    (line,) = differing_losses(Rounds(figures), "dense", 0.01)
     assert "ours: its loss is 2.05, that of dense 2; both compute the same step" == line
-    broken = Setting(1, 1, figures | {"ours": [{"loss": float("nan")}]})
+    broken = Rounds(figures | {"ours": [{"loss": float("nan")}]})
     assert 1 == len(differing_losses(broken, "dense", 0.01))
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments, peak_mib, times_of
+from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser, peak_mib, times_of
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes
 from ops.lib.drafts.attention.blocks import Attend, choose_attention, dense_attention
@@ -28,7 +28,7 @@ FEW_BLOCKS, FEW_SLOTS = 32, 256
 
 
 def main() -> None:
-    arguments = part_arguments(__doc__)
+    arguments = part_parser(__doc__).parse_args()
     device, sizes = torch.device(arguments.device), draft_sizes(arguments.tiny)
     repeats = 2 if arguments.tiny else 20
     figures: dict[str, Any] = {"attention": [], "head": []}

@@ -8,10 +8,9 @@ does it.
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.capture import Shapes, make_samples, write_tokens
-from benchmarks.gpu_parts.timing import answer, peak_mib, spread
+from benchmarks.gpu_parts.timing import answer, part_parser, peak_mib, spread
 from dsl.op import Ref
 from ops.capture_targets.backend import default_batch_tokens
 from ops.capture_targets.huggingface import HuggingFaceBackend
@@ -40,7 +39,7 @@ QWEN3_8B = {
     "max_position_embeddings": 40960,
     "tie_word_embeddings": False,
 }
-TINY = {
+TINY = QWEN3_8B | {
     "vocab_size": 300,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -49,18 +48,15 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
 }
 LAYERS = 5
 SHARDS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--sglang", action="store_true")
-    arguments = parser.parse_args()
+    options = part_parser(__doc__)
+    options.add_argument("--sglang", action="store_true")
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = by_sglang if arguments.sglang else by_transformers
         answer(run(arguments.device, arguments.tiny, Path(folder)))
@@ -119,14 +115,15 @@ def random_target(sizes: dict[str, Any], device: torch.device) -> Target:
 
 def by_sglang(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
     """Tokens per second of each round: the capture, and the engine's plain prefill of the same batches."""
-    runtime = importlib.import_module("ops.lib.sglang.runtime")  # SGLang is not always installed
-    engine = importlib.import_module("benchmarks.capture_engine")
+    from benchmarks.capture_engine import in_batches, speeds_of  # SGLang is not always installed
+    from ops.lib.sglang.runtime import SglangRuntime
+
     sizes, lengths = (TINY, (8, 24)) if tiny else (QWEN3_8B, (256, 2048))
     Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
     samples = make_samples(6 if tiny else 48, lengths, (False,), Shapes(vocabulary=sizes["vocab_size"]))
-    batches = engine.in_batches(samples, 16384)
+    batches = in_batches(samples, 16384)
     layer_ids = spread_layers(sizes["num_hidden_layers"], 3 if tiny else LAYERS)
-    with runtime.SglangRuntime.start(
+    with SglangRuntime.start(
         folder,
         device=device,
         dtype="bfloat16",
@@ -134,13 +131,9 @@ def by_sglang(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
         context_length=lengths[1],
         server_args={"load_format": "dummy"},
     ) as served:
-
-        def capture(part: Any) -> object:
-            return served.capture(part, layer_ids=layer_ids)
-
-        sides = {"capture": capture, "prefill": served.prefill}
-        engine.in_rounds(sides, batches, 1)
-        speeds = engine.in_rounds(sides, batches, 2 if tiny else 3)
+        sides = {"capture": partial(served.capture, layer_ids=layer_ids), "prefill": served.prefill}
+        speeds_of(sides, batches, 1)
+        speeds = speeds_of(sides, batches, 2 if tiny else 3)
     return {name: spread(values) for name, values in speeds.items()}
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments
+from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser
 from benchmarks.gpu_sizes import contexts
 from benchmarks.train_step_gpu import needed_flops
 from ops.train_dflash.hardware import matmul_peak
@@ -28,7 +28,7 @@ PEAKS = {
 
 
 def main() -> None:
-    arguments = part_arguments(__doc__)
+    arguments = part_parser(__doc__).parse_args()
     device = torch.device(arguments.device)
     answer(
         {

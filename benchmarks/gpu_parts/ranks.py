@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpu_parts.timing import answer, draft_sizes, part_arguments, peak_mib, times_of
+from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser, peak_mib, times_of
 from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
 from executor.launchers.ranks import rank_environment
@@ -39,7 +39,7 @@ ELEMENTS = {True: 1 << 12, False: 1 << 26}  # of what a collective moves, tiny a
 
 
 def main() -> None:
-    arguments = part_arguments(__doc__)
+    arguments = part_parser(__doc__).parse_args()
     device = torch.device(arguments.device, 0) if arguments.device == "cuda" else torch.device("cpu")
     repeats = 2 if arguments.tiny else 10
     os.environ.update(rank_environment(0, 1))

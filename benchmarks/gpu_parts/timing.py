@@ -17,12 +17,12 @@ from benchmarks.sides.problem import Sizes
 MIB = 2**20
 
 
-def part_arguments(description: str | None) -> argparse.Namespace:
+def part_parser(description: str | None) -> argparse.ArgumentParser:
     """--device and --tiny, which every part has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes that prove the code only")
-    return parser.parse_args()
+    parser.add_argument("--tiny", action="store_true", help="sizes that only test the code")
+    return parser
 
 
 def draft_sizes(tiny: bool, context: int | None = None) -> Sizes:
@@ -32,15 +32,14 @@ def draft_sizes(tiny: bool, context: int | None = None) -> Sizes:
 
 def times_of(run: Callable[[], object], device: torch.device, repeats: int, warm_up: int = 3) -> dict[str, Any]:
     """Seconds of `run`: the median, the least, the most, and all of them, after calls that compile and tune."""
-    seconds = [_seconds(run, device) for _ in range(warm_up + repeats)][warm_up:]
-    return spread(seconds)
+    return spread([seconds_of(run, device) for _ in range(warm_up + repeats)][warm_up:])
 
 
 def spread(seconds: list[float]) -> dict[str, Any]:
     return {"median": statistics.median(seconds), "least": min(seconds), "most": max(seconds), "times": seconds}
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     if device.type != "cuda":
         started = time.perf_counter()
         run()

@@ -11,21 +11,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.gpu_parts.timing import MIB, seconds_of
+from benchmarks.harness import reset_peak, resident
 from benchmarks.sides.problem import Problem, Sizes, make_problem, warm_up_sizes
-
-MIB = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,19 +78,13 @@ def on_cpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> 
     make_step(make_problem(warm_up_sizes(sizes), dtype), arguments).run()
     step = make_step(make_problem(sizes, dtype), arguments)
     gc.collect()
-    before, reset = resident_bytes(), reset_peak()
+    reset_peak()
+    before = resident("VmRSS")
     start = time.process_time()
     loss, correct = step.run()
     seconds = time.process_time() - start
-    peak = peak_bytes()
-    figures = {
-        "seconds": seconds,
-        "mib": max(0, peak - before) / MIB,
-        "peak": "VmHWM" if reset else "ru_maxrss",
-        "loss": float(loss),
-        "correct": int(correct),
-    }
-    return figures, step
+    mib = max(0, resident("VmHWM") - before) / MIB
+    return {"seconds": seconds, "mib": mib, "loss": float(loss), "correct": int(correct)}, step
 
 
 def on_gpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> tuple[dict[str, object], Step]:
@@ -101,55 +92,18 @@ def on_gpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> 
     step = make_step(make_problem(sizes, getattr(torch, arguments.dtype), "cuda"), arguments)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    seconds = []
+    seconds, outcomes = [], []
     for index in range(arguments.warm_up + arguments.steps):
         step.clear()
         if index == arguments.warm_up:
             torch.cuda.reset_peak_memory_stats()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        loss, correct = step.run()
-        end.record()
-        torch.cuda.synchronize()
-        seconds.append(start.elapsed_time(end) / 1000)
+        seconds.append(seconds_of(lambda: outcomes.append(step.run()), torch.device("cuda")))
+    loss, correct = outcomes[-1]
     figures = {
         "seconds": statistics.median(seconds[arguments.warm_up :]),
         "times": seconds[arguments.warm_up :],
         "mib": (torch.cuda.max_memory_allocated() - before) / MIB,
-        "peak": "torch.cuda.max_memory_allocated",
         "loss": float(loss),
         "correct": int(correct),
     }
     return figures, step
-
-
-def resident_bytes() -> int:
-    """The resident set now; where the system does not tell, its peak so far."""
-    return _status("VmRSS") or _maximum_resident()
-
-
-def reset_peak() -> bool:
-    """Let the peak of the resident set start anew; False where the system cannot."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def peak_bytes() -> int:
-    return _status("VmHWM") or _maximum_resident()
-
-
-def _status(name: str) -> int:
-    """A field of /proc/self/status in bytes; 0 where there is none."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
-
-
-def _maximum_resident() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -19,17 +19,19 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from transformers import AutoTokenizer, BaseVideoProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from benchmarks.preprocess_data import conversation
+from benchmarks.harness import in_rounds
+from benchmarks.preprocess_data import conversation, image
+from benchmarks.sides.stage import FolderStage
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples
 from ops.ingest.op import Ingest
@@ -55,30 +57,6 @@ class NoVideo(BaseVideoProcessor):
         pass
 
 
-class FolderStage:
-    """A stage without an executor, which reports nothing."""
-
-    rank, world_size, sp_degree, device = 0, 1, 1, "cpu"
-
-    def __init__(self, folder: Path, inputs: Mapping[str, Any] | None = None) -> None:
-        self.inputs = dict(inputs or {})
-        self.out_dir, self.work_dir = folder / "out", folder / "work"
-        self.out_dir.mkdir(parents=True)
-        self.work_dir.mkdir()
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        pass
-
-    def progress(self, done: int, total: int) -> None:
-        pass
-
-    def figure(self, name: str, fig: Any) -> None:
-        pass
-
-    def stop_requested(self) -> bool:
-        return False
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "memory"))
@@ -101,16 +79,8 @@ def speed(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     write_builtin_processor(processor_dir, [row["messages"] for row in rows], VOCABULARY)
     ours = _ours(rows, folder, processor_dir)
     loop = _loop(rows, folder, processor_dir)
-    rounds = []
     mine, theirs = ours(), loop()  # both warm
-    for index in range(arguments.rounds):
-        sides = {"ours": ours, "loop": loop} if index % 2 == 0 else {"loop": loop, "ours": ours}
-        seconds = {}
-        for name, side in sides.items():
-            start = time.process_time()
-            side()
-            seconds[name] = time.process_time() - start
-        rounds.append(seconds)
+    rounds = in_rounds({"ours": partial(_seconds, ours), "loop": partial(_seconds, loop)}, arguments.rounds)
     same = all(
         sample.input_ids.tolist() == list(features["input_ids"][0])
         and bool(len(sample.pixel_values)) == ("pixel_values" in features)
@@ -118,6 +88,12 @@ def speed(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for sample, features in zip(mine, theirs, strict=True)
     )
     return {"rounds": rounds, "tokens": sum(len(sample.input_ids) for sample in mine), "same": same}
+
+
+def _seconds(side: Callable[[], object]) -> float:
+    start = time.process_time()
+    side()
+    return time.process_time() - start
 
 
 def _ours(rows: list[dict[str, Any]], folder: Path, processor_dir: Path) -> Callable[[], list[Any]]:
@@ -156,7 +132,7 @@ def _rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     rows = []
     for index in range(arguments.samples):
         question, answer = conversation(index, arguments.words, arguments.kind)
-        images = [packs.add(_jpeg(index))] if arguments.kind == "images" else []
+        images = [packs.add(image(index, "JPEG", (640, 480)))] if arguments.kind == "images" else []
         content = [{"type": "image"}] * len(images) + [{"type": "text", "text": question}]
         messages = [
             {"role": "user", "content": content},
@@ -166,16 +142,9 @@ def _rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _jpeg(index: int) -> bytes:
-    small = np.random.default_rng(index).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC).save(file, format="JPEG", quality=90)
-    return file.getvalue()
-
-
 def memory(data: Path, folder: Path) -> dict[str, Any]:
     """Peak resident set of the three ops in MiB, and the number of samples that came out."""
-    first = FolderStage(folder / "ingest")
+    first = FolderStage(folder / "ingest", {})
     ingest(Ingest(source=str(data), seed=0), first)
     second = FolderStage(folder / "inject", {"samples": Samples(path=first.out_dir, digest="a")})
     inject_images(InjectImages(samples=Ref("ingest"), workers=2), second)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from benchmarks.rounds import ROOT
+from benchmarks.harness import ROOT
 
 FILES = Path(__file__).parent / "chain"
 
@@ -40,13 +40,13 @@ class Tool:
     run: ClassVar[tuple[str, ...]]
     dry: ClassVar[tuple[str, ...]]
     check: ClassVar[tuple[str, ...]]
-    says: ClassVar[Mapping[str, str]]  # what a dry run says of a node "{}", and how
+    says: ClassVar[Mapping[str, str]]  # what a dry run states about the node {}: the word for it, its pattern
     mistaken: ClassVar[tuple[str, str]]  # file, text with three mistakes
     mistakes: ClassVar[tuple[Mistake, ...]]
 
     def make(self, folder: Path) -> None:
         """A folder with the code of the nodes, and nothing that runs yet."""
-        folder.mkdir()
+        folder.mkdir(parents=True)
         for file in ("work.py", "helper.py"):
             shutil.copy(FILES / file, folder)
 
@@ -61,9 +61,11 @@ class Tool:
     def write_mistakes(self, folder: Path) -> None:
         (folder / self.mistaken[0]).write_text(self.mistaken[1])
 
-    def foretold(self, said: str, *nodes: str) -> str:
-        """What a dry run said of each of the nodes."""
-        words = [[word for word, how in self.says.items() if re.search(how.format(node), said, re.M)] for node in nodes]
+    def predicted(self, output: str, *nodes: str) -> str:
+        """What the output of a dry run states about each of the nodes."""
+        words = [
+            [word for word, how in self.says.items() if re.search(how.format(node), output, re.M)] for node in nodes
+        ]
         return ", ".join(" and ".join(found) or "nothing" for found in words)
 
     def large_file(self, folder: Path) -> Path:
@@ -185,7 +187,7 @@ class Dvc(Tool):
 
 
 def found_tools(peers_python: Path | None) -> tuple[list[Tool], list[str]]:
-    """dflow and the peers that are there, and a sentence for each that is not."""
+    """dflow and the installed peers, and a message for each that is missing."""
     tools: list[Tool] = [Ours(Path(sys.executable))]
     missing = []
     for peer, module in ((Doit, "doit"), (Dvc, "dvc")):
@@ -206,6 +208,6 @@ def _has(python: Path, module: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """This environment, with dflow to be found, and nobody called over the network."""
+    """This environment, in which dflow can be imported and nothing is sent over the network."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     return {**kept, "PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "1", "COLUMNS": "200"}

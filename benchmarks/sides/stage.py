@@ -1,0 +1,31 @@
+"""A stage without an executor, for ops that a benchmark calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class FolderStage:
+    """A dsl.stage.Stage on the CPU that reports nothing; its folders are made in `folder`."""
+
+    device = "cpu"
+
+    def __init__(self, folder: Path, inputs: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
+        self.inputs, self.rank, self.world_size, self.sp_degree = inputs, rank, world_size, world_size
+        self.out_dir, self.work_dir = folder / "out", folder / "work"
+        for made in (self.out_dir, self.work_dir):
+            made.mkdir(parents=True, exist_ok=True)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        pass
+
+    def progress(self, done: int, total: int) -> None:
+        pass
+
+    def figure(self, name: str, fig: Any) -> None:
+        pass
+
+    def stop_requested(self) -> bool:
+        return False
