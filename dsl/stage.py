@@ -44,6 +44,12 @@ class Stage(Protocol):
     def progress(self, done: int, total: int) -> None:
         """Show how far the stage is."""
 
+    def info(self, text: str) -> None:
+        """Show the user a line while the run goes on. It is printed to the log on every rank, and shown for rank 0."""
+
+    def warn(self, text: str) -> None:
+        """Like `info`, and shown again with the results, in `dflow status` and in reports."""
+
     def figure(self, name: str, fig: Any) -> None:
         """Save a matplotlib figure as `figures/<name>.png` among the node's MLflow artifacts."""
 

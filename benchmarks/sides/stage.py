@@ -24,6 +24,12 @@ class FolderStage:
     def progress(self, done: int, total: int) -> None:
         pass
 
+    def info(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass
+
     def figure(self, name: str, fig: Any) -> None:
         pass
 

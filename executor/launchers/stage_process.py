@@ -23,7 +23,7 @@ from executor.launchers.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure,
 from executor.launchers.forkserver_client import Child, Children
 from executor.launchers.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
 from executor.launchers.hosts import SeveralHosts, endpoint_of
-from executor.launchers.log_tail import Notes, last_lines
+from executor.launchers.log_tail import last_lines
 from executor.launchers.redaction import RedactedLog
 from executor.launchers.stage_contract import STOP_ASKED, RankResult, StageSpec, read_exits
 from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
@@ -47,7 +47,6 @@ COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 MOST_COMPILE_THREADS = 32  # torch's own limit
 # torch's allocator on CUDA, where the user has not chosen by either name: torch 2.11 to 2.13 read both.
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-NOTE = "dflow: "
 ASKED_WITHIN_S = 5.0
 
 
@@ -70,6 +69,7 @@ class StageProcess:
     """A running stage. Its log gets stdout and stderr of all its processes, the values of secrets replaced.
 
     The life line is a FIFO with the executor as only writer: it breaks when the executor ends, however it ends.
+    info: shows the user a line.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class StageProcess:
         launch: Launch,
         share: Share,
         log: Path,
+        info: Callable[[str], None],
         secrets: Sequence[str] = (),
     ) -> None:
         with clear_errors(log):
@@ -87,7 +88,7 @@ class StageProcess:
         self._results = spec.results
         self._log = log
         self._log_start = log.stat().st_size
-        self._notes = Notes(log, self._log_start)
+        self._info = info
         self._launch = launch
         if launch.nnodes > 1:
             endpoint_of(launch.rendezvous)  # refuses what is not to be had before anybody waits
@@ -139,7 +140,7 @@ class StageProcess:
             return start("executor.launchers.torchrun", torchrun_arguments(offer, folder, 0, Path(offer.job), endpoint))
 
         store = lease.folder.parent.parent
-        return SeveralHosts(folder, offer, store, self._launch.rendezvous, start_here, self._say)
+        return SeveralHosts(folder, offer, store, self._launch.rendezvous, start_here, self._report)
 
     def wait(self) -> StageExit:
         """Return when the stage has ended, having ended every rank that still lives."""
@@ -186,10 +187,6 @@ class StageProcess:
         """The process of the stage on this host, to which its others belong; None before it is known."""
         return self._child.pid
 
-    def notes(self) -> list[str]:
-        """What the stage printed for the user since the last call: lines that begin with "dflow: ", without that."""
-        return self._notes.read()
-
     def ask_to_stop(self) -> None:
         """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (the parent of the ranks passes it on).
 
@@ -213,10 +210,11 @@ class StageProcess:
         """The last lines of this attempt's log."""
         return last_lines(self._log, self._log_start)
 
-    def _say(self, text: str) -> None:
-        """As if the stage had printed it for the user."""
+    def _report(self, text: str) -> None:
+        """Show the user a line; it stands in the log as well."""
         with clear_errors(self._log), appended(self._log) as log:
-            log.write(f"{NOTE}{text}\n".encode())
+            log.write(f"info: {text}\n".encode())
+        self._info(text)
 
     def _shown(self, failure: Failure) -> tuple[str, ...]:
         """Of several ranks the traceback of the one that is the cause, else the end of the log that it wrote to.

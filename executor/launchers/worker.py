@@ -85,6 +85,12 @@ class WorkerStage:
         if self.rank == 0 and (done >= total or time.monotonic() - last >= PROGRESS_EVERY_S):
             self._event("progress", done=int(done), total=int(total))
 
+    def info(self, text: str) -> None:
+        self._report("info", text)
+
+    def warn(self, text: str) -> None:
+        self._report("warning", text)
+
     def figure(self, name: str, fig: Any) -> None:
         if self.rank != 0:
             return
@@ -98,6 +104,11 @@ class WorkerStage:
 
     def stop_requested(self) -> bool:
         return self._stop.is_set()
+
+    def _report(self, kind: str, text: str) -> None:
+        print(f"{kind}: {text}", flush=True)
+        if self.rank == 0:
+            self._event(kind, message=redact(text, self._secrets))
 
     def _event(self, kind: str, **values: Any) -> None:
         self._written[kind] = time.monotonic()

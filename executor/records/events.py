@@ -17,7 +17,9 @@ HAVE = {
     "system": {"metrics"},
     "state": {"state"},
     "run": {"state"},
+    "info": {"message"},
     "warning": {"message"},
+    "differs": {"message"},
 }
 
 

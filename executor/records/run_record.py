@@ -58,7 +58,7 @@ class NodeState:
     """What a run knows of one of its nodes. cache: "hit", "miss" or "resumed"; source_run made a hit's artifact.
 
     seconds: by a clock that never goes back. memory and gpu_memory: peak bytes of the stage, its ranks together.
-    acceptance: as in the index. warnings: what the stage printed behind "dflow: warning: ", each once.
+    acceptance: as in the index. warnings: the texts of `stage.warn`, each once.
     """
 
     state: State = "pending"

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +45,6 @@ from executor.system.resource_pool import Share
 
 GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0
-WARNING = "warning: "
 # What of the launch can change results by rounding; the rest says only when and where a stage may run.
 LAYOUT = ("kind", "nproc", "nnodes", "sp_degree")
 
@@ -137,11 +135,10 @@ class Attempt(threading.Thread):
                 self._stage.kill()
 
     def look_after(self) -> None:
-        """Called a few times a second: show what the stage printed for the user, end one that takes too long."""
+        """Called a few times a second: end a stage that takes too long."""
         stage, launch = self._stage, self.work.node.launch
         if stage is None:
             return
-        self._show(stage)
         if launch.timeout and not self._is_asked and time.monotonic() - self._stage_began > launch.timeout:
             self.is_timed_out = True
             self.ask_to_stop()
@@ -213,10 +210,10 @@ class Attempt(threading.Thread):
             return AttemptResult(status="outdated", changes=tuple(changed), kept=kept)
         for file in meanwhile.written:
             text = f"{file} was written while the stage ran; its content is the same now"
-            self._tell(partial(self._note, f"{WARNING}{text}"))
+            work.record.event(work.node.id, "warning", message=text)
         for file in before.unseen(ended.loaded):
             text = f"not part of the key: {file}, which the op finds at run time only; name it in its chosen_code()"
-            self._tell(partial(self._note, f"{WARNING}{text}"))
+            work.record.event(work.node.id, "warning", message=text)
         fail_point("run:commit-begin")
         self._commit(ended.device)
         fail_point("run:committed")
@@ -253,6 +250,7 @@ class Attempt(threading.Thread):
                 work.node.launch,
                 self._share,
                 work.record.log_path(work.node.id),
+                lambda text: work.record.event(work.node.id, "info", message=text),
                 secret_values(work.node.config),
             )
         fail_point("stage:started")
@@ -260,7 +258,6 @@ class Attempt(threading.Thread):
         with self._lock:
             self._stage = None  # from now on there is nobody to be asked, and soon no folder to ask in
         fail_point("stage:ended")
-        self._tell(lambda: self._show(stage))
         if self.is_timed_out and ended.status != "done":
             seconds = f"{work.node.launch.timeout:g}"
             text = f"TimeoutError: the attempt took longer than launch.timeout = {seconds} s"
@@ -289,21 +286,6 @@ class Attempt(threading.Thread):
             device=launch.device,
             sp_degree=launch.sp_degree,
         )
-
-    def _show(self, stage: StageProcess) -> None:
-        """Only called by the loop's thread."""
-        for text in stage.notes():
-            self._note(text)
-
-    def _note(self, text: str) -> None:
-        """Only called by the loop's thread."""
-        if not text.startswith(WARNING):
-            self._display.note(f"{self.work.node.id}: {text}")
-            return
-        warning, warnings = text.removeprefix(WARNING), self._state.warnings
-        self._display.warn_of(self.work.node.id, warning)
-        if warning not in warnings:
-            warnings.append(warning)
 
     def _is_anew(self) -> bool:
         """Whether the node starts with an empty work folder: it is forced, and neither this run started it yet nor the
@@ -376,7 +358,7 @@ class Attempt(threading.Thread):
     def _report_difference(self, before: str, now: str, *, same: bool) -> None:
         cause = "the op is not deterministic" if same else "settings outside the key (launch, neutral fields) differ"
         message = f"{self.work.node.id}: the same key gave {before[:12]} before and {now[:12]} now: {cause}"
-        self.work.record.event(self.work.node.id, "warning", message=message)
+        self.work.record.event(self.work.node.id, "differs", message=message)
         self._tell(lambda: self._display.warn(message))
 
 

@@ -31,6 +31,7 @@ from executor.scheduler.stop_signal import StopSignal
 from executor.store.gc_lock import artifacts_taken
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
+from executor.system.output import one_line
 from executor.tracking.publisher import Follower
 from executor.tracking.sync_state import is_tracked, lacks
 
@@ -43,6 +44,7 @@ LEASE_POLL_S = 0.1
 TRANSIENT = "dsl.errors.TransientError"
 STATE_AFTER: dict[str, State] = {"done": "done", "stopped": "pending", "failed": "failed", "outdated": "pending"}
 MOST_OUTDATED = 3
+MESSAGE_LENGTH = 2000  # characters of what a stage reports
 
 
 def run_session(session: Session, display: Display, *, adopt: bool = False, keep_going: bool = False) -> int:
@@ -300,12 +302,28 @@ class Runner:
         if self._stages is None or (time.monotonic() - self._looked_at < TICK_S and not self._is_ending):
             return
         self._looked_at = time.monotonic()
-        self._display.show(self._events.read())
+        self._show_events()
         self._stages.look_after()
         if self._is_ending:
             self._stages.ask_to_stop("" if self.stop.is_set() else f", since {self._failed[0]} failed")
         if self.stop.count > 1:
             self._stages.kill()
+
+    def _show_events(self) -> None:
+        """Show what the stages reported since the last call, and keep their warnings."""
+        events = self._events.read()
+        self._display.show(events)
+        for event in events:
+            if event["kind"] not in ("info", "warning") or event["node"] not in self._record.state.nodes:
+                continue
+            node_id, text = event["node"], one_line(str(event["message"]), MESSAGE_LENGTH)
+            if event["kind"] == "info":
+                self._display.note(f"{node_id}: {text}")
+                continue
+            self._display.warn_of(node_id, text)
+            warnings = self._state(node_id).warnings
+            if text not in warnings:
+                warnings.append(text)
 
     def _patience(self) -> float:
         """Seconds."""
@@ -315,6 +333,7 @@ class Runner:
 
     def _ended(self, attempt: Attempt) -> None:
         """Put down how an attempt ended."""
+        self._show_events()
         node_id, result = attempt.work.node.id, attempt.result
         assert result is not None
         if result.failure is not None:

@@ -24,6 +24,7 @@ NAMES = {1: "standard output", 2: "standard error"}
 UNHEARD: dict[int, str] = {}
 # What a terminal would obey, and what no encoding has; tabs and ends of lines are meant.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+ENDS_OF_LINES = re.compile("[\n\u2028\u2029]")  # those that CONTROL leaves
 
 
 def print_lines(text: str, *, error: bool = False) -> None:
@@ -50,6 +51,12 @@ def finite(value: Any) -> Any:
 def printable(text: str) -> str:
     """The text with control characters as they are written in Python, `\\x1b` say."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str, length: int) -> str:
+    """The text as one line of at most `length` characters: control characters and ends of lines are written out."""
+    shown = ENDS_OF_LINES.sub(lambda found: ascii(found[0])[1:-1], printable(text))
+    return shown if len(shown) <= length else f"{shown[:length]} ..."
 
 
 def counted(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@ S tokens of a sample, F = layers * hidden size, M hidden size
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -50,6 +50,7 @@ class Halving:
     """
 
     backend: Backend
+    info: Callable[[str], None] = print
     shares_model: bool = False
     _fits: int | None = None  # padded tokens; None until memory was too small once
 
@@ -75,7 +76,7 @@ class Halving:
                 ) from error
         # Behind the except clause, whose traceback holds the tensors of the pass that failed.
         self._fits = padded // 2
-        print(f"dflow: out of memory with {padded:,} tokens; batches are {self._fits:,} from here on", flush=True)
+        self.info(f"out of memory with {padded:,} tokens; batches are {self._fits:,} from here on")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return self._in_halves(samples, layer_ids, final_hidden)

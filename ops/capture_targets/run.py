@@ -127,7 +127,7 @@ def capture_shards(
     stage: Stage,
 ) -> None:
     """Capture this rank's shards, and write them where it is the first of its group. Raises StopRequested."""
-    halving = Halving(backend, shares_model=config.tp_degree > 1)
+    halving = Halving(backend, stage.info, shares_model=config.tp_degree > 1)
     budget = config.batch_tokens or default_batch_tokens(stage.device)
     unpadded = stage.device == "cuda" and config.backend == "huggingface"
     filled = budget // PARTS_THAT_FILL if unpadded else budget
@@ -215,12 +215,10 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
     tokens = sum(plan.tokens for plan in plans)
     missing = sum(plan.tokens for plan in plans if not (stage.work_dir / plan.file).exists())
     free = shutil.disk_usage(stage.work_dir).free
-    if stage.rank == 0:
-        print(
-            f"dflow: {tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
-            f"together {shown_bytes(tokens * bytes_per_token)}; {shown_bytes(free)} are free",
-            flush=True,
-        )
+    stage.info(
+        f"{tokens:,} tokens in {len(plans)} shards, {bytes_per_token:,} bytes a token, "
+        f"together {shown_bytes(tokens * bytes_per_token)}; {shown_bytes(free)} are free"
+    )
     if missing * bytes_per_token > free:
         raise DataError(
             f"capture needs {missing * bytes_per_token / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are free at "

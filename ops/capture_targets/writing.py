@@ -98,4 +98,4 @@ class ShardWriter:
             return
         failed = self._pending.exception() if self._pending else None
         if failed is not None:
-            print(f"dflow: {self._path} was not written either: {failed}", flush=True)
+            print(f"{self._path} was not written either: {failed}", flush=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from dsl.stage import Stage
 from ops.check_export.live_result import LiveResult, Prompt, largest
 from ops.export_draft.card import table
 from ops.lib.drafts.decoding.decode import Decoded
@@ -103,20 +104,19 @@ class Outcome:
             for asked, prompt in zip(self.prompts, served, strict=False)
         ]
 
-    def told(self) -> list[str]:
-        """What is printed: for the screen, and the warnings once more at the end of the run."""
-        lines = ["dflow: the serving directory keeps the contract"]
+    def show(self, stage: Stage) -> None:
+        """The result in a few lines."""
+        stage.info("the serving directory keeps the contract")
         if self.served is None or self.tau_served is None:
             reason = " ".join(str(self.skipped).split())
-            lines.append(
-                f"dflow: warning: the live stage was SKIPPED, SGLang has not seen this draft: {reason}; {REPEAT}"
-            )
+            stage.warn(f"the live stage was SKIPPED, SGLang has not seen this draft: {reason}; {REPEAT}")
         else:
-            lines.append(
-                f"dflow: SGLang {self.served.version} served {len(self.prompts)} prompts, tau "
+            stage.info(
+                f"SGLang {self.served.version} served {len(self.prompts)} prompts, tau "
                 f"{shown(self.tau_served[ALL])}; evaluate measured {shown(self.tau_evaluate[ALL])} on them"
             )
-        return lines + [f"dflow: warning: {warning}" for warning in self.warnings]
+        for warning in self.warnings:
+            stage.warn(warning)
 
 
 def by_category(answers: Sequence[tuple[str, Decoded]]) -> dict[str, float | None]:

@@ -48,8 +48,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
             *server_arg_warnings(read_json(draft.path / CONFIG)),
         ),
     )
-    for line in outcome.told():
-        print(line, flush=True)
+    outcome.show(stage)
     stage.log(outcome.metrics(), step=0)
     if served is not None and served.mistakes:
         kept = stage.work_dir / SERVED

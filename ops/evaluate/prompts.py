@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -89,17 +89,19 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
                 f'the split "{config.split}" holds no samples to evaluate; give samples a "split" in the JSONL file, '
                 "or raise test_fraction or val_fraction of ingest"
             )
-        return first_of_each(prompts, config.max_prompts)
+        return first_of_each(prompts, config.max_prompts, stage.info)
     info = TokenReader(stage.inputs["tokens"]).info
     encoder = ChatEncoder(processor, info.get("enable_thinking"))
     asked = read_benchmark(Path(config.benchmark), encoder)
     if any(prompt.images for prompt in asked):
         check_patches_fit(info, target.family)
-    return first_of_each(asked, config.max_prompts)
+    return first_of_each(asked, config.max_prompts, stage.info)
 
 
-def first_of_each(prompts: Iterable[Prompt], max_prompts: int | None) -> list[Prompt]:
-    """The first `max_prompts` of each category, all of them where that is None; tells what is left out."""
+def first_of_each(
+    prompts: Iterable[Prompt], max_prompts: int | None, info: Callable[[str], None] = print
+) -> list[Prompt]:
+    """The first `max_prompts` of each category, all of them where that is None; reports how many are left out."""
     seen: Counter[str] = Counter()
     chosen = []
     for prompt in prompts:
@@ -108,8 +110,8 @@ def first_of_each(prompts: Iterable[Prompt], max_prompts: int | None) -> list[Pr
             chosen.append(prompt)
     cut = {name: count for name, count in seen.items() if max_prompts is not None and count > max_prompts}
     if cut:
-        told = ", ".join(f"{max_prompts} of {count} of {name}" for name, count in cut.items())
-        print(f"dflow: max_prompts takes the first prompts of each category: {told}", flush=True)
+        shares = ", ".join(f"{max_prompts} of {count} of {name}" for name, count in cut.items())
+        info(f"max_prompts takes the first prompts of each category: {shares}")
     return chosen
 
 

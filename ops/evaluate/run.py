@@ -91,7 +91,7 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     for name, figure in figures(report):
         stage.figure(name, figure)
     text = partial(token_text, processor)
-    tell(summary, report["tau"]["all"], measured, text)
+    report_result(stage, summary, report["tau"]["all"], measured, text)
     if losses is not None and losses.errors:
         # What was decoded with the bug must not be what is found once it is mended.
         journal_file(stage.work_dir).unlink()
@@ -100,45 +100,45 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
         )
 
 
-def tell(summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], text: Callable[[int], str]) -> None:
-    """The result in a few lines of the log. text: of a token."""
+def report_result(
+    stage: Stage, summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], text: Callable[[int], str]
+) -> None:
+    """The result in a few lines. text: of a token."""
     config, losses = summary.config, summary.losses
     faster = f"{measured['speedup']:.2f} times as fast as plain decoding in batches of {config.batch_size}"
     if tau["steps"]:
-        lines = [
+        stage.info(
             f"tau {tau['tau']:.2f} ({interval_text(tau, 'no interval of one prompt')}) over {tau['prompts']} prompts, "
             f"of at most {summary.use.block_size}; {faster}"
-        ]
+        )
     else:
-        lines = [
+        stage.info(
             f"no tau: the target ends its answer to each of the {tau['prompts']} prompts with the first token; {faster}"
-        ]
+        )
     repeated = sum(is_repetition(result.plain.tokens) for result in summary.results)
     if 2 * repeated > len(summary.results):
-        lines.append(
-            f"warning: {repeated} of {len(summary.results)} answers of the target repeat the same few tokens: any "
-            "draft predicts those; tau says nothing about a real target"
+        stage.warn(
+            f"{repeated} of {len(summary.results)} answers of the target repeat the same few tokens: any draft "
+            "predicts those; tau says nothing about a real target"
         )
     if losses is None:
-        lines.append(
+        stage.info(
             "answers were sampled (temperature above 0): that nothing is lost cannot be checked token by token; an "
             "evaluation at temperature 0 checks it"
         )
-    else:
-        lines += [f"tie: {difference_text(tie, text)}" for tie in losses.ties]
-        if losses.has_many_ties:
-            lines.append(
-                f"warning: {len(losses.ties)} of {losses.answers} answers differ at a tie, more than one in ten: a bug "
-                'as small as the rounding hides among so many; repeat it with dtype = "float32", where ties vanish and '
-                "bugs stay"
-            )
-        rounded = measured["rounding"]
-        if rounded["tokens"] and rounded["p99"] > config.largest_tie:
-            lines.append(
-                f"warning: where both ways chose the same token, the margins of the two best logits differ by "
-                f"{rounded['median']:.1e} in the median and up to {rounded['largest']:.1e}, which is more than "
-                f"tie_margin = {config.largest_tie:g}: the passes differ by more than rounding, or the margin is too "
-                "small for this target (docs/evaluation.md)"
-            )
-    for line in lines:
-        print(f"dflow: {line}", flush=True)
+        return
+    for tie in losses.ties:
+        stage.info(f"tie: {difference_text(tie, text)}")
+    if losses.has_many_ties:
+        stage.warn(
+            f"{len(losses.ties)} of {losses.answers} answers differ at a tie, more than one in ten: a bug as small as "
+            'the rounding hides among so many; repeat it with dtype = "float32", where ties vanish and bugs stay'
+        )
+    rounded = measured["rounding"]
+    if rounded["tokens"] and rounded["p99"] > config.largest_tie:
+        stage.warn(
+            "where both ways chose the same token, the margins of the two best logits differ by "
+            f"{rounded['median']:.1e} in the median and up to {rounded['largest']:.1e}, which is more than "
+            f"tie_margin = {config.largest_tie:g}: the passes differ by more than rounding, or the margin is too "
+            "small for this target (docs/evaluation.md)"
+        )

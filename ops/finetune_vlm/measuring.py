@@ -44,9 +44,9 @@ class HeldOut:
                 f"pattern = '{metric.pattern}' matches no label of the splits {' and '.join(HELD_OUT)}, so there would "
                 f'be no accuracy; a label is "{labels[0]}"'
             )
-        for split in HELD_OUT if metric.kind != "none" and stage.rank == 0 else ():
+        for split in HELD_OUT if metric.kind != "none" else ():
             if not compared[split]:
-                print(f"dflow: no accuracy on {split}: no label there to compare an answer with", flush=True)
+                stage.info(f"no accuracy on {split}: no label there to compare an answer with")
         return cls(config, stage, metric, readers, compared)
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dsl.errors import ConfigError
+from dsl.stage import Stage
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.target.model import Target
 from ops.lib.training.optimizer import adamw_options
@@ -27,7 +28,7 @@ def parts_of(target: Target) -> dict[str, Part]:
     }
 
 
-def freeze(config: FinetuneVlm, target: Target) -> None:
+def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
     """Let all parts be trained but those that are to be frozen; before the model is sharded.
 
     Raises ConfigError where a field names a part that the target does not have, or where nothing is left to train.
@@ -46,7 +47,7 @@ def freeze(config: FinetuneVlm, target: Target) -> None:
         sizes["trained" if trained else "frozen"] += parameter.numel()
     if not sizes["trained"]:
         raise ConfigError(f"freeze = {list(config.freeze)}: no part of the target is left to be trained")
-    print(f"dflow: {sizes['trained']:,} parameters are trained, {sizes['frozen']:,} are frozen", flush=True)
+    stage.info(f"{sizes['trained']:,} parameters are trained, {sizes['frozen']:,} are frozen")
 
 
 def make_optimizer(config: FinetuneVlm, model: nn.Module, parts: dict[str, Part]) -> torch.optim.AdamW:

@@ -54,7 +54,9 @@ def finetune_vlm(config: FinetuneVlm, stage: Stage) -> None:
     """
     with ranks.joined(stage):
         kept = Kept(last=config.keep_checkpoints)
-        with Checkpoints(stage.work_dir, _identity(config, stage), rank=stage.rank, kept=kept) as checkpoints:
+        with Checkpoints(
+            stage.work_dir, _identity(config, stage), rank=stage.rank, kept=kept, info=stage.info
+        ) as checkpoints:
             training = _Training.start(config, stage, checkpoints)
             training.run()
             training.write_result()
@@ -85,7 +87,7 @@ class _Training:
             raise DataError("the train split holds no samples: nothing to train the target on")
         held_out = HeldOut.read(config, stage)
         target, source = start_target(config, reader, stage)
-        freeze(config, target)
+        freeze(config, target, stage)
         parts = parts_of(target)
         parallel = _parallel(config, stage, target)
         model = target.model.train()

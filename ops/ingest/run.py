@@ -69,7 +69,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
     stage.progress(done, done)
     tally.finish(config.max_dropped)
     if thinking:
-        print(f"dflow: {thinking} samples carry reasoning_content, which only some chat templates show", flush=True)
+        stage.info(f"{thinking} samples carry reasoning_content, which only some chat templates show")
 
 
 def read_source(config: Ingest) -> Iterator[Read]:

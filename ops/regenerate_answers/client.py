@@ -71,9 +71,11 @@ class _Failed:
 
 @define
 class ChatClient:
-    """One server. requests, retries: made so far; models: what it says it serves, by name with the owner."""
+    """One server. info: shows the user a line. requests, retries: made so far; models: those it serves, each with its
+    owner."""
 
     config: RegenerateAnswers
+    info: Callable[[str], None]
     http: httpx.AsyncClient
     key: str | None
     requests: int = 0
@@ -84,7 +86,7 @@ class ChatClient:
     _asking: asyncio.Lock = field(factory=asyncio.Lock)
 
     @classmethod
-    def of(cls, config: RegenerateAnswers) -> ChatClient:
+    def of(cls, config: RegenerateAnswers, info: Callable[[str], None]) -> ChatClient:
         """To be used as a context. Raises ConfigError where the variable of the API key is not set."""
         key = api_key(config)
         client = httpx.AsyncClient(
@@ -93,7 +95,7 @@ class ChatClient:
             timeout=httpx.Timeout(config.timeout_s, connect=min(CONNECT_S, config.timeout_s)),
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
         )
-        return cls(config, client, key)
+        return cls(config, info, client, key)
 
     async def __aenter__(self) -> ChatClient:
         await self.http.__aenter__()
@@ -205,7 +207,7 @@ class ChatClient:
         if not self._is_away:
             self._is_away = True
             again = f"further attempts: {self.config.retries}, later and later"
-            print(f"dflow: {self.config.endpoint} cannot be reached ({why}); {again}", flush=True)
+            self.info(f"{self.config.endpoint} cannot be reached ({why}); {again}")
         return _Failed(why)
 
     def _said(self, response: httpx.Response) -> str:

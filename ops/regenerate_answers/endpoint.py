@@ -196,11 +196,10 @@ class EndpointAnswerer:
             differently = reply.prompt_tokens is not None and reply.prompt_tokens != len(asked.prompt_ids)
         if differently and not self._warned:
             self._warned = True
-            print(
-                f'dflow: the server reads another prompt of sample "{conversation.row["id"]}" ({reply.prompt_tokens} '
+            self.client.info(
+                f'the server reads another prompt of sample "{conversation.row["id"]}" ({reply.prompt_tokens} '
                 f"tokens) than is made of it here ({len(asked.prompt_ids)}): is its chat template another, or the "
-                "sizes of its images, or enable_thinking? Answers to other prompts teach less",
-                flush=True,
+                "sizes of its images, or enable_thinking? Answers to other prompts teach less"
             )
         return differently
 

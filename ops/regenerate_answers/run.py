@@ -60,7 +60,7 @@ def answer_by_server(
     config: RegenerateAnswers, stage: Stage, prompts: Prompts, work: Iterable[Shard], progress: Callable[[int], None]
 ) -> None:
     """Let a server answer, and write what this attempt took to measurements.json."""
-    client = ChatClient.of(config)
+    client = ChatClient.of(config, stage.info)
     answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested)
     answerer.answer_all(work, progress)
     figures = answerer.figures()
@@ -106,9 +106,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
         raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
     tally.finish(config.max_dropped)
     if SPECIAL_IN_ANSWER in tally.dropped:
-        print(
-            f"dflow: warning: {tally.dropped[SPECIAL_IN_ANSWER]} answers hold special tokens: {UNTRAINED}", flush=True
-        )
+        stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers hold special tokens: {UNTRAINED}")
     counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
     if config.backend == "endpoint":
         counts["prompted_differently"] = prompted

@@ -76,6 +76,12 @@ class TrainingStage:
     def progress(self, done: int, total: int) -> None:
         self.whole.progress(done, total)
 
+    def info(self, text: str) -> None:
+        self.whole.info(text)
+
+    def warn(self, text: str) -> None:
+        self.whole.warn(text)
+
     def figure(self, name: str, fig: Any) -> None:
         self.whole.figure(name, fig)
 

@@ -79,7 +79,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
         head_VM=inputs.head_VM,
         loss=train.loss,
         attend=choose_attention(place.device, draft, place.dtype)[1],
-        exchange=_exchange(config, inputs, train, mesh),
+        exchange=_exchange(config, stage, inputs, train, mesh),
         anchor_chunk=config.anchor_chunk,
         activation_checkpointing=config.activation_checkpointing,
         computing=nullcontext if mesh is not None else weights_to_compute_with(model, place.dtype),
@@ -94,12 +94,6 @@ def weights_to_compute_with(model: nn.Module, dtype: torch.dtype) -> Callable[[]
     """
     wider = dtype.itemsize < next(model.parameters()).dtype.itemsize
     return WorkingWeights(model, dtype).in_place if wider else nullcontext
-
-
-def tell(line: str) -> None:
-    """Print a line that dflow shows the user, on the first rank."""
-    if ranks.is_first():
-        print(f"dflow: {line}", flush=True)
 
 
 def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take: Take | None) -> Stream:
@@ -145,7 +139,7 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
     if mesh is not None:
         shard_model(model, flat_mesh(mesh), place.dtype)
     attention, _ = choose_attention(place.device, inputs.draft, place.dtype)
-    tell(
+    stage.info(
         f"{_ranks(place)} on {place.device.type} in {config.dtype}; attention: {attention}; "
         f"logits: {choose_head(place.device)[0]}; layers are {'compiled' if compiled else 'not compiled'}"
     )
@@ -160,7 +154,7 @@ def _ranks(place: Place) -> str:
     return f"{groups} of {place.sp_degree} process{'es' * (place.sp_degree != 1)} that share each sequence"
 
 
-def _exchange(config: TrainDflash, inputs: Inputs, train: Stream, mesh: DeviceMesh | None) -> Exchange:
+def _exchange(config: TrainDflash, stage: Stage, inputs: Inputs, train: Stream, mesh: DeviceMesh | None) -> Exchange:
     """Chosen by the sizes of the plan's first step, which every rank knows: what is sent grows linearly with them."""
     draft, degree = inputs.draft, train.place.sp_degree
     if mesh is None or degree == 1:
@@ -176,5 +170,5 @@ def _exchange(config: TrainDflash, inputs: Inputs, train: Stream, mesh: DeviceMe
         head_dim=draft.head_dim,
         degree=degree,
     )
-    tell(f"sequence parallelism by {name}: {reason}")
+    stage.info(f"sequence parallelism by {name}: {reason}")
     return make_exchange(name, mesh.get_group(SP))

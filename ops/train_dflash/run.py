@@ -28,7 +28,7 @@ from ops.lib.training.ema import Ema
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, serve, training_stage
-from ops.train_dflash.engine import Setup, set_up, tell
+from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
 from ops.train_dflash.measuring import Measuring
@@ -73,7 +73,9 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
 
 def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend: Lend | None) -> None:
     kept = Kept(last=config.keep_checkpoints)
-    with Checkpoints(stage.work_dir, identity(config, stage, inputs), rank=stage.rank, kept=kept) as checkpoints:
+    with Checkpoints(
+        stage.work_dir, identity(config, stage, inputs), rank=stage.rank, kept=kept, info=stage.info
+    ) as checkpoints:
         training = _Training.start(config, stage, inputs, setup, checkpoints, lend)
         training.run()
         training.finish()
@@ -90,7 +92,7 @@ def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Ite
     width = inputs.train.width + inputs.captured["final_hidden"] * inputs.captured["hidden_size"]
     size = tokens * width * getattr(torch, inputs.captured["dtype"]).itemsize
     who = f"{config.capture_ranks} ranks of their own" if config.capture_ranks else "the ranks that train"
-    tell(f"online: {size / 1e9:.2f} GB of features are captured on the fly by {who} and not stored")
+    stage.info(f"online: {size / 1e9:.2f} GB of features are captured on the fly by {who} and not stored")
     if config.capture_ranks:
         with CaptureRanks.connect(stage, inputs.captured, lengths) as capture_ranks:
             yield capture_ranks.take, None

@@ -44,7 +44,7 @@ def keep(config, stage):
     counts = f"{config.came_in} {config.kept} {config.lost}"
     (stage.out_dir / "kept.txt").write_text("\\n".join([counts, config.fails, config.text]))
     (stage.out_dir / "pixel.png").write_bytes(bytes.fromhex(PIXEL))
-    print("dflow: warning: " + (config.text or "careful"))
+    stage.warn(config.text or "careful")
     for step in range(1, 4):
         bounds = {"val/tau_low": step - 1, "val/tau_high": step + 1}
         stage.log({"train/loss": 1.0 / step, "val/tau": step} | bounds, step=step)

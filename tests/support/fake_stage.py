@@ -53,6 +53,12 @@ class FakeStage:
     def progress(self, done: int, total: int) -> None:
         self.progressed.append((done, total))
 
+    def info(self, text: str) -> None:
+        print(f"info: {text}")
+
+    def warn(self, text: str) -> None:
+        print(f"warning: {text}")
+
     def figure(self, name: str, fig: Any) -> None:
         self.figures[name] = fig
 

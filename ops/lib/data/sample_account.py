@@ -61,28 +61,28 @@ class Tally:
             "splits": {split: self.splits[split] for split in SPLITS},
         }
         write_json(self._stage.out_dir / "summary.json", summary)
-        self._tell()
+        self._report()
         figures = {f"{self.group}/kept": kept, f"{self.group}/dropped": at_fault}
         if self.dropped[NOT_TAKEN]:
             figures[f"{self.group}/left_out"] = self.dropped[NOT_TAKEN]
         self._stage.log(figures, step=0)
 
-    def _tell(self) -> None:
-        """Print what a user should know before later nodes spend their time."""
+    def _report(self) -> None:
+        """What a user should know before later nodes spend their time."""
         counts = ", ".join(f"{split} {self.splits[split]}" for split in SPLITS)
-        print(f"dflow: kept {counts}", flush=True)
+        self._stage.info(f"kept {counts}")
         for line in self.reasons().splitlines():
-            print(f"dflow: {'left out' if NOT_TAKEN in line else 'dropped'} {line.strip()}", flush=True)
+            self._stage.info(f"{'left out' if NOT_TAKEN in line else 'dropped'} {line.strip()}")
         for line in self._shown:
-            print(f"dflow: {line.strip()}", flush=True)
+            self._stage.info(line.strip())
         if sum(self.dropped.values()) > self.dropped[NOT_TAKEN] + len(self._shown):
-            print("dflow: all of them are in dropped.csv", flush=True)
+            self._stage.info("all of them are in dropped.csv")
         for split in SPLITS:
             if not self.splits[split]:
                 why = "no sample of it is left here; dropped.csv says why each was dropped"
                 if self.group == "ingest":
                     why = 'give samples a "split", or raise val_fraction or test_fraction'
-                print(f'dflow: the split "{split}" is empty; {why}', flush=True)
+                self._stage.info(f'the split "{split}" is empty; {why}')
 
     def account(self) -> str:
         """The reasons, the first samples with what is particular to them, and where all of them are listed."""

@@ -21,7 +21,7 @@ PLACE = "sglang.srt.model_executor.model_runner_components.attention_backend_set
 def mend(*, model: Any, dflash_use_aux_hidden_state: bool, **_options: Any) -> None:
     """Takes the arguments of the hooked function, and says in the server's log what it did."""
     if dflash_use_aux_hidden_state and mend_setter(model):
-        print(f"dflow: {type(model).__name__} was given the method that it lacks for DFLASH", flush=True)
+        print(f"{type(model).__name__} was given the method that it lacks for DFLASH", flush=True)
 
 
 HookRegistry.register(PLACE, mend, HookType.BEFORE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -29,10 +29,19 @@ class Checkpoints:
     left half-written when the training ends; where it ends by an error, a write that failed as well is printed.
     """
 
-    def __init__(self, work_dir: Path, identity: Mapping[str, Any], *, rank: int, kept: Kept | None = None) -> None:
+    def __init__(
+        self,
+        work_dir: Path,
+        identity: Mapping[str, Any],
+        *,
+        rank: int,
+        kept: Kept | None = None,
+        info: Callable[[str], None] = print,
+    ) -> None:
         self.work_dir = work_dir
         self.identity = identity
         self.kept = kept or Kept()
+        self._info = info
         self._writes = rank == 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -40,7 +49,7 @@ class Checkpoints:
 
     def load(self, state: TrainState) -> bool:
         """Bring the state to the newest whole checkpoint; False where there is none. See load_checkpoint."""
-        found = load_checkpoint(self.work_dir, state, self.identity)
+        found = load_checkpoint(self.work_dir, state, self.identity, self._info)
         if found:
             self._saved = state.step
         return found
@@ -85,7 +94,7 @@ class Checkpoints:
         self._pool.shutdown()
         failed = self._pending.exception() if self._pending else None
         if failed is not None:
-            print(f"dflow: the checkpoint of step {self._saved} was not written either: {failed}", flush=True)
+            print(f"the checkpoint of step {self._saved} was not written either: {failed}", flush=True)
 
     def _finish(self) -> None:
         pending, self._pending = self._pending, None

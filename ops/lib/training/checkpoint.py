@@ -19,7 +19,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +167,16 @@ def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Ten
         return dict(_Saved(saved, prefix))
 
 
-def load_checkpoint(work_dir: Path, state: TrainState, identity: Mapping[str, Any]) -> bool:
+def load_checkpoint(
+    work_dir: Path, state: TrainState, identity: Mapping[str, Any], info: Callable[[str], None] = print
+) -> bool:
     """Bring the state to the newest whole checkpoint; False where there is none. All ranks must call it.
 
     A damaged one is renamed to *.damaged with a note, and the one before is taken. Raises DataError where there are
     whole ones, but of none the one that it names as the best, and ConfigError for a checkpoint of another training,
     naming what differs.
     """
-    step = _agreed(_newest_whole(work_dir) if is_first() else -1, next(state.model.parameters()).device)
+    step = _agreed(_newest_whole(work_dir, info) if is_first() else -1, next(state.model.parameters()).device)
     if step < 0:
         return False
     folder = _place(work_dir, step)
@@ -248,7 +250,7 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def _newest_whole(work_dir: Path) -> int:
+def _newest_whole(work_dir: Path, info: Callable[[str], None]) -> int:
     """The step of the newest checkpoint to go on from, -1 without one; those that cannot be are set aside.
 
     Raises DataError, and leaves all as it is, where that would throw away a whole checkpoint for want of its best one.
@@ -272,7 +274,7 @@ def _newest_whole(work_dir: Path) -> int:
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
         then = f"trying {found[-index - 1].name}" if index < len(found) else "starting anew"
-        print(f"dflow: {aside}: damaged checkpoint left out, {damage}; {then}", flush=True)
+        info(f"{aside}: damaged checkpoint left out, {damage}; {then}")
     return checkpoint_step(resumed[-1]) if resumed else -1
 
 

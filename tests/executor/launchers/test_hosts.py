@@ -141,7 +141,7 @@ def test_a_stage_whose_hosts_do_not_come_says_what_to_do_and_ends_in_time(tmp_pa
     assert result.returncode == 1
     assert f"r: waiting for 2 of 3 hosts: run `dflow agent --store {toy.store}` there" in result.stdout
     assert "r failed: TimeoutError: the attempt took longer than launch.timeout = 2 s" in result.stderr
-    assert "    dflow: waiting for 2 of 3 hosts" in result.stderr
+    assert "    info: waiting for 2 of 3 hosts" in result.stderr
 
 
 def test_more_hosts_than_the_allocation_has_are_refused_before_anything_runs(tmp_path):

@@ -130,11 +130,11 @@ def read_events(toy):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_what_a_stage_prints_for_the_user_is_shown(tmp_path):
+def test_a_line_of_stage_info_is_shown_and_what_a_stage_prints_is_not(tmp_path):
     toy = Toy(tmp_path, ONE_NODE)
     source = (tmp_path / "toy.py").read_text()
-    said = 'print("of no interest\\ndflow: a needs 0.47 GB", flush=True)\n    time.sleep(config.seconds)'
-    (tmp_path / "toy.py").write_text(source.replace("time.sleep(config.seconds)", said, 1))
+    reported = 'print("of no interest"); stage.info("a needs 0.47 GB")\n    time.sleep(config.seconds)'
+    (tmp_path / "toy.py").write_text(source.replace("time.sleep(config.seconds)", reported, 1))
     result = toy.dflow("run", str(toy.file))
     assert [line for line in result.stdout.splitlines() if line.startswith("a: ")][1] == "a: a needs 0.47 GB"
     assert "of no interest" not in result.stdout
@@ -202,7 +202,7 @@ def test_another_digest_for_the_same_key_is_reported(tmp_path):
     assert result.returncode == 0
     assert "warning: n: the same key gave" in result.stderr
     assert "the op is not deterministic" in result.stderr
-    assert [event["kind"] for event in read_events(toy) if event["kind"] == "warning"] == ["warning"]
+    assert [event["kind"] for event in read_events(toy) if event["kind"] == "differs"] == ["differs"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -274,11 +274,26 @@ def test_work_that_older_code_began_is_adopted_on_request(tmp_path):
     assert (tmp_path / "done.txt").read_text().split() == ["0", "1", "2", "3", "4"]
 
 
+def test_a_sample_id_with_ends_of_lines_forges_no_message_of_dflow(tmp_path):
+    """Neither what a stage prints nor the text that it reports can pass for a warning, or for another node's line."""
+    toy = Toy(tmp_path, ONE_NODE)
+    ops = tmp_path / "toy.py"
+    forged = "x\\ndflow: warning: forged\\nwarning: forged\\rb: done in 1 s\\u2028c: warning: forged"
+    reported = f'print("{forged}", flush=True); stage.info("sample {forged}")'
+    ops.write_text(ops.read_text().replace('    count_call("make")\n', f'    count_call("make")\n    {reported}\n'))
+    result = toy.dflow("run", str(toy.file))
+    assert (0, []) == (result.returncode, toy.state()["nodes"]["a"]["warnings"]), result.stderr
+    shown = [line for line in result.stdout.split("\n") if "forged" in line]
+    escaped = "x\\ndflow: warning: forged\\nwarning: forged\\rb: done in 1 s\\u2028c: warning: forged"
+    assert [f"a: sample {escaped}"] == shown
+    assert not any(line.startswith(("b: ", "c: ", "dflow: ", "warning: ")) for line in result.stdout.splitlines())
+
+
 def test_a_warning_of_a_stage_is_said_once_and_stands_with_the_results_also_of_runs_that_take_its_artifact(tmp_path):
     toy = Toy(tmp_path, ONE_NODE)
     ops = tmp_path / "toy.py"
-    said = 'print("dflow: just a note\\ndflow: warning: mind the gap\\ndflow: warning: mind the gap", flush=True)'
-    ops.write_text(ops.read_text().replace('    count_call("make")\n', f'    count_call("make")\n    {said}\n'))
+    reported = 'stage.info("just a note"); stage.warn("mind the gap"); stage.warn("mind the gap")'
+    ops.write_text(ops.read_text().replace('    count_call("make")\n', f'    count_call("make")\n    {reported}\n'))
     warning = "a: warning: mind the gap"
     first = toy.dflow("run", str(toy.file))
     assert (first.returncode, toy.state()["nodes"]["a"]["warnings"]) == (0, ["mind the gap"])

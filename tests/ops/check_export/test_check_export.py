@@ -277,9 +277,7 @@ def test_a_machine_on_which_sglang_cannot_serve_is_passed_over_or_refused(tmp_pa
     monkeypatch.setattr(live, "check_live", Serving(LiveUnavailable("SGLang refuses DFLASH on a CPU")).check_live)
     reason = read_json(check(tmp_path / "a", gate_inputs).out_dir / "check.json")["live"]["reason"]
     assert "SGLang refuses DFLASH on a CPU" == reason
-    warned = (
-        "dflow: warning: the live stage was SKIPPED, SGLang has not seen this draft: SGLang refuses DFLASH on a CPU"
-    )
+    warned = "warning: the live stage was SKIPPED, SGLang has not seen this draft: SGLang refuses DFLASH on a CPU"
     assert [line.startswith(warned) for line in capsys.readouterr().out.splitlines() if "SKIPPED" in line] == [True]
     with pytest.raises(DataError, match="refuses DFLASH on a CPU"):
         check(tmp_path / "b", gate_inputs, live="required")
@@ -288,7 +286,7 @@ def test_a_machine_on_which_sglang_cannot_serve_is_passed_over_or_refused(tmp_pa
 def test_images_that_a_server_would_prepare_otherwise_are_warned_of(tmp_path, gate_inputs, capsys):
     [warning] = read_json(check(tmp_path / "a", gate_inputs).out_dir / "check.json")["warnings"]
     assert "--image-processor-backend pil" in warning
-    assert f"dflow: warning: {warning}" in capsys.readouterr().out
+    assert f"warning: {warning}" in capsys.readouterr().out
     tokens = shutil.copytree(gate_inputs["tokens"].path, tmp_path / "tokens")
     write_json(tokens / "tokens.json", read_json(tokens / "tokens.json") | {"image_backend": "torchvision"})
     same = gate_inputs | {"tokens": attrs.evolve(gate_inputs["tokens"], path=tokens)}

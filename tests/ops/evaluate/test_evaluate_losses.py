@@ -92,7 +92,7 @@ def test_a_block_that_prefers_another_token_by_little_is_a_bug_unless_plain_deco
         stage = run_evaluate(tmp_path, draft, target, tokens, **changes)
         assert ([0], [4]) == (stage.metric("eval/lossless_errors"), stage.metric("eval/ties"))
         told = capsys.readouterr().out
-        assert "dflow: tie: sample" in told
+        assert "info: tie: sample" in told
         assert "warning: 4 of 4 answers differ at a tie, more than one in ten" in told
         return
     with pytest.raises(DataError, match=r"changed 4 of 4 answers beyond a tie") as caught:

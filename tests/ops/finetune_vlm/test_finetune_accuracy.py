@@ -103,7 +103,7 @@ def test_a_split_without_a_label_to_compare_is_told(tokens, tmp_path, capsys):
     no_test = poisoned(tokens, tmp_path / "none", keep=lambda record: record["split"] != "test")
     held_out = HeldOut.read(config(metric="exact_match"), FakeStage(tmp_path, {"tokens": no_test}))
     assert {"val": 2, "test": 0} == {split: len(indices) for split, indices in held_out.compared.items()}
-    assert "dflow: no accuracy on test: no label there to compare an answer with\n" == capsys.readouterr().out
+    assert "info: no accuracy on test: no label there to compare an answer with\n" == capsys.readouterr().out
 
 
 def test_a_stop_while_the_result_is_measured_leaves_the_measuring_alone_to_do(tokens, lively, tmp_path):

@@ -223,18 +223,18 @@ def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_t
     run_ingest(tmp_path, [{**GOOD, "split": "train"}, {"conversations": [ASK]}])
     remedy = 'give samples a "split", or raise val_fraction or test_fraction'
     assert capsys.readouterr().out.splitlines() == [
-        "dflow: kept train 1, val 0, test 0",
-        'dflow: dropped 1  no answer (first: sample "2")',
-        'dflow: sample "2": no answer',
-        f'dflow: the split "val" is empty; {remedy}',
-        f'dflow: the split "test" is empty; {remedy}',
+        "info: kept train 1, val 0, test 0",
+        'info: dropped 1  no answer (first: sample "2")',
+        'info: sample "2": no answer',
+        f'info: the split "val" is empty; {remedy}',
+        f'info: the split "test" is empty; {remedy}',
     ]
 
 
 def test_samples_with_reasoning_are_told_since_only_some_templates_show_it(tmp_path, capsys):
     thought = {"conversations": [ASK, {**ANSWER, "reasoning_content": "Hm."}]}
     run_ingest(tmp_path, [GOOD, thought, {**GOOD, "split": "val"}, thought])
-    line = "dflow: 2 samples carry reasoning_content, which only some chat templates show"
+    line = "info: 2 samples carry reasoning_content, which only some chat templates show"
     assert line in capsys.readouterr().out.splitlines()
 
 

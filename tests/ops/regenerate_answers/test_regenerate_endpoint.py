@@ -131,7 +131,7 @@ def test_a_server_that_reads_other_prompts_is_told_apart(samples, talker, model,
     assert [2] == stage.metric("regenerate/answers") == stage.metric("regenerate/prompted_differently")
     notes = [line for line in capsys.readouterr().out.splitlines() if "reads another prompt" in line]
     assert 1 == len(notes)
-    assert 'dflow: the server reads another prompt of sample "picture-blue"' in notes[0]
+    assert 'info: the server reads another prompt of sample "picture-blue"' in notes[0]
 
 
 def test_a_limit_of_drops_may_change_without_a_server(samples, talker, model, tmp_path):
@@ -342,7 +342,7 @@ def test_that_no_server_is_there_is_told_before_the_retries_are_over(samples, ta
     stage.capsys = capsys
     with pytest.raises(StopRequested):
         regenerate_answers(endpoint_config(server, retries=1, backoff_s=60.0), stage)
-    assert f"dflow: {server.url} cannot be reached (ConnectError: " in stage.said
+    assert f"info: {server.url} cannot be reached (ConnectError: " in stage.said
     assert "); further attempts: 1, later and later\n" in stage.said
 
 

@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_note_and_the_one_before_taken(
     resumed = new_state(seed=3)
     assert load_checkpoint(tmp_path, resumed, IDENTITY)
     assert resumed.step == 2
-    note = f"dflow: {tmp_path}/checkpoint-00000004.damaged: damaged checkpoint left out, {text}; "
+    note = f"{tmp_path}/checkpoint-00000004.damaged: damaged checkpoint left out, {text}; "
     assert note + "trying checkpoint-00000002\n" == capsys.readouterr().out
     save(tmp_path, resumed)
     assert ["checkpoint-00000002", "checkpoint-00000004.damaged"] == names(tmp_path)
@@ -262,7 +262,7 @@ def test_a_failed_write_is_told_to_the_user_where_the_training_ends_by_another_e
     with pytest.raises(DataError, match="loss nan"), Checkpoints(tmp_path, IDENTITY, rank=0) as saving:
         saving.save(state)
         raise DataError("loss nan")
-    expected = "dflow: the checkpoint of step 2 was not written either: no space left on device\n"
+    expected = "the checkpoint of step 2 was not written either: no space left on device\n"
     assert expected == capsys.readouterr().out
 
 
