@@ -3,6 +3,7 @@
 DflowError                  the message says what was wrong, where, and what to do
 ├── ConfigError             a value of an op's config is wrong
 ├── PipelineError           a pipeline file or graph has one or more mistakes, all of them listed
+├── StructureError          plain values do not fit the type that they are read as; all mistakes with their paths
 ├── DataError               input data cannot be used: names the file, line or sample
 ├── TransientError          something outside failed that may work in a while, a busy server say: the node is retried
 ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 MOST_OF_MESSAGE = 1200  # characters; a cycle through twelve nodes has some hundred
 MOST_SHOWN = 160  # characters of a path of keys, or of an argument
@@ -100,6 +101,18 @@ class PipelineError(DflowError):
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
+
+
+class StructureError(DflowError):
+    """All mistakes in plain values that do not fit a type; the paths are those of keys and members in the value."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(map(str, self.mistakes)))
+
+    def below(self, name: str) -> list[Mistake]:
+        """The mistakes as those of a table or list that holds the value under this name."""
+        return [evolve(each, path=f"{name}.{each.path}" if each.path else name) for each in self.mistakes]
 
 
 def shortened(text: str, most: int = 100) -> str:

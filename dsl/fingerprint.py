@@ -5,17 +5,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import frozen
 
 from dsl.encoding import encode, fingerprint
 from dsl.errors import ConfigError
-from dsl.field_types import type_mistake
 from dsl.graph import GraphNode
 from dsl.import_side_effects import may_change
 from dsl.search_path import INSTALLED, is_standard, places_of
@@ -69,7 +66,7 @@ def key_config(node: GraphNode) -> dict[str, object]:
             continue
         if field.external and isinstance(value, tuple):
             value = tuple(None if is_path(member) else member for member in value)
-        config[field.name] = _widened(without_secrets(value), field.type)
+        config[field.name] = without_secrets(value)
     return config
 
 
@@ -371,17 +368,3 @@ def _is_foreign(name: str, folder: Path) -> bool:
     """Whether what a root has of that name is the standard library's or an installed package."""
     is_installed = not INSTALLED.isdisjoint(folder.parts)
     return is_standard(str(folder)) or (is_installed and name not in OWN_PACKAGES)
-
-
-def _widened(value: Any, expected: Any) -> Any:
-    """An int where the field is a float becomes one, so that `lr = 1` and `lr = 1.0` are the same key."""
-    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
-    if origin in (typing.Union, types.UnionType):
-        written = encode(value)
-        ways = [_widened(value, member) for member in arguments if type_mistake(value, member) is None]
-        return value if not ways or written in map(encode, ways) else ways[0]
-    if origin is tuple and isinstance(value, (tuple, list)):
-        return tuple(_widened(member, arguments[0]) for member in value)
-    if origin is dict and isinstance(value, dict):
-        return {key: _widened(member, arguments[1]) for key, member in value.items()}
-    return float(value) if type(value) is int and expected is float else value

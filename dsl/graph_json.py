@@ -8,132 +8,121 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+from attrs import frozen
+from cattrs.gen import make_dict_unstructure_fn, override
 
+from dsl.convert import converter, structure, unstructure
 from dsl.edge_checks import inputs_of
-from dsl.errors import ConfigError, Mistake, PipelineError
+from dsl.errors import ConfigError, Mistake, PipelineError, StructureError
 from dsl.graph import Graph, GraphNode
 from dsl.launch import Launch, Machine
-from dsl.op import OpSpec, Ref
+from dsl.op import OpSpec
 from dsl.op_table import load_op
 from dsl.pipeline import Copy
 
 FORMAT = 1
-Made = TypeVar("Made")
-PLAIN = ("name", "seed", "experiment", "tracking_uri", "notes", "sort_by")
-TRACKING = "tracking"  # written where it is off
+OTHER_VERSION = "use the version of dflow that wrote it, or start a new run"
+T = TypeVar("T")
+
+
+@frozen
+class NodeData:
+    """A node in JSON; in its config a reference is "@node"."""
+
+    id: str
+    op: str
+    version: int
+    config: dict[str, Any]
+    launch: Launch
+    copy: Copy | None = None
+
+    @classmethod
+    def of(cls, node: GraphNode) -> NodeData:
+        return cls(node.id, node.op.name, node.op.version, unstructure(node.config), node.launch, node.copy)
+
+    def node(self, load: Callable[[str], OpSpec]) -> GraphNode:
+        """load: what finds an op by its name."""
+        op = load(self.op)
+        try:
+            config = op.config_class(**self.config)
+        except ConfigError as error:
+            message = f"the recorded config does not fit the op {op.name} as it is now: {error}"
+            raise PipelineError([Mistake(message, f"node.{self.id}")]) from error
+        inputs = inputs_of(op, attrs.asdict(config, recurse=False))
+        return GraphNode(self.id, config, op, self.launch, inputs, self.copy)
+
+
+@frozen(kw_only=True)
+class StageData:
+    """One node with what loads its op."""
+
+    format: int = FORMAT
+    op_files: tuple[Path, ...]
+    node: NodeData
+
+
+@frozen(kw_only=True)
+class GraphData:
+    """The graph in JSON, its fields those of Graph."""
+
+    format: int = FORMAT
+    name: str
+    seed: int
+    experiment: str
+    tracking_uri: str | None
+    tracking: bool = True
+    notes: str = ""
+    sort_by: str = ""
+    root: Path
+    op_files: tuple[Path, ...]
+    tags: dict[str, str] = attrs.field(factory=dict)
+    machine: Machine = attrs.field(factory=Machine)
+    nodes: tuple[NodeData, ...]
+
+
+SETTINGS = [each.name for each in attrs.fields(GraphData) if each.name not in ("format", "nodes")]
+converter.register_unstructure_hook(
+    NodeData, make_dict_unstructure_fn(NodeData, converter, copy=override(omit_if_default=True))
+)
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """The graph as JSON values; a reference is {"ref": node id}, a tuple is a list."""
-    return {
-        "format": FORMAT,
-        **{name: getattr(graph, name) for name in PLAIN},
-        **({} if graph.tracking else {TRACKING: False}),
-        "root": str(graph.root),
-        "op_files": [str(file) for file in graph.op_files],
-        "tags": dict(graph.tags),
-        "machine": _to_json(graph.machine),
-        "nodes": [_node_to_json(node) for node in graph.nodes.values()],
-    }
+    """The graph as JSON values; a reference is "@node", a tuple is a list."""
+    settings = {name: getattr(graph, name) for name in SETTINGS}
+    data: dict[str, Any] = unstructure(GraphData(nodes=tuple(map(NodeData.of, graph.nodes.values())), **settings))
+    return data
 
 
-def graph_from_json(data: Mapping[str, Any]) -> Graph:
+def graph_from_json(values: Mapping[str, Any]) -> Graph:
     """The graph of a record as it is: paths in it need not exist any more.
 
     Raises PipelineError where the record does not fit the ops as they are now.
     """
-    op_files, load = _ops_of(data)
-    return Graph(
-        **{name: data[name] for name in (*PLAIN, TRACKING) if name in data},
-        root=Path(data["root"]),
-        op_files=op_files,
-        nodes={node["id"]: _node(node, load) for node in data["nodes"]},
-        tags=data.get("tags", {}),
-        machine=_made(Machine, data.get("machine", {}), "machine"),
-    )
+    data = _read(GraphData, values)
+    load = cache(lambda name: load_op(name, data.op_files))
+    nodes = {each.id: each.node(load) for each in data.nodes}
+    return Graph(nodes=nodes, **{name: getattr(data, name) for name in SETTINGS})
 
 
 def node_to_json(graph: Graph, node_id: str) -> dict[str, Any]:
     """One node for its stage, which need not read the whole graph."""
-    return {
-        "format": FORMAT,
-        "op_files": [str(file) for file in graph.op_files],
-        "nodes": [_node_to_json(graph.nodes[node_id])],
-    }
+    data: dict[str, Any] = unstructure(StageData(op_files=graph.op_files, node=NodeData.of(graph.nodes[node_id])))
+    return data
 
 
-def node_from_json(data: Mapping[str, Any]) -> GraphNode:
+def node_from_json(values: Mapping[str, Any]) -> GraphNode:
     """The node of `node_to_json`. Raises as `graph_from_json` does."""
-    _, load = _ops_of(data)
-    return _node(data["nodes"][0], load)
+    data = _read(StageData, values)
+    return data.node.node(lambda name: load_op(name, data.op_files))
 
 
-def _ops_of(data: Mapping[str, Any]) -> tuple[tuple[Path, ...], Callable[[str], OpSpec]]:
-    """The user's op files, and what loads an op by its name, each once."""
-    if data["format"] != FORMAT:
-        message = f"the recorded graph has format {data['format']}, this version of dflow reads {FORMAT}"
-        raise PipelineError([Mistake(message, hint="use the version of dflow that wrote it, or start a new run")])
-    unknown = data.keys() - {*PLAIN, TRACKING, "format", "root", "op_files", "tags", "machine", "nodes"}
-    if unknown:
-        raise PipelineError([_unreadable(f"it has {', '.join(sorted(unknown))}", "")])
-    op_files = tuple(Path(file) for file in data["op_files"])
-    return op_files, cache(lambda name: load_op(name, op_files))
-
-
-def _node_to_json(node: GraphNode) -> dict[str, Any]:
-    row = {
-        "id": node.id,
-        "op": node.op.name,
-        "version": node.op.version,
-        "config": _to_json(node.config),
-        "launch": _to_json(node.launch),
-    }
-    return row if node.copy is None else {**row, "copy": _to_json(node.copy)}
-
-
-def _node(data: Mapping[str, Any], load: Callable[[str], OpSpec]) -> GraphNode:
-    op = load(data["op"])
-    values = {name: _from_json(value, is_edge=name in op.edges) for name, value in data["config"].items()}
+def _read(expected: type[T], values: Mapping[str, Any]) -> T:
+    if values["format"] != FORMAT:
+        message = f"the recorded graph has format {values['format']}, this version of dflow reads {FORMAT}"
+        raise PipelineError([Mistake(message, hint=OTHER_VERSION)])
     try:
-        config = op.config_class(**values)
-    except ConfigError as error:
-        message = f"the recorded config does not fit the op {op.name} as it is now: {error}"
-        raise PipelineError([Mistake(message, f"node.{data['id']}")]) from error
-    launch = _made(Launch, data["launch"], f"node.{data['id']}.launch")
-    copy = Copy(**data["copy"]) if "copy" in data else None
-    return GraphNode(data["id"], config, op, launch, inputs_of(op, values), copy)
-
-
-def _made(kind: type[Made], values: Mapping[str, Any], path: str) -> Made:
-    """An object of an attrs class from its recorded fields, none of which a newer version of dflow added."""
-    try:
-        return kind(**values)
-    except (TypeError, ValueError) as error:
-        raise PipelineError([_unreadable(str(error), path)]) from error
-
-
-def _unreadable(reason: str, path: str) -> Mistake:
-    hint = "use the version of dflow that wrote it, or start a new run"
-    return Mistake(f"the recorded graph cannot be read: {reason}", path, hint=hint)
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Ref):
-        return {"ref": value.node}
-    if attrs.has(type(value)):
-        return {name: _to_json(getattr(value, name)) for name in attrs.fields_dict(type(value))}
-    if isinstance(value, (tuple, list)):
-        return [_to_json(member) for member in value]
-    if isinstance(value, dict):
-        return {key: _to_json(member) for key, member in value.items()}
-    return value
-
-
-def _from_json(value: Any, *, is_edge: bool) -> Any:
-    if is_edge and isinstance(value, dict):
-        return Ref(value["ref"])
-    if isinstance(value, list):
-        return tuple(_from_json(member, is_edge=is_edge) for member in value)
-    if isinstance(value, dict):
-        return {key: _from_json(member, is_edge=is_edge) for key, member in value.items()}
-    return value
+        return structure(expected, values)
+    except StructureError as error:
+        wrong = [f"{each.path}: {each.message}" if each.path else each.message for each in error.mistakes]
+        mistakes = [Mistake(f"the recorded graph cannot be read: {each}", hint=OTHER_VERSION) for each in wrong]
+        raise PipelineError(mistakes) from error

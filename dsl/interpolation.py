@@ -14,14 +14,14 @@ from typing import Any
 
 import attrs
 
+from dsl.convert import type_mistake
 from dsl.edge_checks import external_value
 from dsl.errors import Mistake, did_you_mean
-from dsl.field_types import type_mistake
 from dsl.op import ConfigField
 from dsl.pipeline import TABLE_NAMES
 from dsl.secrets import secret_names
 from dsl.typed_text import member_type, typed_value
-from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, lists_to_tuples
+from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode
 
 OPENING = "${"
 TOKEN = re.compile(r"(?P<escape>\$\$\{)(?=(?P<ahead>[^{}]*\}?))|\$\{(?P<body>[^{}$]*)(?P<end>\}?)")
@@ -183,9 +183,9 @@ class _Interpolation:
         variable = ENVIRONMENT.fullmatch(token["body"])
         if variable is None or secret_names(token[0]) or self._field(self.owners[cell[0]], cell[1]) is None:
             return value
-        message = type_mistake(lists_to_tuples(value), expected)
+        message = type_mistake(expected, value)
         if message is not None:
-            takes_text = type_mistake(os.environ[variable[1]], expected) is None
+            takes_text = type_mistake(expected, os.environ[variable[1]]) is None
             hint = f"as a text it has quotes of its own: {variable[1]}='\"...\"'" if takes_text else ""
             raise _Refused(f"{token[0]}: {message}", hint)
         return value
@@ -246,7 +246,7 @@ class _Interpolation:
             if owner == "pipeline":
                 raise _Refused
             raise _Refused(f'node "{owner}" gives no {name}')
-        if type_mistake(lists_to_tuples(value), field.type) is not None:
+        if type_mistake(field.type, value) is not None:
             raise _Refused  # told at that field
         if name == "seed" and value is None:
             return self._value_of("pipeline", "seed", cell)

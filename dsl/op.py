@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.errors import ConfigError
-from dsl.field_types import type_mistake
+from dsl.convert import converter, structure
+from dsl.errors import ConfigError, Mistake, StructureError
 from dsl.shown import shown_value
 
 T = TypeVar("T")
@@ -117,6 +117,22 @@ class Edge:
     optional: bool
     many: bool
 
+    def structure(self, value: object) -> Ref | tuple[Ref, ...] | None:
+        """What the field holds before the stage runs, of Refs or their texts, "@node". Raises StructureError."""
+        if self.many and isinstance(value, (list, tuple)):
+            references = tuple(map(_as_reference, value))
+            if all(isinstance(each, Ref) for each in references) and (references or self.optional):
+                return references
+        reference = _as_reference(value)
+        if not self.many and (isinstance(reference, Ref) or (reference is None and self.optional)):
+            return reference
+        raise StructureError([Mistake(f'expected {self.wanted} ("@node"), got {shown_value(value)}')])
+
+    @property
+    def wanted(self) -> str:
+        """What the field takes, as a message says it."""
+        return f"{'a list of references' if self.many else 'a reference'} to {self.type.__name__}"
+
 
 @frozen
 class ConfigField:
@@ -136,6 +152,10 @@ class ConfigField:
     @property
     def required(self) -> bool:
         return self.default is attrs.NOTHING
+
+    def structure(self, value: object) -> Any:
+        """The value as one of the field's type. Raises StructureError."""
+        return structure(self.type, value)
 
 
 @frozen
@@ -342,20 +362,17 @@ def _is_artifact(annotation: Any) -> bool:
 
 
 def _check_types_when_made(cls: type, spec: OpSpec) -> None:
-    """Make the constructor refuse values of the wrong type, all of them named in one error."""
+    """Make the constructor structure its values; all that are of a wrong type are named in one error."""
     attrs_init = cls.__init__  # type: ignore[misc]
 
     def checked_init(self: Any, **values: Any) -> None:
         mistakes = []
         for name, value in values.items():
-            if name in spec.fields:
-                mistake = type_mistake(value, spec.fields[name].type)
-            elif name in spec.edges:
-                mistake = edge_mistake(value, spec.edges[name])
-            else:
-                mistake = None
-            if mistake:
-                mistakes.append(f"{spec.name}.{name}: {mistake}")
+            declared = spec.edges.get(name) or spec.fields.get(name)
+            try:
+                values[name] = value if declared is None else declared.structure(value)
+            except StructureError as error:
+                mistakes += [f"{spec.name}.{name}: {mistake}" for mistake in error.mistakes]
         if mistakes:
             raise ConfigError("\n".join(mistakes))
         try:
@@ -366,13 +383,9 @@ def _check_types_when_made(cls: type, spec: OpSpec) -> None:
     cls.__init__ = checked_init  # type: ignore[misc]
 
 
-def edge_mistake(value: object, edge: Edge) -> str | None:
-    """Why `value` cannot stand on this edge before the stage runs, or None where it can."""
-    if edge.many:
-        is_references = isinstance(value, tuple) and all(isinstance(member, Ref) for member in value)
-        if is_references and (value or edge.optional):
-            return None
-        return f'expected a list of references to {edge.type.__name__} ("@node"), got {shown_value(value)}'
-    if isinstance(value, Ref) or (value is None and edge.optional):
-        return None
-    return f'expected a reference to {edge.type.__name__} ("@node"), got {shown_value(value)}'
+def _as_reference(value: Any) -> Any:
+    return Ref(value[1:]) if isinstance(value, str) and value.startswith("@") else value
+
+
+converter.register_unstructure_hook(Ref, str)
+converter.register_unstructure_hook_func(_is_artifact, str)  # which holds a Ref in a config

@@ -16,8 +16,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from dsl.convert import type_mistake
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, known_nodes, shortened
-from dsl.field_types import type_mistake
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.interpolation import interpolate
@@ -133,7 +133,7 @@ def _put(node: WrittenNode, override: Override) -> list[Mistake]:
 
 
 def _put_value(values: dict[str, Any], name: str, text: str, expected: Any, has_default: bool) -> None:
-    if text == NONE and has_default and type_mistake(None, expected) is not None:
+    if text == NONE and has_default and type_mistake(expected, None) is not None:
         values.pop(name, None)
     else:
         values[name] = typed_value(text, expected)

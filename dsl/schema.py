@@ -271,7 +271,7 @@ def _field(field: ConfigField) -> Schema:
 
 
 def _type(expected: Any) -> Schema:
-    """The schema of a type that `dsl.field_types.type_mistake` knows; none is a key that is left out."""
+    """The schema of a type that dsl/convert.py knows; none is a key that is left out."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         choices = [_type(member) for member in arguments if member is not type(None)]

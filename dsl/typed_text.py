@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli
 
-from dsl.field_types import type_mistake
+from dsl.convert import type_mistake
 from dsl.toml import refused_values
 
 OPENINGS = ('"', "'", "[", "{")
@@ -19,7 +19,7 @@ def typed_value(text: str, expected: Any) -> Any:
 
     Raises ValueError for a text that begins as a quoted TOML string, a list or a table and is none.
     """
-    if text == "none" and type_mistake(None, expected) is None:
+    if text == "none" and type_mistake(expected, None) is None:
         return None
     try:
         document = tomli.loads(f"value = {text}")

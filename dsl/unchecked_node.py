@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Set
 from typing import Any
 
 import attrs
 from attrs import define
 
+from dsl.convert import readable, type_name
 from dsl.document import Places
-from dsl.errors import ConfigError, Mistake, Position, did_you_mean, shortened
-from dsl.field_types import type_mistake, type_name
-from dsl.op import ConfigField, Edge, OpSpec, Ref, config_fields, edge_mistake
+from dsl.errors import ConfigError, Mistake, Position, StructureError, did_you_mean, shortened
+from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import Copy, Launch, Pipeline
 
 LAUNCH_FIELDS = config_fields(Launch)
@@ -88,7 +87,7 @@ def written_nodes(pipeline: Pipeline) -> dict[str, WrittenNode]:
 def add_checked_node(pipeline: Pipeline, node: WrittenNode) -> list[Mistake]:
     """Check the values of a node; without mistakes it is added to the pipeline.
 
-    Lists become tuples and "@node" strings become Refs; values with a mistake are taken out of the node.
+    Values become those of their fields' types; those with a mistake are taken out of the node.
     """
     if node.op is None:
         return []
@@ -126,21 +125,18 @@ def _check_table(
     likely_meant: set[str] = set()
     written = {*table, *(name.removeprefix(prefix) for name in node.wrong if name.startswith(prefix))}
     for name, value in list(table.items()):
-        if name in edges:
-            table[name] = value = _as_reference(value)
-            message = edge_mistake(value, edges[name])
-        elif name in fields:
-            table[name] = value = lists_to_tuples(value)
-            message = type_mistake(value, fields[name].type)
-        else:
+        declared = edges.get(name) or fields.get(name)
+        if declared is None:
             known = ", ".join([*edges, *fields])
             hint = did_you_mean(name, [*fields, *edges]) or shortened(f"keys: {known}", 300)
             likely_meant.update(candidate for candidate in [*fields, *edges] if hint == f'did you mean "{candidate}"?')
             mistakes.append(node.mistake(prefix + name, "unknown key", hint))
             del table[name]
             continue
-        if message:
-            mistakes.append(node.mistake(prefix + name, message))
+        try:
+            table[name] = declared.structure(value)
+        except StructureError as error:
+            mistakes.append(node.mistake(prefix + name, "; ".join(map(str, error.mistakes))))
             del table[name]
     for name, message in _refused_by_validators(table, cls, written - set(table)).items():
         mistakes.append(node.mistake(prefix + name, message))
@@ -148,31 +144,14 @@ def _check_table(
     for attribute in attrs.fields(cls):
         name = attribute.name
         if attribute.default is attrs.NOTHING and name not in written and name not in likely_meant:
-            what = _wanted(edges[name]) if name in edges else type_name(fields[name].type)
-            mistakes.append(node.mistake(prefix.removesuffix("."), f'the required key "{name}" is missing', f"{what}"))
+            what = _missing_edge(edges[name]) if name in edges else type_name(fields[name].type)
+            mistakes.append(node.mistake(prefix.removesuffix("."), f'the required key "{name}" is missing', what))
     return mistakes
 
 
-def _wanted(edge: Edge) -> str:
-    if edge.many:
-        return f'a list of references to {edge.type.__name__}: ["@node", ...]'
-    return f'a reference to {edge.type.__name__}: "@node"'
-
-
-def _as_reference(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_as_reference(member) for member in value)
-    if isinstance(value, str) and value.startswith("@"):
-        return Ref(value[1:])
-    return value
-
-
-def lists_to_tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(lists_to_tuples(member) for member in value)
-    if isinstance(value, dict):
-        return {key: lists_to_tuples(member) for key, member in value.items()}
-    return value
+def _missing_edge(edge: Edge) -> str:
+    example = '["@node", ...]' if edge.many else '"@node"'
+    return f"{edge.wanted}: {example}"
 
 
 def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]) -> dict[str, str]:
@@ -196,16 +175,5 @@ def _refused_by_validators(values: Mapping[str, Any], cls: type, wrong: Set[str]
         except AttributeError:
             continue  # it asks for a field that is itself wrong or missing; the constructor validates again
         except (ArithmeticError, ValueError, TypeError, ConfigError) as error:
-            refused[attribute.name] = _readable(error)
+            refused[attribute.name] = readable(error)
     return refused
-
-
-def _readable(error: Exception) -> str:
-    """`'lr' must be > 0: -1` as attrs says it -> `must be > 0, got -1`."""
-    message = str(error.args[0]) if error.args else str(error)
-    found = re.fullmatch(r"'\w+' must be (\S+) (\S+): (.*)", message, re.DOTALL)
-    if found is not None:
-        return f"must be {found[1]} {found[2]}, got {shortened(found[3])}"
-    if re.fullmatch(r"Length of '\w+' must be >= 1: 0", message):
-        return "must not be empty"
-    return message

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import NOTHING
 
-from dsl.field_types import type_name
+from dsl.convert import type_name
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op
 from executor.commands.arguments import add_json

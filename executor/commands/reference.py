@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from dsl.field_types import type_name
+from dsl.convert import type_name
 from dsl.launch import Launch
 from dsl.op import ConfigField, OpSpec, config_fields
 from dsl.schema import LAUNCH_HELP, TABLE_HELP

@@ -259,8 +259,8 @@ def _settings(kind: Kind, node_id: str, first: _Side, second: _Side, keyed: Cont
 
 def _reference(value: Any, shown: Mapping[str, str]) -> Any:
     """A reference to a node as it is written in a file, one to a copy by the name under which that is compared."""
-    if isinstance(value, dict) and value.keys() == {"ref"}:
-        return f"@{shown.get(value['ref'], value['ref'])}"
+    if isinstance(value, str) and value.startswith("@"):
+        return f"@{shown.get(value[1:], value[1:])}"
     return [_reference(member, shown) for member in value] if isinstance(value, list) else value
 
 

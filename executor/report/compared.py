@@ -31,11 +31,9 @@ def differ(values: Sequence[Any]) -> bool:
 
 
 def shown(value: Any) -> Any:
-    """A value of a config or a file as a text: a reference as it is written, lists and tables as JSON."""
+    """A value of a config or a file as a text, lists and tables as JSON."""
     if value is ABSENT or value is None:
         return None
-    if isinstance(value, dict) and value.keys() == {"ref"}:
-        return f"@{value['ref']}"
     if isinstance(value, float) and len(repr(value)) > LONG:
         return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

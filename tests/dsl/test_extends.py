@@ -80,7 +80,7 @@ def test_each_mistake_is_shown_in_the_file_that_is_at_fault_all_files_at_once(tm
     ) == [
         "top.toml:3:1: node.ingest.max_samples: must be >= 1, got 0",
         'top.toml:5:1: node.inject.samplse: unknown key (did you mean "samples"?)',
-        "middle.toml:3:1: node.ingest.val_fraction: must be < 1, got 2",
+        "middle.toml:3:1: node.ingest.val_fraction: must be < 1, got 2.0",
         'middle.toml:5:1: mlflow.note: unknown key (did you mean "notes"?)',
         'base.toml:11:1: node.inject.samples: there is no node "ingst" (did you mean "ingest"?)',
         'base.toml:12:2: nodes: unknown table (did you mean "node"?)',

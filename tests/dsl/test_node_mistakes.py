@@ -67,7 +67,7 @@ def node_mistakes(folder: Path, op: str, *lines: str) -> list[str]:
     [
         ("share = true", "share: expected float, got true (bool)"),
         ('share = "0.1"', 'share: expected float, got "0.1"'),
-        ("share = 1", "share: must be < 1, got 1"),
+        ("share = 1", "share: must be < 1, got 1.0"),
         ("share = nan", "share: must be >= 0, got nan"),
         ("most = 8.7", "most: expected int or none, got 8.7 (float)"),
         ("most = 8.0", "most: expected int or none, got 8.0 (float)"),
@@ -138,7 +138,7 @@ def test_ranks_that_make_no_whole_groups_are_refused_with_all_other_mistakes(
     tmp_path: Path, nproc: str, expected: str
 ) -> None:
     lines = [f'launch = {{ kind = "torchrun", sp_degree = 4, nproc = {nproc} }}', "share = 1"]
-    assert node_mistakes(tmp_path, "measure", *lines) == [expected, "9:1: node.n.share: must be < 1, got 1"]
+    assert node_mistakes(tmp_path, "measure", *lines) == [expected, "9:1: node.n.share: must be < 1, got 1.0"]
 
 
 def test_sequence_parallelism_is_refused_for_an_op_that_does_none(tmp_path: Path) -> None:

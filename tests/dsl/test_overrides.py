@@ -101,7 +101,7 @@ def test_all_mistakes_are_reported_together_as_strictly_as_in_a_file(tmp_path: P
         '-s ingst.seed=1: there is no node "ingst" (did you mean "ingest"?)',
         "-s ingest.max_samples=3.0: expected int or none, got 3.0 (float)",
         '-s ingest.sead=1: unknown key (did you mean "seed"?)',
-        "-s ingest.val_fraction=2: must be < 1, got 2",
+        "-s ingest.val_fraction=2: must be < 1, got 2.0",
         '-s tokenize.vocab_size=big: expected int, got "big"',
         "-s target.embed_key=1: expected str or none, got 1 (int)",
         '-s target.launch.nprocs=1: unknown key (did you mean "nproc"?)',

@@ -1,0 +1,222 @@
+"""Plain values, as TOML, JSON and the command line have them, as typed ones and back: one strict cattrs converter.
+
+1 is no bool, True no int, "3" no number; an int will do for a float, and becomes one. Lists become tuples. A table of
+an attrs class has all its required keys and no others.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import attrs
+from cattrs import ClassValidationError, Converter
+from cattrs.errors import ForbiddenExtraKeysError
+from cattrs.gen import make_dict_structure_fn
+
+from dsl.errors import ConfigError, Mistake, StructureError, did_you_mean, shortened
+from dsl.shown import shown_value
+
+T = TypeVar("T")
+Hook = Callable[[Any, Any], Any]
+
+converter = Converter(unstruct_collection_overrides={tuple: list})
+
+
+def structure(expected: type[T], value: object) -> T:
+    """The value as one of a type: bool, int, float, str, None, Path, Any, Literal[...], X | Y, tuple[X, ...],
+    dict[str, X], or an attrs class of such.
+
+    Raises StructureError with all mistakes in it, each with its path in the value.
+    """
+    return converter.structure(value, expected)
+
+
+def unstructure(value: object) -> Any:
+    """The value as JSON writes it: attrs classes as tables, tuples as lists, paths as texts."""
+    return converter.unstructure(value)
+
+
+def type_mistake(expected: Any, value: object) -> str | None:
+    """Why the value is none of that type; None where it is one."""
+    try:
+        structure(expected, value)
+    except StructureError as error:
+        return "; ".join(map(str, error.mistakes))
+    return None
+
+
+def type_name(expected: Any) -> str:
+    """The type as a user of TOML would say it: `int`, `float`, `str`, `list of int`, `int or none`."""
+    arguments = typing.get_args(expected)
+    if _is_union(expected):
+        return " or ".join(type_name(member) for member in arguments)
+    if _is_literal(expected):
+        return "one of " + ", ".join(shown_value(choice) for choice in arguments)
+    if _is_tuple(expected):
+        return f"list of {type_name(arguments[0])}"
+    if _is_mapping(expected):
+        return f"table of {type_name(arguments[1])}"
+    if expected is None or expected is type(None):
+        return "none"
+    if expected is Path:
+        return "path"
+    return "table" if attrs.has(expected) else getattr(expected, "__name__", str(expected))
+
+
+def readable(error: Exception) -> str:
+    """What a validator says: `'lr' must be > 0: -1`, as attrs words it, -> `must be > 0, got -1`."""
+    message = str(error.args[0]) if error.args else str(error)
+    found = re.fullmatch(r"'\w+' must be (\S+) (\S+): (.*)", message, re.DOTALL)
+    if found is not None:
+        return f"must be {found[1]} {found[2]}, got {shortened(found[3])}"
+    if re.fullmatch(r"Length of '\w+' must be >= 1: 0", message):
+        return "must not be empty"
+    return message
+
+
+def _is_union(expected: Any) -> bool:
+    return typing.get_origin(expected) in (typing.Union, types.UnionType)
+
+
+def _is_literal(expected: Any) -> bool:
+    return typing.get_origin(expected) is typing.Literal
+
+
+def _is_tuple(expected: Any) -> bool:
+    return typing.get_origin(expected) is tuple
+
+
+def _is_mapping(expected: Any) -> bool:
+    return typing.get_origin(expected) in (dict, Mapping)
+
+
+def _refuse(expected: Any, value: object) -> NoReturn:
+    raise StructureError([Mistake(f"expected {type_name(expected)}, got {shown_value(value)}")])
+
+
+def _instance(value: Any, expected: Any) -> Any:
+    if type(value) is expected or (isinstance(value, expected) and not isinstance(value, bool)):
+        return value
+    _refuse(expected, value)
+
+
+def _float(value: Any, expected: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        _refuse(expected, value)
+    try:
+        return float(value)
+    except OverflowError:
+        _refuse(expected, value)
+
+
+def _none(value: Any, expected: Any) -> None:
+    if value is not None:
+        _refuse(expected, value)
+
+
+def _path(value: Any, expected: Any) -> Path:
+    if not isinstance(value, (str, Path)):
+        _refuse(expected, value)
+    return Path(value)
+
+
+def _choice(value: Any, expected: Any) -> Any:
+    if not any(value == choice and type(value) is type(choice) for choice in typing.get_args(expected)):
+        _refuse(expected, value)
+    return value
+
+
+def _one_of(value: Any, expected: Any) -> Any:
+    """As the first type that leaves it as it is, else as the first one that takes it."""
+    ways = []
+    for member in typing.get_args(expected):
+        try:
+            ways.append(structure(member, value))
+        except StructureError:
+            continue
+    if not ways:
+        _refuse(expected, value)
+    written = repr(unstructure(value)) if len(ways) > 1 else ""
+    return next((way for way in ways if repr(unstructure(way)) == written), ways[0])
+
+
+def _list(value: Any, expected: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        _refuse(expected, value)
+    of_member = typing.get_args(expected)[0]
+    return tuple(_members(((f"member {place}", member) for place, member in enumerate(value, start=1)), of_member))
+
+
+def _table(value: Any, expected: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        _refuse(expected, value)
+    return dict(zip(value, _members(value.items(), typing.get_args(expected)[1]), strict=True))
+
+
+def _members(named: Iterable[tuple[str, Any]], expected: Any) -> list[Any]:
+    made, mistakes = [], []
+    for name, value in named:
+        try:
+            made.append(structure(expected, value))
+        except StructureError as error:
+            mistakes += error.below(name)
+    if mistakes:
+        raise StructureError(mistakes)
+    return made
+
+
+def _object(cls: type) -> Hook:
+    make: Hook = make_dict_structure_fn(
+        cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True
+    )
+
+    def made(value: Any, _: Any) -> Any:
+        if not isinstance(value, Mapping):
+            _refuse(cls, value)
+        try:
+            return make(value, cls)
+        except ClassValidationError as error:
+            raise StructureError(list(_mistakes(error, cls))) from None
+
+    return made
+
+
+def _mistakes(error: ClassValidationError, cls: type) -> Iterator[Mistake]:
+    of_fields, others = error.group_exceptions()
+    for each, note in of_fields:
+        if isinstance(each, StructureError):
+            yield from each.below(note.name)
+        elif isinstance(each, KeyError):
+            yield Mistake(f'the required key "{note.name}" is missing', hint=type_name(note.type))
+        else:
+            raise each
+    for each in others:
+        if isinstance(each, ForbiddenExtraKeysError):
+            known = list(attrs.fields_dict(cls))
+            for key in sorted(map(str, each.extra_fields)):
+                hint = did_you_mean(key, known) or shortened(f"keys: {', '.join(known)}", 300)
+                yield Mistake("unknown key", key, hint=hint)
+        elif isinstance(each, (ConfigError, ValueError, TypeError)):
+            named = re.match(r"(?:Length of )?'(\w+)' must ", str(each))  # as attrs' own validators say it
+            yield Mistake(readable(each), named[1] if named else "")
+        else:
+            raise each
+
+
+converter.register_structure_hook_func(lambda expected: isinstance(expected, type) and expected is not Any, _instance)
+for scalar in (bool, int, str, bytes):
+    converter.register_structure_hook(scalar, _instance)
+converter.register_structure_hook(float, _float)
+converter.register_structure_hook(type(None), _none)
+converter.register_structure_hook(Path, _path)
+converter.register_structure_hook_func(_is_literal, _choice)
+converter.register_structure_hook_func(_is_union, _one_of)
+converter.register_structure_hook_func(_is_tuple, _list)
+converter.register_structure_hook_func(_is_mapping, _table)
+converter.register_structure_hook_factory(attrs.has, _object)
+converter.register_unstructure_hook_func(lambda cls: isinstance(cls, type) and issubclass(cls, Path), str)
