@@ -30,12 +30,6 @@ class FolderStage:
     def warn(self, text: str) -> None:
         pass
 
-    def info(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass
-
     def figure(self, name: str, fig: Any) -> None:
         pass
 
