@@ -44,7 +44,7 @@ from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
-from ops.tokenize_chat.samples import tokenize_row
+from ops.tokenize_chat.samples import tokenize_rows
 
 MAX_PIXELS = 512 * 512
 VOCABULARY = 8000
@@ -99,7 +99,7 @@ def _seconds(side: Callable[[], object]) -> float:
 def _ours(rows: list[dict[str, Any]], folder: Path, processor_dir: Path) -> Callable[[], list[Any]]:
     config = TokenizeChat(samples=Ref("inject"), min_loss_tokens=1, max_length=1_000_000, workers=1)
     encoder = ChatEncoder(load_processor(str(processor_dir), max_pixels=MAX_PIXELS))
-    return lambda: [tokenize_row(row, folder, encoder, config) for row in rows]
+    return lambda: tokenize_rows(rows, folder, encoder, config)
 
 
 def _loop(rows: list[dict[str, Any]], folder: Path, processor_dir: Path) -> Callable[[], list[Any]]:

@@ -114,4 +114,4 @@ class Evaluate:
 
     def chosen_libraries(self) -> tuple[str, ...]:
         """What enters the key beside key_libraries: what makes prompts of a benchmark's messages."""
-        return () if self.benchmark is None else ("jinja2", "regex")
+        return () if self.benchmark is None else ("jinja2",)

@@ -12,10 +12,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from attrs import frozen
+from tokenizers import Encoding
 from torch import Tensor
 
 from ops.lib.vision.processor import Processor
-from ops.tokenize_chat.answers import render_answers
+from ops.tokenize_chat.answers import Rendered, render_answers
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
     ANSWER_NOT_FOUND,
@@ -27,8 +28,8 @@ from ops.tokenize_chat.template import (
     Template,
     Unusable,
     spoken,
+    value_or_unusable,
 )
-from ops.tokenize_chat.words import EncodedTokens, Tokens, WordTokenizer
 
 TrainOn = Literal["assistant", "last"]
 
@@ -50,18 +51,11 @@ class ChatEncoder:
     """The template and the tokenizer of a processor; threads may share one.
 
     train_on: "assistant" has every answer in the loss mask, "last" the last one only. enable_thinking: as the template
-    knows it. by_words: tokenise by words.py where the tokenizer allows it, with the same result; that is faster, but it
-    holds Python's lock. Measured on answers of 300 words: one thread does 2.3 times the conversations of one with the
-    Rust library, and neither way did a second thread add any, as rendering holds the lock as well: more of text alone
-    needs processes. Raises ConfigError for an enable_thinking that the template does not read.
+    knows it. Raises ConfigError for an enable_thinking that the template does not read.
     """
 
     def __init__(
-        self,
-        processor: Processor,
-        enable_thinking: bool | None = None,
-        train_on: TrainOn = "assistant",
-        by_words: bool = True,
+        self, processor: Processor, enable_thinking: bool | None = None, train_on: TrainOn = "assistant"
     ) -> None:
         self.processor = processor
         self.template = Template(processor, enable_thinking)
@@ -70,7 +64,6 @@ class ChatEncoder:
         self._tokenizer = processor.tokenizer.backend_tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._words = WordTokenizer.of(self._tokenizer) if by_words else None
 
     def encode(self, messages: Messages, cut: Sequence[bool] = ()) -> Encoded:
         """Tokenise chat messages whose last one is an answer.
@@ -78,12 +71,35 @@ class ChatEncoder:
         cut: of each answer, whether it ends in the middle; nobody wrote the EOS that the template puts there, so it is
         not learnt. Raises Unusable; for one of MISFITS it is the sample or the chat template that is at fault.
         """
+        rendered = self._rendered(messages)
+        return self._encoded(messages, cut, rendered, *self._tokenized([rendered]))
+
+    def encode_batch(
+        self, conversations: Sequence[Messages], cuts: Sequence[Sequence[bool]]
+    ) -> list[Encoded | Unusable]:
+        """`encode` of each conversation, or why it is unusable.
+
+        One call tokenises them all outside Python's lock, so that threads use as many cores. The tokenizer's own
+        threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
+        """
+        rendered = [value_or_unusable(self._rendered, messages) for messages in conversations]
+        encodings = iter(self._tokenized([one for one in rendered if isinstance(one, Rendered)]))
+        return [
+            one if isinstance(one, Unusable) else value_or_unusable(self._encoded, messages, cut, one, next(encodings))
+            for messages, cut, one in zip(conversations, cuts, rendered, strict=True)
+        ]
+
+    def _rendered(self, messages: Messages) -> Rendered:
         if not messages or messages[-1]["role"] != "assistant":
             raise Unusable(NO_ANSWER)
         self.template.check(messages)
-        rendered = render_answers(self.template, messages, self.last_only)
-        tokens = self._tokens(rendered.text)
-        ids = tokens.ids
+        return render_answers(self.template, messages, self.last_only)
+
+    def _tokenized(self, rendered: Sequence[Rendered]) -> list[Encoding]:
+        return self._tokenizer.encode_batch([one.text for one in rendered], add_special_tokens=False)
+
+    def _encoded(self, messages: Messages, cut: Sequence[bool], rendered: Rendered, tokens: Encoding) -> Encoded:
+        ids = np.array(tokens.ids, dtype=np.int64)
         self._check_placeholders(ids, messages)
         closing = np.flatnonzero(self._closes(ids))
         mask = np.zeros(len(ids), dtype=bool)
@@ -96,7 +112,7 @@ class ChatEncoder:
         assert last is not None  # there is an answer
         # The last answer begins there, unless a mark leaves the beginning out.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
-        answer = rendered.text[rendered.prompt_end : tokens.start_of(last)]
+        answer = rendered.text[rendered.prompt_end : tokens.token_to_chars(last)[0]]
         if not all(words in answer for words in spoken(messages[-1])):
             raise Unusable(ANSWER_CHANGED, f"it became {answer[:60]!r}")
         return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), int(np.count_nonzero(mask)), prompt_tokens)
@@ -108,7 +124,7 @@ class ChatEncoder:
         """
         self.template.check(messages)
         text = self.template.render(messages, prompt=True)
-        ids = self._tokens(text).ids
+        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
         self._check_placeholders(ids, messages)
         return torch.from_numpy(ids)
 
@@ -120,10 +136,6 @@ class ChatEncoder:
         if len(cut) != learnt:
             raise Unusable(ANSWER_NOT_FOUND, f"which of {len(cut)} answers was cut, in {learnt} stretches of text")
         return cut
-
-    def _tokens(self, text: str) -> Tokens:
-        tokens = self._words.encode(text) if self._words else None
-        return tokens or EncodedTokens(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _closes(self, ids: np.ndarray) -> np.ndarray:
         """Which tokens are an EOS, bool [S]."""
@@ -148,19 +160,19 @@ def num_images(message: dict[str, Any]) -> int:
     return sum(part["type"] == "image" for part in message["content"])
 
 
-def _token_at(tokens: Tokens, start: int, text: str) -> int:
+def _token_at(tokens: Encoding, start: int, text: str) -> int:
     """The token that begins at the first character from `start` on that any token covers.
 
     Raises Unusable where that token begins before `start`.
     """
-    covering = (tokens.token_of(place) for place in range(start, len(text)))
+    covering = (tokens.char_to_token(place) for place in range(start, len(text)))
     token = next((token for token in covering if token is not None), None)
-    if token is None or tokens.start_of(token) < start:
+    if token is None or tokens.token_to_chars(token)[0] < start:
         raise Unusable(NO_TOKEN_BOUNDARY, f"{text[max(0, start - 20) : start]!r} | {text[start : start + 20]!r}")
     return token
 
 
-def _last_token(tokens: Tokens, closing: np.ndarray, first: int, end: int | None) -> int | None:
+def _last_token(tokens: Encoding, closing: np.ndarray, first: int, end: int | None) -> int | None:
     """The EOS token that closes an answer from token `first` on, or None where there is none.
 
     closing: the places of all EOS tokens, int [E]. Without a mark that is the first of them; with a mark up to
@@ -170,7 +182,7 @@ def _last_token(tokens: Tokens, closing: np.ndarray, first: int, end: int | None
     if end is None:
         place = int(np.searchsorted(closing, first))
         return int(closing[place]) if place < len(closing) else None
-    behind = tokens.token_of(end)
-    bound = tokens.token_of(end - 1) if behind is None else behind
+    behind = tokens.char_to_token(end)
+    bound = tokens.char_to_token(end - 1) if behind is None else behind
     place = int(np.searchsorted(closing, bound, side="right")) - 1 if bound is not None else -1
     return int(closing[place]) if place >= 0 and closing[place] >= first else None

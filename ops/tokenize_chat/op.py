@@ -19,7 +19,7 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
     resources="ops.tokenize_chat.resources:tokenize_chat_resources",
     unmet="ops.tokenize_chat.unmet:unmet",
     work="ops.tokenize_chat.smoke:tokenize_chat_work",
-    key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy", "regex"),
+    key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy"),
     single_process=True,
 )
 @frozen(kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import define, field
 
 from dsl.errors import DataError
 from dsl.stage import Stage
@@ -22,13 +22,12 @@ from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.preview import Preview
-from ops.tokenize_chat.samples import tokenize_row
-from ops.tokenize_chat.template import Unusable, texts_of
-from ops.tokenize_chat.trial import TemplateTrial
+from ops.tokenize_chat.samples import tokenize_rows
+from ops.tokenize_chat.template import MISFITS, Unusable, texts_of
 from ops.tokenize_chat.writer import ShardWriter
 
 PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one turn of a worker: enough to pay for the hand-over, little to keep
-FEW_WORKERS = 4  # one thread that tokenises by words does as much as about so many in the Rust library
+FIRST_SAMPLES = 100  # misfits before any sample is kept; enough for odd samples that stand together
 
 Row = dict[str, Any]
 
@@ -48,24 +47,24 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     file = samples.path / "samples.jsonl"
     processor = prepare_processor(config, stage.inputs.get("target"), file, stage.out_dir / "processor")
     workers = config.workers or available_cores()
-    encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, by_words=workers <= FEW_WORKERS)
+    encoder = ChatEncoder(processor, config.enable_thinking, config.train_on)
     total = check_images(file, processor)
     tally = Tally(stage, "tokenize")
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples)
 
-    def outcomes(portion: list[Row]) -> list[Outcome]:
-        return [Outcome.of(row, samples.path, encoder, config) for row in portion]
+    def tokenize(portion: list[Row]) -> list[tuple[Row, TokenSample | Unusable]]:
+        return list(zip(portion, tokenize_rows(portion, samples.path, encoder, config), strict=True))
 
     done = 0
     stage.progress(done, total)
     with strict_pillow():
         for split in SPLITS:
             rows = (row for row in read_jsonl(file) if row["split"] == split)
-            for finished in in_order(outcomes, portions(rows), workers):
-                for outcome in finished:
-                    account(outcome, tally, trial, writer, preview)
+            for finished in in_order(tokenize, portions(rows), workers):
+                for row, sample in finished:
+                    account(row, sample, tally, trial, writer, preview)
                     done += 1
                     if done % 50 == 0 or done == total:
                         stage.progress(done, total)
@@ -79,35 +78,59 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
 
 
-@frozen(eq=False)
-class Outcome:
-    """What became of a row: a sample, or why there is none."""
-
-    row: Row
-    sample: TokenSample | None
-    reason: str = ""
-    detail: str = ""
-
-    @classmethod
-    def of(cls, row: Row, folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> Outcome:
-        try:
-            return cls(row, tokenize_row(row, folder, encoder, config))
-        except Unusable as error:
-            return cls(row, None, error.reason, error.detail)
-
-
-def account(outcome: Outcome, tally: Tally, trial: TemplateTrial, writer: ShardWriter, preview: Preview) -> None:
+def account(
+    row: Row,
+    sample: TokenSample | Unusable,
+    tally: Tally,
+    trial: TemplateTrial,
+    writer: ShardWriter,
+    preview: Preview,
+) -> None:
     """Keep or drop a row, in the order of the rows. Raises DataError for a template that fits none of them."""
-    row, sample = outcome.row, outcome.sample
-    if sample is None:
-        tally.drop(outcome.reason, row["id"], outcome.detail)
-        trial.dropped(outcome.reason, row["id"], outcome.detail)
+    if isinstance(sample, Unusable):
+        tally.drop(sample.reason, row["id"], sample.detail)
+        trial.dropped(sample.reason, row["id"], sample.detail)
         return
     trial.kept()
     tally.keep(row["split"])
     writer.add(sample, row["split"], label(row))
     if row["split"] == "train":
         preview.add(sample, row["images"])
+
+
+@define
+class TemplateTrial:
+    """Whether the chat template serves at all: a sample at fault is dropped, a template at fault ends the run.
+
+    The template is at fault where samples are misfits, one after the other, before any is kept: the first
+    FIRST_SAMPLES of them, or all where there are fewer. Samples dropped for something else say nothing about it.
+    Samples come in the order of the rows, so that the outcome does not depend on the workers.
+    """
+
+    source: str
+    _misfits: int = field(default=0, init=False)
+    _served: bool = field(default=False, init=False)
+    _first: str = field(default="", init=False)
+
+    def kept(self) -> None:
+        self._served = True
+
+    def dropped(self, reason: str, sample_id: str, detail: str) -> None:
+        """Raises DataError once the template is at fault."""
+        if self._served or reason not in MISFITS:
+            return
+        self._first = self._first or f'sample "{sample_id}": {reason}: {detail}'
+        self._misfits += 1
+        if self._misfits == FIRST_SAMPLES:
+            self.finish()
+
+    def finish(self) -> None:
+        """After the last sample. Raises DataError where the template is at fault."""
+        if self._misfits and not self._served:
+            raise DataError(
+                f"the chat template of {self.source} fits none of {self._misfits} samples, the first of which is "
+                f"{self._first}; do template, tokenizer and samples belong together?"
+            )
 
 
 def portions(rows: Iterator[Row]) -> Iterator[list[Row]]:

@@ -1,4 +1,4 @@
-"""One row of the injected samples into a token sample: text, images, and the two put together."""
+"""Rows of the injected samples into token samples: text, images, and the two put together."""
 
 from __future__ import annotations
 
@@ -17,38 +17,44 @@ from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE, decode
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.encode import ChatEncoder, Encoded, num_images
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.template import NO_ANSWER, Messages, Unusable
+from ops.tokenize_chat.template import Messages, Unusable, value_or_unusable
 
 IMAGE_REFUSED = "image refused by the processor"
 TOO_LONG = "longer than max_length"
 TOO_FEW_LOSS_TOKENS = "fewer than min_loss_tokens"
 
 
-def tokenize_row(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> TokenSample:
-    """One sample, tokenised; turns behind the last answer are left out, with their images: nothing there is learnt,
-    and a thinking template would take the last answer for history.
+def tokenize_rows(
+    rows: Sequence[dict[str, Any]], folder: Path, encoder: ChatEncoder, config: TokenizeChat
+) -> list[TokenSample | Unusable]:
+    """A sample of each row, or the reason to drop it.
 
-    Raises Unusable with the reason to drop it.
+    Turns behind the last answer are left out, with their images: nothing there is learnt, and a thinking template would
+    take the last answer for history.
     """
-    messages = up_to_last_answer(row["messages"])
-    images = row["images"][: sum(map(num_images, messages))]
-    cut = [reason == "length" for reason in row.get("finish_reasons", ())]  # only where they were regenerated
-    encoded = encoder.encode(messages, cut)
-    # Before the images are decoded, which takes longer: neither count gets better with them.
-    check_length(len(encoded.input_ids), config.max_length)
-    if encoded.loss_tokens < config.min_loss_tokens:
-        raise Unusable(TOO_FEW_LOSS_TOKENS, f"{encoded.loss_tokens} of {config.min_loss_tokens}")
-    sample = with_images(row["id"], encoded, load_images(images, folder, encoder.processor), encoder.processor)
-    check_length(len(sample.input_ids), config.max_length)
-    return sample
+    conversations = [up_to_last_answer(row["messages"]) for row in rows]
+    cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # where regenerated
+
+    def sample(row: dict[str, Any], messages: Messages, encoded: Encoded) -> TokenSample:
+        # Before the images are decoded, which takes longer: neither count gets better with them.
+        check_length(len(encoded.input_ids), config.max_length)
+        if encoded.loss_tokens < config.min_loss_tokens:
+            raise Unusable(TOO_FEW_LOSS_TOKENS, f"{encoded.loss_tokens} of {config.min_loss_tokens}")
+        images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor)
+        made = with_images(row["id"], encoded, images, encoder.processor)
+        check_length(len(made.input_ids), config.max_length)
+        return made
+
+    return [
+        encoded if isinstance(encoded, Unusable) else value_or_unusable(sample, row, messages, encoded)
+        for row, messages, encoded in zip(rows, conversations, encoder.encode_batch(conversations, cuts), strict=True)
+    ]
 
 
 def up_to_last_answer(messages: Messages) -> Messages:
-    """Raises Unusable where there is no answer."""
-    for last in range(len(messages) - 1, -1, -1):
-        if messages[last]["role"] == "assistant":
-            return messages[: last + 1]
-    raise Unusable(NO_ANSWER)
+    """Empty where there is no answer."""
+    answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    return messages[: answers[-1] + 1] if answers else ()
 
 
 def check_length(tokens: int, max_length: int) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dsl.errors import ConfigError
 from ops.lib.vision.processor import Processor
+
+T = TypeVar("T")
 
 Messages = Sequence[dict[str, Any]]
 Span = tuple[int, int]  # first character, and the one behind the last
@@ -42,6 +44,14 @@ class Unusable(Exception):
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
+
+
+def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusable:
+    """What the function returns, or the Unusable that it raises."""
+    try:
+        return function(*arguments)
+    except Unusable as error:
+        return error
 
 
 class Template:

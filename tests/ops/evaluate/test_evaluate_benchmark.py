@@ -227,7 +227,7 @@ def test_the_images_that_a_benchmark_names_are_part_of_its_key(tmp_path):
     file = written(tmp_path, good_rows())
     assert {"pictures/one.png": tmp_path / "pictures" / "one.png"} == evaluate_config(benchmark=file).external_files()
     assert {} == evaluate_config().external_files()
-    assert ("jinja2", "regex") == evaluate_config(benchmark=file).chosen_libraries()
+    assert ("jinja2",) == evaluate_config(benchmark=file).chosen_libraries()
 
 
 def test_a_trial_knows_how_many_prompts_the_full_run_has(tmp_path):

@@ -17,7 +17,6 @@ from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.template import Template
-from ops.tokenize_chat.words import WordTokenizer
 
 ASK = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}
 ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "A cat. Yes, it's one."}]}
@@ -158,4 +157,3 @@ def test_a_checkpoint_of_vocab_and_merges_gives_what_the_real_processor_gives(vo
     assert list(expected["input_ids"][0]) == ids
     assert torch.as_tensor(expected["pixel_values"]).tolist() == chunk.pixel_values.tolist()
     assert text == Template(processor).render([ASK, ANSWER])
-    assert WordTokenizer.of(processor.tokenizer.backend_tokenizer) is not None
