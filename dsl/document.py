@@ -18,9 +18,8 @@ import attrs
 from attrs import define, field, frozen
 
 from dsl.errors import Mistake, PipelineError, Position, shortened
-from dsl.positions import KeyPath, key_positions
 from dsl.shown import shown_value
-from dsl.toml import parsed
+from dsl.toml import KeyPath, key_positions, parsed
 
 EXTENDS = "extends"
 

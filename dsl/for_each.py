@@ -30,7 +30,7 @@ from dsl.interpolation import FIELD, OPENING, TOKEN, Cell, referred_fields
 from dsl.op import Ref
 from dsl.order import children_of
 from dsl.pipeline import Copy
-from dsl.positions import KeyPath
+from dsl.toml import KeyPath
 from dsl.unchecked_node import WrittenNode
 from dsl.variants import Group, Sweep, Variant, groups_of, mistake_at
 

@@ -10,8 +10,8 @@ from attrs import frozen
 
 from dsl.document import Document
 from dsl.errors import Mistake, Position
-from dsl.positions import KeyPath
 from dsl.shown import toml_text
+from dsl.toml import KeyPath
 from dsl.typed_text import typed_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -10,7 +10,7 @@ from broken_pipelines import ENVIRONMENT, Broken, broken_pipelines, wrong_place
 from hypothesis import HealthCheck, Phase, given, settings
 from toml_documents import key_paths
 
-from dsl.positions import key_positions
+from dsl.toml import key_positions
 
 MOST_CHARACTERS = 2000  # of one mistake, its place and its hint
 THOROUGH = settings(suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])

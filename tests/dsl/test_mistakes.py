@@ -1,4 +1,4 @@
-"""The corpus of mistakes: every line that is told, with its place; and all of them in one file."""
+"""The corpus of mistakes: every line that is reported, with its place; and all of them in one file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 import tomli
-from corpus import CASES, CORPUS, as_written, read_case
-from hypothesis import given
-from toml_documents import documents
+from corpus import CASES, OPS, Case, as_written, read_case
 
 from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
-from dsl.toml import parsed
 
 HEAD = 'pipeline = { name = "corpus", ops = ["../corpus_ops.py"] }\n\n'
-TOLD_ALONE = ("not TOML", "64 bits", "nested more than")  # such a file is not read any further
-PLACE = re.compile(r"(?<=pipeline\.toml:)\d+|(?<=the first time in line )\d+")
+REPORTED_ALONE = ("not TOML", "64 bits", "nested more than")  # such a file is not read any further
+PLACE = re.compile(r"(?<=pipeline\.toml:)\d+")
 NODES_NAMED = re.compile(r" \((?:Samples|TokenShards|no node gives)\b.*\)$")
 
 
@@ -28,87 +25,59 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DFLOW_CORPUS_NOT_SET", raising=False)
 
 
-def told(case: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(case)
+def reported(case: Case, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder = case.write(corpus)
+    monkeypatch.chdir(folder)
     with pytest.raises(PipelineError) as caught:
         read_case(case)
-    return as_written(case, str(caught.value)) + "\n"
+    return as_written(folder, str(caught.value)) + "\n"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_mistake_is_told_with_its_place_and_what_to_do(case: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (case / "expected.txt").read_text() == told(case, monkeypatch)
+def test_a_mistake_is_reported_with_its_place_and_what_to_do(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert case.expected == reported(case, tmp_path, monkeypatch)
 
 
-def merged(cases: list[Path], folder: Path) -> list[str]:
-    """Write the bodies of all cases into one file. Returns all that was to be told of them, at its new lines."""
-    text, expected = HEAD, []
+def test_the_pages_of_the_corpus_are_read_in_full() -> None:
+    assert 112 == len({case.name for case in CASES})
+    assert all(case.files and case.expected for case in CASES)
+
+
+def merged(cases: list[Case]) -> Case:
+    """The bodies of all cases in one file, and all that is to be reported of them, at its new lines."""
+    text, expected = HEAD, ""
     for case in cases:
-        body = (case / "pipeline.toml").read_text().removeprefix(HEAD)
         moved = text.count("\n") - HEAD.count("\n")
-        for line in (case / "expected.txt").read_text().splitlines():
-            expected.append(PLACE.sub(lambda found, by=moved: str(int(found[0]) + by), line))
-        text += body
-    shutil.copy(CORPUS / "corpus_ops.py", folder.parent)
-    (folder / "pipeline.toml").write_text(text)
-    return expected
+        expected += PLACE.sub(lambda found, by=moved: str(int(found[0]) + by), case.expected)
+        text += case.files["pipeline.toml"].decode().removeprefix(HEAD)
+    return Case("merged", {"pipeline.toml": text.encode()}, [], expected)
 
 
-def bodies(*, are_toml: bool) -> list[Path]:
-    """The cases of one file that hold nothing but nodes behind the usual head."""
-    found = []
-    for case in CASES:
-        if {file.name for file in case.iterdir() if file.is_file()} != {"pipeline.toml", "expected.txt"}:
-            continue
-        text = (case / "pipeline.toml").read_bytes().decode(errors="replace")
-        expected = (case / "expected.txt").read_text()
-        is_plain = text.startswith(HEAD + "[node.") and "\r" not in text and "\ufffd" not in text
-        is_read = not any(alone in expected for alone in TOLD_ALONE)
-        if is_plain and is_read and are_toml and set(tomli.loads(text)) == {"pipeline", "node"}:
-            found.append(case)
-        if is_plain and not are_toml and "not TOML" in expected:
-            found.append(case)
-    return found
+def holds_only_nodes(case: Case) -> bool:
+    """Whether a case is one file that holds nothing but nodes behind the usual head."""
+    text = case.files.get("pipeline.toml", b"").decode(errors="replace")
+    is_plain = text.startswith(HEAD + "[node.") and "\r" not in text and "\ufffd" not in text
+    if len(case.files) > 1 or case.arguments or not is_plain:
+        return False
+    is_read = not any(alone in case.expected for alone in REPORTED_ALONE)
+    return is_read and set(tomli.loads(text)) == {"pipeline", "node"}
 
 
-def test_the_mistakes_of_all_small_files_are_told_at_once_where_they_stand_in_one(
+def test_the_mistakes_of_all_small_files_are_reported_at_once_where_they_stand_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "merged"
-    folder.mkdir()
-    cases = bodies(are_toml=True)
+    cases = [case for case in CASES if holds_only_nodes(case)]
     assert len(cases) >= 55
-    expected = merged(cases, folder)
-    actual = told(folder, monkeypatch).splitlines()
-    assert [NODES_NAMED.sub("", line) for line in expected] == [NODES_NAMED.sub("", line) for line in actual]
-
-
-def test_what_is_no_toml_in_many_tables_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "merged"
-    folder.mkdir()
-    cases = bodies(are_toml=False)
-    assert len(cases) >= 15
-    assert merged(cases, folder) == told(folder, monkeypatch).splitlines()
-
-
-@given(documents())
-def test_a_broken_table_does_not_make_the_others_suspect(text: str) -> None:
-    try:
-        tomli.loads(text)
-    except tomli.TOMLDecodeError:
-        return  # a table or key twice
-    broken = f"{text}\n[broken_table]\nx = oops\ny = 1\nz = True\n"
-    with pytest.raises(PipelineError) as caught:
-        parsed(broken, "f")
-    last = broken.replace("\r\n", "\n").count("\n")
-    assert [
-        f'f:{last - 2}:5: not TOML: expected a value, got oops (a text stands in quotes: "oops")',
-        f"f:{last}:5: not TOML: expected a value, got True (a bool is written true)",
-    ] == str(caught.value).split("\n")
+    case = merged(cases)
+    actual = reported(case, tmp_path, monkeypatch).splitlines()
+    expected = [NODES_NAMED.sub("", line) for line in case.expected.splitlines()]
+    assert expected == [NODES_NAMED.sub("", line) for line in actual]
 
 
 def test_a_cycle_of_5000_nodes_is_shown_by_its_two_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(CORPUS / "corpus_ops.py", tmp_path)
+    shutil.copy(OPS, tmp_path)
     size = 5000
     nodes = [f'[node.n{k}]\nop = "join"\nparts = ["@n{(k - 1) % size}"]\n' for k in range(size)]
     (tmp_path / "p.toml").write_text('pipeline = { name = "p", ops = ["corpus_ops.py"] }\n' + "".join(nodes))

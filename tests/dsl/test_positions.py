@@ -7,7 +7,7 @@ from hypothesis import given
 from toml_documents import DOCUMENT, documents, key_paths
 
 from dsl.errors import Position
-from dsl.positions import key_positions
+from dsl.toml import key_positions
 
 
 def key_at(text: str, position: Position) -> str:

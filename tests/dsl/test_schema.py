@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import tomli
-from corpus import CASES, CORPUS
+from corpus import CASES, OPS, Case
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
@@ -47,13 +47,12 @@ UNSEEN = {
     ],
     "arithmetic": ["more_than_the_machine", "sp_degree_that_does_not_divide"],
     "plugins of MLflow, which bring schemes of their own": ["tracking_server_of_no_known_kind"],
-    "the ends of lines": ["toml_old_mac_line_ends"],
 }
 
 
-def wrong(schema: dict[str, Any], file: Path) -> list[str]:
+def wrong(schema: dict[str, Any], data: bytes) -> list[str]:
     """Paths of all that the schema refuses in a file."""
-    errors = Draft7Validator(schema).iter_errors(tomli.loads(file.read_text(encoding="utf-8-sig")))
+    errors = Draft7Validator(schema).iter_errors(tomli.loads(data.decode("utf-8-sig")))
     return sorted(".".join(map(str, error.absolute_path)) for error in errors)
 
 
@@ -66,28 +65,28 @@ def schema() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def corpus_schema() -> dict[str, Any]:
-    return pipeline_schema(all_ops((CORPUS / "corpus_ops.py",)))
+    return pipeline_schema(all_ops((OPS,)))
 
 
 @pytest.mark.parametrize("file", PIPELINES, ids=lambda file: file.name)
 def test_every_shipped_pipeline_fits_the_schema(schema: dict[str, Any], file: Path) -> None:
-    assert wrong(schema, file) == []
+    assert wrong(schema, file.read_bytes()) == []
 
 
 def test_the_schema_refuses_every_mistake_of_the_corpus_but_those_that_no_schema_sees(
     corpus_schema: dict[str, Any],
 ) -> None:
-    judged = {case.name: wrong(corpus_schema, case / "pipeline.toml") for case in CASES if is_toml(case)}
+    judged = {case.name: wrong(corpus_schema, case.files["pipeline.toml"]) for case in CASES if is_toml(case)}
     unseen = {case for cases in UNSEEN.values() for case in cases}
     assert unseen == {case for case, paths in judged.items() if not paths}
     assert len(judged) - len(unseen) >= 60
 
 
-def is_toml(case: Path) -> bool:
-    """The editor itself tells of a file that is none."""
+def is_toml(case: Case) -> bool:
+    """The editor itself reports a file that is none."""
     try:
-        tomli.loads((case / "pipeline.toml").read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
+        tomli.loads(case.files["pipeline.toml"].decode("utf-8-sig"))
+    except (KeyError, ValueError, RecursionError):
         return False
     return True
 
@@ -179,7 +178,7 @@ def test_what_a_check_of_its_own_refuses_the_schema_refuses_too(
     with pytest.raises(PipelineError) as caught:
         read_graph(file, [], [])
     assert 1 == len(caught.value.mistakes), caught.value
-    assert [path] == [each.removesuffix(".0") for each in wrong(schema, file)]
+    assert [path] == [each.removesuffix(".0") for each in wrong(schema, file.read_bytes())]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +215,7 @@ def test_what_dflow_takes_the_schema_takes(
     file = tmp_path / "pipeline.toml"
     file.write_text(text.replace(', source = "builtin:digits" }', " }", 1) if "a.source" in line else text)
     read_graph(file, [], [])
-    assert [] == wrong(schema, file)
+    assert [] == wrong(schema, file.read_bytes())
 
 
 def with_line(line: str) -> str:
@@ -314,10 +313,10 @@ def test_the_rules_that_no_schema_sees_are_those_that_ops_check_in_code_of_their
 
 
 def test_a_wrong_value_is_refused_at_its_own_key(corpus_schema: dict[str, Any]) -> None:
-    file = CORPUS / "inline_tables_and_dotted_keys" / "pipeline.toml"
-    (maker, joiner) = tomli.loads(file.read_text())["node"]
+    (data,) = (case.files["pipeline.toml"] for case in CASES if case.name == "inline_tables_and_dotted_keys")
+    (maker, joiner) = tomli.loads(data.decode())["node"]
     expected = {f"node.{joiner}.launch.nproc", f"node.{joiner}.share", f"node.{maker}.seed"}
-    assert sorted(expected) == wrong(corpus_schema, file)
+    assert sorted(expected) == wrong(corpus_schema, data)
 
 
 def test_a_field_tells_type_range_default_and_help(schema: dict[str, Any]) -> None:
@@ -332,5 +331,6 @@ def test_a_field_tells_type_range_default_and_help(schema: dict[str, Any]) -> No
     assert set(LAUNCH_HELP) == set(LAUNCH_FIELDS)
 
 
-def test_the_ops_of_a_file_are_found_whatever_else_is_wrong_with_it() -> None:
-    assert op_files_of(CORPUS / "eight_at_once" / "pipeline.toml") == (CORPUS / "corpus_ops.py",)
+def test_the_ops_of_a_file_are_found_whatever_else_is_wrong_with_it(tmp_path: Path) -> None:
+    (case,) = (case for case in CASES if case.name == "eight_at_once")
+    assert op_files_of(case.write(tmp_path) / "pipeline.toml") == (tmp_path / "corpus_ops.py",)

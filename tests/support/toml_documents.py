@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dsl.positions import KeyPath
+from dsl.toml import KeyPath
 
 DOCUMENT = '''# [not.a.table]
 title = "a # b = [c]"   # key = 1

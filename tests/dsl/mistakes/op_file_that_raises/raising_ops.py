@@ -1,8 +1,0 @@
-x = 1
-
-
-def f():
-    return {}['key']
-
-
-f()

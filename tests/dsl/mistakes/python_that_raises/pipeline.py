@@ -1,2 +1,0 @@
-def pipeline():
-    return {}["name"]
