@@ -9,8 +9,8 @@ from pathlib import Path
 
 from executor.commands.arguments import add_store
 from executor.records.run_record import Record
-from executor.report import write_report
-from executor.report.find import find_records
+from executor.report.page import write_report
+from executor.report.run_data import find_records
 from executor.store.artifact_store import Store, store_path
 from executor.system.exits import OK
 from executor.system.output import print_lines

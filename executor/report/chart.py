@@ -6,13 +6,14 @@ Drawn 360 px wide, so that text can be read on a phone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from attrs import frozen
+from markupsafe import Markup
 
-from executor.report.markup import Markup, element, html, shown_figure, void
 from executor.report.scale import Scale, is_wide, thinned
+from executor.report.templates import faint, render, shown_figure
 from ops.lib.report_sections import Chart, Series
 
 WIDTH, HEIGHT = 360.0, 220.0
@@ -37,18 +38,31 @@ class Look:
         return f"var(--series-{self.colour % COLOURS})"
 
 
+@frozen
+class Shape:
+    """An element of the picture. title: shown where it is pointed at."""
+
+    tag: str
+    attributes: Mapping[str, object]
+    text: str = ""
+    title: str | None = None
+
+
 def drawn(chart: Chart, looks: Sequence[Look] = ()) -> Markup:
     """The chart with its legend; series are coloured in their order unless looks are given."""
     looks = looks or [Look(place) for place in range(len(chart.series))]
     if not any(math.isfinite(value) for series in chart.series for value in series.y):
-        return element("p", "no value was measured", class_="faint")
+        return faint("no value was measured")
+    height, shapes = HEIGHT, list[Shape]()
     if chart.kind == "lines":
-        shown = _lines(chart, looks)
+        shapes = _lines(chart, looks)
     elif is_named(chart):
-        shown = _named_bars(chart, looks)
+        height, shapes = _named_bars(chart, looks)
     else:
-        shown = _numbered_bars(chart, looks)
-    return element("figure", shown, _legend(chart, looks), class_="chart")
+        shapes = _numbered_bars(chart, looks)
+    steps = list(dict.fromkeys(shown_figure(look.selected) for look in looks if look.selected is not None))
+    legend = list(zip(chart.series, looks, strict=True)) if len(chart.series) > 1 else []
+    return render("chart.svg", "chart", chart, (WIDTH, height), shapes, legend, steps)
 
 
 def together(charts: Sequence[tuple[str, int, Chart]]) -> tuple[Chart, list[Look]]:
@@ -78,19 +92,19 @@ def is_named(chart: Chart) -> bool:
     return any(isinstance(x, str) for series in chart.series for x in series.x)
 
 
-def _lines(chart: Chart, looks: Sequence[Look]) -> Markup:
+def _lines(chart: Chart, looks: Sequence[Look]) -> list[Shape]:
     every = [value for series in chart.series for value in _all_y(series)]
     x_scale = Scale.over((x for series in chart.series for x in _numbers(series)), LEFT, WIDTH - RIGHT)
     y_scale = Scale.over(every, HEIGHT - BOTTOM, TOP, is_log=chart.log_y and is_wide(every))
-    parts = [*_axes(chart, x_scale, y_scale)]
+    shapes = [*_axes(chart, x_scale, y_scale)]
     for series, look in zip(chart.series, looks, strict=True):
-        parts += [_band(series, x_scale, y_scale, look), _path(series, x_scale, y_scale, look)]
+        shapes += [*_band(series, x_scale, y_scale, look), _path(series, x_scale, y_scale, look)]
     for series, look in zip(chart.series, looks, strict=True):
-        parts += [*_marks(series, x_scale, y_scale, look), *_ring(series, x_scale, y_scale, look)]
-    return _svg(HEIGHT, parts, chart)
+        shapes += [*_marks(series, x_scale, y_scale, look), *_ring(series, x_scale, y_scale, look)]
+    return shapes
 
 
-def _path(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Markup:
+def _path(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Shape:
     """Points that are not finite, or not above 0 on a logarithmic axis, leave a gap."""
     x, pieces, is_on = _numbers(series), [], False
     for place in thinned(x, series.y):
@@ -100,25 +114,25 @@ def _path(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Markup:
         pieces.append(f"{'L' if is_on else 'M'}{x_scale.place(x[place]):.1f} {y_scale.place(series.y[place]):.1f}")
         is_on = True
     dash = DASHES[look.dash % len(DASHES)] or None
-    title = element("title", series.name)
-    return element("path", title, d=" ".join(pieces), class_="line", stroke=look.stroke, stroke_dasharray=dash)
+    attributes = {"d": " ".join(pieces), "class": "line", "stroke": look.stroke, "stroke-dasharray": dash}
+    return Shape("path", attributes, title=series.name)
 
 
-def _band(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Markup:
+def _band(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Shape]:
     x = _numbers(series)
     bounds = [
         (x_scale.place(x[place]), y_scale.place(low), y_scale.place(high))
         for place, low, high in _intervals(series)
         if _can_stand(low, y_scale) and _can_stand(high, y_scale)
     ]
-    if not bounds:
-        return Markup("")
-    around = [(at, high) for at, _, high in bounds] + [(at, low) for at, low, _ in reversed(bounds)]
-    return void("polygon", points=" ".join(f"{at:.1f},{y:.1f}" for at, y in around), class_="band", fill=look.stroke)
+    if bounds:
+        around = [(at, high) for at, _, high in bounds] + [(at, low) for at, low, _ in reversed(bounds)]
+        points = " ".join(f"{at:.1f},{y:.1f}" for at, y in around)
+        yield Shape("polygon", {"points": points, "class": "band", "fill": look.stroke})
 
 
-def _marks(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Markup]:
-    """A point at each value of a short series; at some of a long one, unseen, so that values are told there."""
+def _marks(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Shape]:
+    """A point at each value of a short series; at some of a long one, invisible, to be pointed at."""
     x = _numbers(series)
     whole = [place for place in range(len(x)) if _can_stand(series.y[place], y_scale)]
     every = -(-len(whole) // MOST_MARKED) if whole else 1
@@ -126,62 +140,58 @@ def _marks(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterab
     for place in dict.fromkeys([*whole[::every], *whole[-1:]]):
         title = f"{series.name}: {shown_figure(series.y[place])}{_interval_text(intervals.get(place))}"
         at = {"cx": f"{x_scale.place(x[place]):.1f}", "cy": f"{y_scale.place(series.y[place]):.1f}"}
-        yield element(
-            "circle",
-            element("title", f"{title} at {shown_figure(x[place])}"),
-            **at,
-            r=2.2 if every == 1 else 6,
-            fill=look.stroke if every == 1 else "transparent",
-        )
+        size = {"r": 2.2, "fill": look.stroke} if every == 1 else {"r": 6, "fill": "transparent"}
+        yield Shape("circle", at | size, title=f"{title} at {shown_figure(x[place])}")
 
 
-def _ring(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Markup]:
+def _ring(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Shape]:
     for x, y in zip(_numbers(series), series.y, strict=True):
         if x == look.selected and _can_stand(y, y_scale):
             at = {"cx": f"{x_scale.place(x):.1f}", "cy": f"{y_scale.place(y):.1f}"}
-            title = element("title", f"{series.name}: {shown_figure(y)} at {shown_figure(x)}, the selected step")
-            yield element("circle", title, **at, r=6, fill="transparent", stroke=look.stroke, class_="selected")
+            ring = {"r": 6, "fill": "transparent", "stroke": look.stroke, "class": "selected"}
+            title = f"{series.name}: {shown_figure(y)} at {shown_figure(x)}, the selected step"
+            yield Shape("circle", at | ring, title=title)
 
 
-def _numbered_bars(chart: Chart, looks: Sequence[Look]) -> Markup:
+def _numbered_bars(chart: Chart, looks: Sequence[Look]) -> list[Shape]:
     """Upright bars at whole numbers."""
     numbers = sorted({x for series in chart.series for x in _numbers(series)})
     y_scale = Scale.over([0.0, *(value for series in chart.series for value in _all_y(series))], HEIGHT - BOTTOM, TOP)
     room = (WIDTH - LEFT - RIGHT) / len(numbers)
     thick = room * 0.8 / len(chart.series)
     starts = {number: LEFT + room * (place + 0.1) for place, number in enumerate(numbers)}
-    parts = list(_y_axis(chart, y_scale))
+    shapes = list(_y_axis(chart, y_scale))
     every = -(-len(numbers) // 12)
     for number in numbers[::every]:
-        parts.append(_text(starts[number] + room * 0.4, HEIGHT - BOTTOM + 14, shown_figure(number), anchor="middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, anchor="middle", class_="label"))
+        shapes.append(_text(starts[number] + room * 0.4, HEIGHT - BOTTOM + 14, shown_figure(number), anchor="middle"))
+    shapes.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, anchor="middle", kind="label"))
     for row, (series, look) in enumerate(zip(chart.series, looks, strict=True)):
         intervals = {place: (low, high) for place, low, high in _intervals(series)}
         for place, x in enumerate(_numbers(series)):
             left = starts[x] + row * thick
             title = f"{series.name}, {chart.x_label} {shown_figure(x)}"
-            parts.append(_bar(series, place, title, intervals, look, y_scale, (left, thick), upright=True))
-    return _svg(HEIGHT, parts, chart)
+            shapes += _bar(series, place, title, intervals, look, y_scale, (left, thick), upright=True)
+    return shapes
 
 
-def _named_bars(chart: Chart, looks: Sequence[Look]) -> Markup:
-    """Bars that lie, below each other, under the name of each."""
+def _named_bars(chart: Chart, looks: Sequence[Look]) -> tuple[float, list[Shape]]:
+    """Bars that lie, below each other, under the name of each; with the height of the picture."""
     names = list(dict.fromkeys(str(x) for series in chart.series for x in series.x))
     every = [0.0, *(value for series in chart.series for value in _all_y(series))]
     scale = Scale.over(every, LEFT - 40, WIDTH - 60)
     step = ROW + len(chart.series) * ROW + BAR_GAP
-    parts: list[Markup] = []
+    shapes: list[Shape] = []
     for row, (series, look) in enumerate(zip(chart.series, looks, strict=True)):
         intervals = {place: (low, high) for place, low, high in _intervals(series)}
         for place, x in enumerate(series.x):
             top = names.index(str(x)) * step + ROW + row * ROW + 4
             title = f"{series.name}, {x}"
-            parts.append(_bar(series, place, title, intervals, look, scale, (top, ROW - 3), upright=False))
+            shapes += _bar(series, place, title, intervals, look, scale, (top, ROW - 3), upright=False)
     for place, name in enumerate(names):
-        parts.append(_text(LEFT - 40, place * step + 13, name))
+        shapes.append(_text(LEFT - 40, place * step + 13, name))
     height = len(names) * step + ROW
-    parts.append(_text(WIDTH - RIGHT, height - 4, chart.y_label, anchor="end", class_="label"))
-    return _svg(height, parts, chart)
+    shapes.append(_text(WIDTH - RIGHT, height - 4, chart.y_label, anchor="end", kind="label"))
+    return height, shapes
 
 
 def _bar(
@@ -194,29 +204,28 @@ def _bar(
     span: tuple[float, float],
     *,
     upright: bool,
-) -> Markup:
+) -> Iterable[Shape]:
     """span: where the bar begins across its length, and how thick it is."""
     value = series.y[place]
     if not math.isfinite(value):
-        return Markup("")
+        return
     zero, end = scale.place(0.0), scale.place(value)
     across, thick = span
     low, size = min(zero, end), abs(end - zero)
-    told = element("title", f"{title}: {shown_figure(value)}{_interval_text(intervals.get(place))}")
     box = (across, low, thick, size) if upright else (low, across, size, thick)
     names = ("x", "y", "width", "height")
     sizes = {name: f"{number:.1f}" for name, number in zip(names, box, strict=True)}
-    parts = [element("rect", told, **sizes, fill=look.stroke)]
+    text = f"{title}: {shown_figure(value)}{_interval_text(intervals.get(place))}"
+    yield Shape("rect", sizes | {"fill": look.stroke}, title=text)
     if place in intervals:
         least, most = map(scale.place, intervals[place])
-        parts.append(_whisker(least, most, across + thick / 2, thick / 4, upright=upright))
+        yield _whisker(least, most, across + thick / 2, thick / 4, upright=upright)
     if not upright:
         furthest = max([end, *(scale.place(bound) for bound in intervals.get(place, ()))])
-        parts.append(_text(furthest + 4, across + thick - 1, shown_figure(value)))
-    return Markup("".join(parts))
+        yield _text(furthest + 4, across + thick - 1, shown_figure(value))
 
 
-def _whisker(low: float, high: float, middle: float, half: float, *, upright: bool) -> Markup:
+def _whisker(low: float, high: float, middle: float, half: float, *, upright: bool) -> Shape:
     ends = (
         f"M{middle:.1f} {low:.1f}V{high:.1f}M{middle - half:.1f} {low:.1f}h{2 * half:.1f}"
         f"M{middle - half:.1f} {high:.1f}h{2 * half:.1f}"
@@ -224,54 +233,32 @@ def _whisker(low: float, high: float, middle: float, half: float, *, upright: bo
         else f"M{low:.1f} {middle:.1f}H{high:.1f}M{low:.1f} {middle - half:.1f}v{2 * half:.1f}"
         f"M{high:.1f} {middle - half:.1f}v{2 * half:.1f}"
     )
-    return void("path", d=ends, class_="whisker")
+    return Shape("path", {"d": ends, "class": "whisker"})
 
 
-def _axes(chart: Chart, x_scale: Scale, y_scale: Scale) -> Iterable[Markup]:
+def _axes(chart: Chart, x_scale: Scale, y_scale: Scale) -> Iterable[Shape]:
     yield from _y_axis(chart, y_scale)
     bottom = HEIGHT - BOTTOM
-    yield void("path", d=f"M{LEFT} {bottom}H{WIDTH - RIGHT}", class_="axis")
+    yield Shape("path", {"d": f"M{LEFT} {bottom}H{WIDTH - RIGHT}", "class": "axis"})
     is_whole = all(float(x).is_integer() for series in chart.series for x in _numbers(series))
     for tick in x_scale.ticks():
         if is_whole and not float(tick).is_integer():
             continue
         yield _text(x_scale.place(tick), bottom + 14, _tick_text(tick), anchor="middle")
-    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, anchor="middle", class_="label")
+    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, anchor="middle", kind="label")
 
 
-def _y_axis(chart: Chart, scale: Scale) -> Iterable[Markup]:
+def _y_axis(chart: Chart, scale: Scale) -> Iterable[Shape]:
     for tick in scale.ticks():
         place = scale.place(tick)
-        yield void("path", d=f"M{LEFT} {place:.1f}H{WIDTH - RIGHT}", class_="grid")
+        yield Shape("path", {"d": f"M{LEFT} {place:.1f}H{WIDTH - RIGHT}", "class": "grid"})
         yield _text(LEFT - 5, place + 3.5, _tick_text(tick), anchor="end")
-    told = filter(None, (chart.y_label, "log scale" if scale.is_log else ""))
-    yield _text(4, 12, ", ".join(told), class_="label")
+    labels = filter(None, (chart.y_label, "log scale" if scale.is_log else ""))
+    yield _text(4, 12, ", ".join(labels), kind="label")
 
 
-def _legend(chart: Chart, looks: Sequence[Look]) -> Markup:
-    steps = dict.fromkeys(shown_figure(look.selected) for look in looks if look.selected is not None)
-    ring = element("span", element("i", class_="dot ring"), f"selected step: {', '.join(steps)}")
-    if len(chart.series) < 2:
-        return element("figcaption", ring) if steps else Markup("")
-    entries = [
-        element(
-            "span",
-            element("i", style=f"border-top: 3px {'dashed' if look.dash else 'solid'} {look.stroke}"),
-            series.name,
-        )
-        for series, look in zip(chart.series, looks, strict=True)
-    ]
-    return element("figcaption", *entries, *([ring] if steps else []))
-
-
-def _svg(height: float, parts: Iterable[Markup], chart: Chart) -> Markup:
-    names = ", ".join(series.name for series in chart.series)
-    label = f"{names} over {chart.x_label}"
-    return element("svg", *parts, viewBox=f"0 0 {WIDTH:.0f} {height:.0f}", role="img", aria_label=label)
-
-
-def _text(x: float, y: float, text: str, *, anchor: str | None = None, class_: str | None = None) -> Markup:
-    return element("text", html(text), x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, class_=class_)
+def _text(x: float, y: float, text: str, *, anchor: str | None = None, kind: str | None = None) -> Shape:
+    return Shape("text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor, "class": kind}, text)
 
 
 def _tick_text(value: float) -> str:

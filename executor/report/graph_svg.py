@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from attrs import frozen
+from markupsafe import Markup
+
 from executor.report.graph_layout import BOX_WIDTH, LINE, PADDING, Box, Layout, Place, layout_of, shown_name, wrapped
-from executor.report.markup import Markup, element, shown_duration, void
 from executor.report.run_data import NodeFacts, RunFacts
+from executor.report.templates import faint, render, shown_duration
 from executor.results.run_table import shown_seconds
 
 MOST_DRAWN = 150  # nodes
@@ -22,24 +25,29 @@ FILLS = {
 }
 
 
+@frozen
+class _BoxView:
+    """A node in the picture. name_lines: how many of the box's lines are its name."""
+
+    box: Box
+    title: str
+    fill: str
+    name_lines: int
+
+
 def graph_svg(run: RunFacts) -> Markup:
     """The picture, or a sentence where there are too many nodes for one."""
     nodes = run.nodes
     if not nodes:
-        return element("p", "the run holds no node", class_="faint")
+        return faint("the run holds no node")
     if len(nodes) > MOST_DRAWN:
-        return element("p", f"{len(nodes)} nodes are too many for a picture; see the table", class_="faint")
+        return faint(f"{len(nodes)} nodes are too many for a picture; see the table")
     layout, names = _laid_out(run), _names(run)
-    lines = [
-        element("path", element("title", f"{up}, read by {', '.join(edges)}"), d="".join(edges.values()), class_="edge")
-        for up, edges in _paths(layout).items()
+    edges = [
+        (f"{up}, read by {', '.join(of_node)}", "".join(of_node.values())) for up, of_node in _paths(layout).items()
     ]
-    boxes = [_box(nodes[node_id], box, _lines(names[node_id])) for node_id, box in layout.boxes.items()]
-    size = f"width: {layout.width:.0f}px; max-width: none"
-    view = f"0 0 {layout.width:.0f} {layout.height:.0f}"
-    label = "the nodes and what reads from what"
-    drawing = element("svg", *lines, *boxes, viewBox=view, style=size, role="img", aria_label=label)
-    return element("div", drawing, class_="scroll graph", tabindex="0")
+    boxes = [_box(nodes[node_id], box, len(wrapped(names[node_id][0]))) for node_id, box in layout.boxes.items()]
+    return render("graph.svg", "graph", layout, edges, boxes, {"width": BOX_WIDTH, "line": LINE, "padding": PADDING})
 
 
 def is_narrow(run: RunFacts) -> bool:
@@ -53,7 +61,7 @@ def shown_state(node: NodeFacts) -> str:
 
 
 def _laid_out(run: RunFacts) -> Layout:
-    texts = {node_id: [*name, _told(run.nodes[node_id])] for node_id, name in _names(run).items()}
+    texts = {node_id: [*name, _state_text(run.nodes[node_id])] for node_id, name in _names(run).items()}
     return layout_of({node_id: node.parents for node_id, node in run.nodes.items()}, texts)
 
 
@@ -63,15 +71,10 @@ def _names(run: RunFacts) -> dict[str, list[str]]:
     return {node_id: shown_name(node_id, copies.get(node_id)) for node_id in run.nodes}
 
 
-def _told(node: NodeFacts) -> str:
+def _state_text(node: NodeFacts) -> str:
     state = shown_state(node)
     seconds = shown_duration(node.seconds) if node.seconds is not None else shown_seconds(node.recorded)
     return f"{state}, {seconds}" if seconds and state != "pending" else state
-
-
-def _lines(name: Sequence[str]) -> int:
-    """How many lines of the box the name as it was written takes."""
-    return len(wrapped(name[0]))
 
 
 def _paths(layout: Layout) -> dict[str, dict[str, str]]:
@@ -100,21 +103,7 @@ def _towards(here: Place, there: Place) -> Place:
     return here[0] + (there[0] - here[0]) * share, here[1] + (there[1] - here[1]) * share
 
 
-def _box(node: NodeFacts, box: Box, named: int) -> Markup:
-    """named: how many lines are its name."""
+def _box(node: NodeFacts, box: Box, name_lines: int) -> _BoxView:
     reason = node.recorded.error or node.recorded.reason
-    title = "\n".join(filter(None, (f"{node.id}: {node.op}", _told(node), reason)))
-    sizes = {"x": box.x, "y": f"{box.y:.1f}", "width": BOX_WIDTH, "height": f"{box.height:.1f}", "rx": 6}
-    lines = [
-        element(
-            "text",
-            line,
-            x=box.middle,
-            y=f"{box.y + PADDING + LINE * k + 11:.1f}",
-            text_anchor="middle",
-            class_="name" if k < named else None,
-        )
-        for k, line in enumerate(box.lines)
-    ]
-    fill = f"fill: {FILLS.get(shown_state(node), 'var(--none)')}"
-    return element("g", element("title", title), void("rect", **sizes, class_="box", style=fill), *lines)
+    title = "\n".join(filter(None, (f"{node.id}: {node.op}", _state_text(node), reason)))
+    return _BoxView(box, title, FILLS.get(shown_state(node), "var(--none)"), name_lines)

@@ -18,13 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 from executor.launchers.failure import killed
-from executor.report.carried import section_from_json
 from executor.system.jsonlines import read_lines
-from ops.lib.report_sections import Section
+from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Series, Table
 
+BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account)}
 TIME_S = 20.0  # of one op's function
 TOTAL_S = 30.0  # of all; the report of a run that MLflow gets is waited for a little longer
 
@@ -126,3 +127,29 @@ def _answer(line: Mapping[str, Any], folder: Path) -> Shown:
     if "failed" in line:
         return Shown(failed=str(line["failed"]))
     return Shown([section_from_json(section, folder) for section in line["sections"]])
+
+
+def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
+    """Raises TypeError for a body of another kind; a picture's path is relative to the artifact's folder."""
+    body = section.body
+    kind = type(body).__name__
+    if kind not in BODIES:
+        raise TypeError(f'section "{section.title}": a body is one of {", ".join(BODIES)}, not {kind}')
+    if isinstance(body, Picture):
+        path = folder / body.path
+        values: dict[str, Any] = {"path": str(path.relative_to(folder) if path.is_relative_to(folder) else path)}
+        values["alt"] = body.alt
+    elif isinstance(body, Chart):
+        values = attrs.asdict(body)
+    else:
+        values = attrs.asdict(body, recurse=False)
+    return {"title": section.title, "note": section.note, "kind": kind, "body": values}
+
+
+def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
+    values = dict(data["body"])
+    if data["kind"] == "Chart":
+        values["series"] = [Series(**series) for series in values["series"]]
+    if data["kind"] == "Picture":
+        values["path"] = folder / values["path"]
+    return Section(data["title"], BODIES[data["kind"]](**values), data["note"])

@@ -1,33 +1,35 @@
-"""The runs of a report, and what a reader should know before anything else: what goes on, failed, or is gone."""
+"""The runs and their nodes: what to know first, the picture, time, memory and disk, warnings and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from attrs import frozen
+from markupsafe import Markup
+
 from executor.maintenance.disk_use import shown_size
-from executor.report.graph_svg import shown_state
-from executor.report.markup import Markup, element, joined, shown_duration, table
-from executor.report.run_data import RunFacts
+from executor.report.chart import drawn, together
+from executor.report.graph_svg import graph_svg, is_narrow, shown_state
+from executor.report.run_data import NodeFacts, RunFacts
+from executor.report.templates import chart_grid, mark, render, run_columns, shown_duration, table
 from executor.results.run_table import first_line
 from executor.system.output import moment
+from ops.lib.report_sections import Chart, Series
 
-STATUS_CLASS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
-MOST_NAMED = 12
+STATUS_KINDS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
+STATE_KINDS = {"done": "good", "cached": "info", "failed": "bad", "running": "warn", "interrupted": "warn"}
+MOST_GONE = 12
+MOST_BARS = 40
+GPU = "GPU memory"
+NAMES = ("node", "op", "state", "time", "memory", GPU, "disk", "artifact", "why")
 
 
 def overview(runs: Sequence[RunFacts]) -> Markup:
     """A column for each run, then one line for each thing that is not as it should be."""
     facts = [_facts(run) for run in runs]
     rows = [[name, *(of_run[name] for of_run in facts)] for name in facts[0]]
-    notices = [element("li", each, class_="notice") for run in runs for each in _notices(run, len(runs) > 1)]
-    shown = table(["run", *map(run_name, runs)] if len(runs) > 1 else ("", ""), rows)
-    return joined([shown, element("ul", *notices) if notices else ""])
-
-
-def run_name(run: RunFacts, label: str | None = None) -> Markup:
-    """The label beside the colour that the run has in all charts."""
-    dot = element("i", class_="dot", style=f"background: var(--series-{run.place % 8})")
-    return element("span", dot, run.label if label is None else label)
+    notices = [notice for run in runs for notice in _notices(run, len(runs) > 1)]
+    return render("overview.html", "overview", table(run_columns("run", runs), rows), notices)
 
 
 def _facts(run: RunFacts) -> dict[str, object]:
@@ -37,7 +39,7 @@ def _facts(run: RunFacts) -> dict[str, object]:
     sizes = {node.recorded.digest: node.size for node in nodes if node.size is not None}
     return {
         "id": run.run,
-        "status": element("span", run.status, class_=f"mark {STATUS_CLASS.get(run.status, '')}"),
+        "status": mark(run.status, STATUS_KINDS.get(run.status, "")),
         "pipeline": state.pipeline,
         "started": moment(state.started),
         "took": None if run.worked is None else shown_duration(run.worked),
@@ -61,10 +63,92 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
             yield f"{head}{node.id} failed: {first_line(node.recorded.error or 'no reason is recorded')}"
     gone = [node.id for node in run.nodes.values() if node.is_gone]
     if gone:
-        named = ", ".join(gone[:MOST_NAMED]) + (" ..." if len(gone) > MOST_NAMED else "")
+        names = ", ".join(gone[:MOST_GONE]) + (" ..." if len(gone) > MOST_GONE else "")
         yield (
-            f"{head}the store no longer holds {len(gone)} of the artifacts ({named}): they were collected or damaged; "
+            f"{head}the store no longer holds {len(gone)} of the artifacts ({names}): they were collected or damaged; "
             "their figures are from the record, what they would show themselves is missing"
         )
     for damage in run.damage:
         yield f"{head}{damage}"
+
+
+@frozen
+class _View:
+    """A run's picture and its table of nodes."""
+
+    run: RunFacts
+    picture: Markup
+    nodes: Markup
+    is_narrow: bool
+
+
+def pipelines(runs: Sequence[RunFacts]) -> Markup:
+    """The graph with a table of the nodes beside or below it; of several runs the graphs, the tables folded away."""
+    views = [_View(run, graph_svg(run), _table(run), is_narrow(run)) for run in runs]
+    return render("overview.html", "pipelines", views)
+
+
+def _table(run: RunFacts) -> Markup:
+    """Without the GPUs where no node used one."""
+    rows = [_row(node) for node in run.nodes.values()]
+    names = [name for name in NAMES if name != GPU or any(row[name] is not None for row in rows)]
+    return table(names, [[row[name] for name in names] for row in rows], class_="nodes")
+
+
+def _row(node: NodeFacts) -> dict[str, object]:
+    recorded, state = node.recorded, shown_state(node)
+    why = first_line(recorded.error) if recorded.error else recorded.reason
+    if state == "cached":
+        why = f"from run {recorded.source_run}" if recorded.source_run else "it was there"
+    size = "gone" if node.is_gone else None
+    cells: list[object] = [
+        node.id,
+        node.op,
+        mark(state, STATE_KINDS.get(state, "")),
+        None if node.seconds is None else shown_duration(node.seconds),
+        None if node.memory is None else shown_size(node.memory),
+        None if node.gpu_memory is None else shown_size(node.gpu_memory),
+        size if node.size is None else shown_size(node.size),
+        (recorded.digest or "")[:12] or None,
+        why or None,
+    ]
+    return dict(zip(NAMES, cells, strict=True))
+
+
+def time_and_disk(runs: Sequence[RunFacts]) -> Markup:
+    """How long the nodes took, whichever run it was, and how large their artifacts are."""
+    seconds = [{node.id: node.seconds for node in run.nodes.values()} for run in runs]
+    sizes = [{node.id: _megabytes(node) for node in run.nodes.values()} for run in runs]
+    return chart_grid([*_bars(runs, "seconds", seconds), *_bars(runs, "megabytes", sizes)])
+
+
+def _bars(
+    runs: Sequence[RunFacts], label: str, values: Sequence[dict[str, float | None]]
+) -> Iterable[tuple[str, Markup]]:
+    drawings = []
+    for run, of_run in zip(runs, values, strict=True):
+        known = {node_id: value for node_id, value in of_run.items() if value is not None}
+        if 0 < len(known) <= MOST_BARS:
+            series = Series(label, list(known), list(known.values()))
+            drawings.append((run.label, run.place, Chart([series], "node", label, "bars")))
+    if drawings:
+        yield f"{label} by node", drawn(*together(drawings))
+
+
+def _megabytes(node: NodeFacts) -> float | None:
+    return None if node.size is None else node.size / 1e6
+
+
+def troubles(runs: Sequence[RunFacts]) -> Markup:
+    """Errors first, as they were recorded; then each warning once, with the nodes and runs that gave it."""
+    failed = [(run, node) for run in runs for node in run.nodes.values() if node.recorded.error]
+    given: dict[str, list[tuple[RunFacts, str]]] = {}
+    for run in runs:
+        for node in run.nodes.values():
+            for warning in node.recorded.warnings:
+                given.setdefault(warning, []).append((run, node.id))
+    warned = []
+    for warning, givers in given.items():
+        by_place = {run.place: run for run, _ in givers}
+        warned.append((warning, list(dict.fromkeys(node_id for _, node_id in givers)), list(by_place.values())))
+    return render("overview.html", "troubles", failed, warned, len(runs) == 1)

@@ -8,32 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import frozen
+from markupsafe import Markup
 
 from executor.records.run_record import Record
-from executor.report.columns import columns_of
-from executor.report.combinations import combinations_block
-from executor.report.curves import curves
-from executor.report.differences import differences
-from executor.report.embedded import Embedded
-from executor.report.find import find_records
-from executor.report.markup import Markup, element, html, joined
-from executor.report.nodes import pipelines, time_and_disk
-from executor.report.overview import overview
-from executor.report.results import results
-from executor.report.run_data import RunFacts, read_runs
-from executor.report.samples import samples
-from executor.report.sections import accounts_of, asked_of, node_sections
-from executor.report.settings import configs, environment
-from executor.report.style import PAGE_STYLE
-from executor.report.troubles import troubles
+from executor.report.artifacts import Embedded, accounts_of, node_sections, samples, sections_of
+from executor.report.comparison import configs, differences, environment
+from executor.report.figures import combinations, curves, results
+from executor.report.overview import overview, pipelines, time_and_disk, troubles
+from executor.report.run_data import RunFacts, columns_of, find_records, read_runs
+from executor.report.templates import page
 from executor.store.artifact_store import Store
 from executor.system.os_errors import output_errors
 from executor.system.output import moment
 from executor.system.symlinks import new_file
-from ops.lib.page_style import STYLE
-
-# A browser loads nothing but what the file holds, in the frames of artifacts' own pages neither.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 @frozen
@@ -49,8 +36,8 @@ def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
     """Write the report of the runs with these ids, parts of ids or tags; the newest one for none.
 
     Of several, the first is the one that the others are compared with. A run that still goes on, failed, was killed or
-    whose artifacts were collected is told as far as it is known. Raises StoreError that names every run which is not
-    there, and DflowError where the file cannot be written.
+    whose artifacts were collected is shown as far as it is known. Raises StoreError that names every run which is
+    missing, and DflowError where the file cannot be written.
     """
     opened = Store.open(store, write=False)
     text = report_text(opened, find_records(opened.records, run_ids))
@@ -64,34 +51,18 @@ def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
 def report_text(store: Store, records: Sequence[Record]) -> str:
     """The page as a text."""
     runs = read_runs(store, records)
-    shown = [block for block in _blocks(store, runs) if block.content]
-    title = f"{runs[-1].record.state.pipeline}: {', '.join(run.run for run in runs)}"
-    links = element("nav", *(element("a", block.title, href=f"#{block.id}") for block in shown))
-    parts = [element("section", element("h2", block.title), block.content, id=block.id) for block in shown]
-    name = runs[-1].record.state.pipeline
-    told = f"{len(runs)} runs: {', '.join(run.label for run in runs)}" if len(runs) > 1 else f"run {runs[0].run}"
-    head = element("header", element("h1", name, element("small", f" {told}")), links)
-    foot = element("footer", f"Written by dflow on {moment(time.time())}. Store: {store.path}")
-    return "".join(
-        [
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{html(POLICY)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            element("title", title),
-            f"<style>{STYLE}{PAGE_STYLE}</style></head>\n<body>",
-            joined([head, element("main", *parts), foot], "\n"),
-            "</body></html>\n",
-        ]
-    )
+    blocks = [block for block in _blocks(store, runs) if block.content]
+    pipeline = runs[-1].record.state.pipeline
+    return page(pipeline=pipeline, runs=runs, blocks=blocks, written=moment(time.time()), store=store.path)
 
 
 def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
     """With several runs, what differs comes first."""
-    shown, columns = asked_of(runs), columns_of(runs)
+    shown, columns = sections_of(runs), columns_of(runs)
     several = [Block("differences", "Differences", differences(store, runs, columns))] if len(runs) > 1 else []
     return [
         Block("runs", "Runs" if len(runs) > 1 else "Run", overview(runs)),
-        Block("combinations", "Combinations", combinations_block(runs, columns)),
+        Block("combinations", "Combinations", combinations(runs, columns)),
         *several,
         Block("results", "Results", results(columns)),
         Block("pipeline", "Pipeline", pipelines(runs)),

@@ -6,22 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from attrs import field, frozen
 
-from dsl.errors import DflowError, StoreError
+from dsl.errors import DflowError, StoreError, did_you_mean
 from executor.records.events import read_events, worked_seconds
 from executor.records.graph_file import recorded_table, written_nodes
 from executor.records.metric_points import NodeEvents
-from executor.records.run_record import NodeState, Record, load_begun, plan_of
+from executor.records.run_record import NodeState, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
 from executor.results.combinations import combinations
 from executor.results.sweep_table import Row, sorted_rows
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
+from executor.store.names import RUN_ID
 from executor.store.run_measurements import own_files
 from executor.system.jsonlines import read_object
 
 FIGURES, EVENTS = "figures", "events.jsonl"
+MOST_COLUMNS = 16  # of all combinations: more nobody tells apart
+MOST_NAMED = 3
 
 
 @frozen(kw_only=True)
@@ -82,6 +86,23 @@ class RunFacts:
     @property
     def run(self) -> str:
         return self.record.run
+
+
+def find_records(records: Path, runs: Sequence[str]) -> list[Record]:
+    """Each once, in the order given; the newest for none. Raises StoreError with all that cannot be found or read."""
+    found: dict[str, Record] = {}
+    problems = []
+    for run in runs or (None,):
+        try:
+            record = find_record(records, run)
+            found.setdefault(record.run, record)
+        except StoreError as error:
+            names = _names(records)
+            near = did_you_mean(run, names) if run is not None and run not in names else ""
+            problems.append(f"{error} ({near})" if near else str(error))
+    if problems:
+        raise StoreError("\n".join(problems))
+    return list(found.values())
 
 
 def read_runs(store: Store, records: Sequence[Record]) -> list[RunFacts]:
@@ -216,3 +237,58 @@ def _labels(runs: Sequence[str]) -> list[str]:
     """The ends of the ids, as long as it takes to tell them apart."""
     ends = [run.rpartition("-")[2] for run in runs]
     return ends if len(set(ends)) == len(ends) else list(runs)
+
+
+def _names(records: Path) -> list[str]:
+    """The ids and the tags of all runs."""
+    folders = [folder for folder in records.iterdir() if RUN_ID.fullmatch(folder.name)] if records.is_dir() else []
+    return [name for folder in folders for name in (folder.name, *tags_of(folder))]
+
+
+def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """Each run; each of the first combinations as if it were a run, its copies under the names of what was copied."""
+    found: list[RunFacts] = []
+    for run in runs:
+        rows = run.combinations[: max(1, MOST_COLUMNS // len(runs))]
+        found += [_column(run, row, is_alone=len(runs) == 1) for row in rows] if rows else [run]
+    return [attrs.evolve(column, place=place) for place, column in enumerate(found)]
+
+
+def shared(columns: Sequence[RunFacts], node_id: str) -> list[tuple[RunFacts, NodeFacts]]:
+    """The node of each column that has one; the same artifact with the same figures once, under the names of all."""
+    owners: dict[object, list[RunFacts]] = {}
+    for column in columns:
+        if node_id in column.nodes:
+            owners.setdefault(_identity(column, column.nodes[node_id]), []).append(column)
+    return [(named(own), own[0].nodes[node_id]) for own in owners.values()]
+
+
+def _identity(column: RunFacts, node: NodeFacts) -> object:
+    """Runs that made the same content may have measured other figures; nan is nan."""
+    figures = {name: repr(float(value)) for name, value in node.recorded.metrics.items()}
+    return node.recorded.digest or (column.run, node.id), frozenset(figures.items())
+
+
+def node_ids(columns: Sequence[RunFacts]) -> list[str]:
+    """Those of all columns, each once, in the order of the data."""
+    return list(dict.fromkeys(node_id for column in columns for node_id in column.nodes))
+
+
+def _column(run: RunFacts, row: Row, *, is_alone: bool) -> RunFacts:
+    own = {node.id for node in row.combination.nodes}
+    names = {node_id: _name(node) for node_id, node in run.nodes.items() if not node.template or node_id in own}
+    nodes: Mapping[str, NodeFacts] = {name: run.nodes[node_id] for node_id, name in names.items()}
+    name = row.combination.name
+    results = [names[node_id] for node_id in run.results if node_id in names]
+    return attrs.evolve(run, label=name if is_alone else f"{run.label}: {name}", nodes=nodes, results=results)
+
+
+def _name(node: NodeFacts) -> str:
+    return node.template or node.id
+
+
+def named(columns: Sequence[RunFacts]) -> RunFacts:
+    """The first of them under the names of all."""
+    labels = list(dict.fromkeys(column.label for column in columns))
+    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+    return attrs.evolve(columns[0], label="; ".join(labels[:MOST_NAMED]) + more)

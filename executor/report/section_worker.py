@@ -18,7 +18,7 @@ from typing import Any
 
 from dsl.errors import DflowError
 from dsl.op_table import load_op
-from executor.report.carried import section_to_json
+from executor.report.op_sections import section_to_json
 from executor.store.run_measurements import with_own_files
 from executor.system.jsonlines import append_line
 from ops.lib.report_sections import Section, load_report

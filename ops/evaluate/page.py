@@ -1,4 +1,4 @@
-"""prompts.html: every prompt and its answer as a person reads them, with each accepted run in its colour.
+"""The page of prompts and their answers as a person reads them, with each accepted run in its colour; of prompts.html.
 
 One file without scripts and without any address; texts are data of unknown origin and are escaped. The order of the
 prompts is chosen by radio buttons: each prompt carries its place in every order as a number that the style sheet reads.
@@ -6,12 +6,10 @@ prompts is chosen by radio buttons: each prompt carries its place in every order
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from itertools import groupby
 from pathlib import Path
+from pkgutil import get_data
 
 import numpy as np
 from attrs import frozen
@@ -21,9 +19,8 @@ from torch import Tensor
 from ops.evaluate.summary import Summary
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.page_style import STYLE
+from ops.lib.pages import page_text, thumbnail
 from ops.lib.vision.processor import Processor
-from ops.tokenize_chat.preview import visible
 
 SHOWN = 200
 THUMBNAIL = 96  # pixels of the longer side
@@ -40,40 +37,6 @@ VERDICTS = {
     "differs": ("bad", "differs: an error"),
     "sampled": ("none", "sampled, not comparable"),
 }
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Answers of the evaluation</title>
-<style>{style}
-body {{ margin: 0 auto; max-width: 70rem; padding: 1rem; }}
-h1 {{ font-size: 1.3rem; margin: 0 0 .3rem; }}
-h2 {{ font-size: 1rem; margin: 0 .6rem 0 0; overflow-wrap: anywhere; }}
-p, .facts {{ color: var(--faint); margin: .2rem 0 .6rem; }}
-.prompts {{ display: flex; flex-direction: column; }}
-article {{ border-top: 1px solid var(--line); padding: .8rem 0; order: var(--file); min-width: 0; }}
-{orders}
-.head {{ display: flex; flex-wrap: wrap; align-items: baseline; }}
-.verdict, .legend span {{ border-radius: 3px; padding: 0 .35rem; color: var(--text); }}
-.text {{ font: 13px/1.8 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }}
-.text span {{ border-radius: 3px; padding: 2px 0; }}
-.a {{ background: var(--good); }} .b {{ background: var(--info); }}
-.text b, .legend b {{ border-bottom: 2px solid var(--series-1); }}
-.good {{ background: var(--good); }} .warn {{ background: var(--warn); }}
-.bad {{ background: var(--bad); }} .none {{ background: var(--none); }}
-img {{ min-height: 3rem; margin: .2rem .4rem .2rem 0; border: 1px solid var(--line); image-rendering: pixelated; }}
-label {{ margin-right: .9rem; white-space: nowrap; }}
-</style></head><body>
-<h1>{title}</h1>
-<p class="legend">The answers of speculative decoding. <span class="a">Each</span><span class="b">colour</span> is one
-verification step: what it accepted of the draft, and behind it the <b>target's own token</b>, as is the first token of
-all. Long runs are what makes decoding fast.</p>
-{radios}
-<div class="prompts">
-{articles}
-</div>
-</body></html>
-"""
 
 
 @frozen(kw_only=True)
@@ -126,17 +89,12 @@ def page(shown: Sequence[Shown], total: int) -> str:
     by_kind = sorted(range(len(shown)), key=lambda place: shown[place].category)
     worst = {place: rank for rank, place in enumerate(by_tau)}
     kind = {place: rank for rank, place in enumerate(by_kind)}
-    articles = "\n".join(
-        _article(prompt, {"file": place, "worst": worst[place], "best": -worst[place], "kind": kind[place]})
-        for place, prompt in enumerate(shown)
-    )
-    title = f"{total} prompts" if len(shown) == total else f"{len(shown)} of {total} prompts (all: prompts.jsonl)"
-    radios = "\n".join(
-        f'<label><input type="radio" name="order" id="{name}"{" checked" if name == "file" else ""}>{text}</label>'
-        for name, text in ORDERS
-    )
-    orders = "\n".join(f"body:has(#{name}:checked) article {{ order: var(--{name}); }}" for name, _ in ORDERS)
-    return PAGE.format(style=STYLE, orders=orders, title=title, radios=radios, articles=articles)
+    places = [
+        {"file": place, "worst": worst[place], "best": -worst[place], "kind": kind[place]}
+        for place in range(len(shown))
+    ]
+    template = get_data("ops.evaluate", "prompts.html")
+    return page_text(template, prompts=shown, places=places, total=total, orders=ORDERS, verdicts=VERDICTS)
 
 
 def runs(answer: Decoded, processor: Processor) -> Iterator[tuple[int, str, str]]:
@@ -162,10 +120,7 @@ def thumbnails(sample: TokenSample, processor: Processor) -> Iterator[str]:
     for t, h, w in sample.image_grid_thw.tolist():
         image = picture(sample.pixel_values[start : start + t * h * w], (t, h, w), processor)
         start += t * h * w
-        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-        file = io.BytesIO()
-        image.save(file, format="PNG")
-        yield f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+        yield thumbnail(image, THUMBNAIL)
 
 
 def picture(pixel_values: Tensor, grid: tuple[int, int, int], processor: Processor) -> Image.Image:
@@ -207,25 +162,3 @@ def _texts(processor: Processor, groups: Iterable[Sequence[int]]) -> Iterator[st
         shown = complete
         if complete == text:
             pending, shown = [], ""
-
-
-def _article(shown: Shown, places: dict[str, int]) -> str:
-    colour, verdict = VERDICTS[shown.verdict]
-    tau = "no step" if shown.tau is None else f"tau {shown.tau:.2f}"
-    facts = f"{visible(shown.category)}, {tau}, {shown.answer.steps} steps, {len(shown.answer.tokens)} tokens"
-    pictures = "".join(f'<img alt="" src="{escape(address)}">' for address in shown.pictures)
-    style = "; ".join(f"--{name}: {place}" for name, place in places.items())
-    return (
-        f'<article style="{style}"><div class="head"><h2>{visible(shown.id)}</h2>'
-        f'<span class="verdict {colour}">{verdict}</span></div><div class="facts">{facts}</div>{pictures}'
-        f'<details><summary>prompt</summary><div class="text">{visible(shown.prompt)}</div></details>'
-        f'<div class="text">{"".join(_run(*run) for run in shown.runs)}</div></article>'
-    )
-
-
-def _run(step: int, accepted: str, own: str) -> str:
-    if step == 0:
-        return f'<b title="from the prefill">{visible(own)}</b>'
-    colour = "a" if step % 2 else "b"
-    last = f"<b>{visible(own)}</b>" if own else ""
-    return f'<span class="{colour}" title="step {step}">{visible(accepted)}{last}</span>'

@@ -74,9 +74,9 @@ class Page(HTMLParser):
             self.tables[self._section][-1][-1][-1] += data
 
     def text(self, section: str | None = None) -> str:
-        """What is read in a section, or in all of the page."""
+        """What is read in a section, or in all of the page; a line break counts as a space."""
         parts = self.words.values() if section is None else [self.words.get(section, [])]
-        return " ".join(" ".join(words) for words in parts)
+        return " ".join(word for words in parts for text in words for word in text.split())
 
     def table(self, section: str, *head: str) -> list[list[str]]:
         """The rows below the head of the first table of a section that has these first columns."""

@@ -15,8 +15,8 @@ from counting_runs import EVIL, PIPELINE, PIXEL, counting, report, run, runs_of
 from report_page import Page
 from toy_ops import Toy, wait_for
 
-from executor.report import write_report
-from executor.report.embedded import PAGE_MOST, PICTURE_MOST
+from executor.report.artifacts import PAGE_MOST, PICTURE_MOST
+from executor.report.page import write_report
 
 NODES = ["a", "b", "c", "d"]
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from executor.records.metric_points import Point
 from executor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Look, drawn, together
-from executor.report.curves import curves
-from executor.report.find import find_records
-from executor.report.run_data import read_runs
+from executor.report.figures import curves
+from executor.report.run_data import find_records, read_runs
 from executor.report.scale import LOG_FROM, Scale, is_wide, thinned
 from executor.store.artifact_store import Store
 from ops.lib.report_sections import Chart, Series

@@ -13,7 +13,7 @@ from toy_ops import PIPELINE, Toy
 
 from executor.explain.run_diff import NodeDiff
 from executor.keys.differences import Difference, Kind
-from executor.report.differences import line_of
+from executor.report.comparison import line_of
 
 NONE = "\u2013"
 

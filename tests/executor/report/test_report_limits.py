@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from counting_runs import PIPELINE, counting, run
+from markupsafe import Markup
 from report_page import Page
 from toy_ops import is_alive, wait_for
 
 from executor.keys.differences import ABSENT
 from executor.records.metric_points import Point
-from executor.report import op_sections, write_report
-from executor.report.compared import differ
-from executor.report.curves import MOST_FOLDED, curves
-from executor.report.find import find_records
-from executor.report.markup import MOST_ROWS, MOST_TEXT, Markup, element, limited, table
-from executor.report.results import figures_table
-from executor.report.run_data import read_runs
+from executor.report import op_sections
+from executor.report.comparison import differ
+from executor.report.figures import MOST_FOLDED, curves, figures_table
+from executor.report.page import write_report
+from executor.report.run_data import find_records, read_runs
+from executor.report.templates import MOST_ROWS, MOST_TEXT, limited, render, table
 from executor.store.artifact_store import Store
 from executor.tracking import publish_results
 
@@ -62,12 +62,12 @@ def test_the_parts_of_nodes_end_where_the_page_would_grow_too_large_and_the_rest
 
 
 def test_what_is_embedded_has_a_limit_of_its_own_and_leaves_nothing_else_out() -> None:
-    text = limited(["a", "b"], lambda name: element("iframe", srcdoc="<p>" * MOST_TEXT))
+    text = limited(["a", "b"], lambda name: render("artifacts.html", "page", "<p>" * MOST_TEXT, name, 480))
     assert 2 == text.count("<h3>")
 
 
 def test_a_table_has_a_limit_of_rows_and_counts_the_others() -> None:
-    text = table(("a", "b"), ((place, place) for place in range(MOST_ROWS + 7)))
+    text = table(("a", "b"), [(place, place) for place in range(MOST_ROWS + 7)])
     assert MOST_ROWS == text.count("<tr><td")
     assert "and 7 more rows" in text
     assert "more rows" not in table(("a",), [(place,) for place in range(MOST_ROWS)])

@@ -11,12 +11,10 @@ from attrs import evolve
 from counting_runs import PIPELINE, counting, report, run
 
 from executor.records.metric_points import Point
-from executor.report.curves import curves
-from executor.report.find import find_records
-from executor.report.nodes import pipelines
-from executor.report.results import figures_table
-from executor.report.run_data import read_runs
-from executor.report.sections import needs_width
+from executor.report.artifacts import needs_width
+from executor.report.figures import curves, figures_table
+from executor.report.overview import pipelines
+from executor.report.run_data import find_records, read_runs
 from executor.store.artifact_store import Store
 from ops.lib.report_sections import Body, Html, Picture, Table
 

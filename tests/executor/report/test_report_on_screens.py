@@ -8,7 +8,7 @@ import pytest
 from chromium import CHROMIUM, Browser
 from counting_runs import EVIL, PIPELINE, counting, run, runs_of
 
-from executor.report import write_report
+from executor.report.page import write_report
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,7 +10,7 @@ import pytest
 from counting_runs import EVIL, PIPELINE, counting, report, run
 from toy_ops import Toy
 
-from executor.report.columns import MOST_COLUMNS
+from executor.report.run_data import MOST_COLUMNS
 
 SORTED = '\n[sweep]\nsort = "eval/kept"\n'
 BY_KEPT = ["kept=7, text=x", "kept=7, text=y", "kept=5, text=x", "kept=5, text=y"]

@@ -13,7 +13,7 @@ import ops.lib.report_sections
 from dsl.errors import ConfigError
 from dsl.op import Artifact, field, op, op_of
 from dsl.op_table import all_ops
-from executor.report.carried import section_from_json, section_to_json
+from executor.report.op_sections import section_from_json, section_to_json
 from ops.lib.report_sections import Chart, Series, Table, load_report
 
 

@@ -1,35 +1,50 @@
-"""What differs between the runs of a report, each compared with the first that has a node, node by node.
+"""The runs of a report side by side: what differs node by node, their configs, and what they ran with.
 
-Where a run has copies of nodes that another has not, its combinations stand in its place, see `columns_of`.
+Each run is compared with the first that has a node. Where a run has copies of nodes that another lacks, its
+combinations stand in its place, see `columns_of`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
+from markupsafe import Markup
 
 from dsl.errors import StoreError
 from executor.explain.run_diff import NodeDiff, Part, compare_parts
 from executor.keys.code_diff import code_text
-from executor.keys.differences import ABSENT, DIGEST_SHOWN, Difference
+from executor.keys.differences import ABSENT, DIGEST_SHOWN, Difference, is_different
 from executor.records.graph_file import written_nodes
-from executor.report.markup import Markup, details, element, joined, paragraph, table
-from executor.report.overview import run_name
-from executor.report.run_data import RunFacts
+from executor.report.run_data import NodeFacts, RunFacts, node_ids
+from executor.report.templates import faint, limited, render, run_columns, run_name, table
 from executor.store.artifact_store import Store
 
 WRITTEN = ("config", "setting", "value")
+LONG = 10  # characters of a number, more of which nobody reads
 
 
 @frozen
 class _Pair:
-    """Two runs that are compared, and the nodes to be told of."""
+    """Two runs that are compared, and the nodes of interest."""
 
     first: RunFacts
     second: RunFacts
     nodes: Sequence[NodeDiff]
+
+    @property
+    def lines(self) -> list[str]:
+        return [line_of(diff, self.first.label, self.second.label) for diff in self.nodes if not diff.is_same]
+
+    @property
+    def same(self) -> list[str]:
+        return [diff.node for diff in self.nodes if diff.is_same]
+
+    @property
+    def code(self) -> list[tuple[str, list[str]]]:
+        return [(diff.node, code_text(diff.code, lambda module: module)) for diff in self.nodes if diff.code]
 
 
 def differences(store: Store, runs: Sequence[RunFacts], columns: Sequence[RunFacts]) -> Markup:
@@ -39,15 +54,15 @@ def differences(store: Store, runs: Sequence[RunFacts], columns: Sequence[RunFac
 
     A run whose record is damaged is named, and compared with none.
     """
-    damage = [(run, _damage(run)) for run in runs]
-    untold = [paragraph(run_name(run), f" cannot be compared with others: {error}") for run, error in damage if error]
-    whole = [run for run, error in damage if not error]
+    damages = [(run, _damage(run)) for run in runs]
+    whole = [run for run, damage in damages if not damage]
     names = {run.run for run in whole}
     compared = [column for column in columns if column.run in names] if _has_own_copies(whole) else whole
     bases = {node_id: run.place for run in reversed(compared) for node_id in run.nodes}
     pairs = [pair for run in compared[1:] for pair in _pairs(store, compared, run, bases)]
-    values = [_values(compared, pairs, bases)] if pairs else []
-    return joined([*untold, *values, *map(_rest, pairs)])
+    values = _values(compared, pairs, bases) if pairs else Markup("")
+    damaged = [(run, damage) for run, damage in damages if damage]
+    return render("comparison.html", "differences", damaged, values, pairs)
 
 
 def _has_own_copies(runs: Sequence[RunFacts]) -> bool:
@@ -90,7 +105,7 @@ def _values(runs: Sequence[RunFacts], pairs: Sequence[_Pair], bases: Mapping[str
                 group = "value" if change.kind in WRITTEN else change.kind
                 changed.setdefault((diff.node, group, change.name), {})[pair.second.place] = change
     if not changed:
-        return paragraph("Every value that several runs have is the same in them.")
+        return render("comparison.html", "sentence", "Every value that several runs have is the same in them.")
     rows = []
     for (node, kind, name), changes in changed.items():
         known = next(iter(changes.values()))
@@ -103,23 +118,13 @@ def _values(runs: Sequence[RunFacts], pairs: Sequence[_Pair], bases: Mapping[str
             elif run.place not in changes and kind != "value" and (node, run.place) in unknown:
                 cells.append("not known")
             else:
-                cells.append(element("b", new) if new not in (None, old) else new)
+                cells.append(render("comparison.html", "other", new) if new not in (None, old) else new)
         rows.append([node, _named(name, [change.kind for change in changes.values()]), *cells])
     return table(["node", "value", *map(run_name, runs)], rows)
 
 
 def _named(name: str, kinds: Sequence[str]) -> str:
     return name if "config" in kinds else f"{name} ({kinds[0]})"
-
-
-def _rest(pair: _Pair) -> Markup:
-    labels = (pair.first.label, pair.second.label)
-    lines = [line_of(diff, *labels) for diff in pair.nodes if not diff.is_same]
-    same = [diff.node for diff in pair.nodes if diff.is_same]
-    head = joined([run_name(pair.second), " against ", run_name(pair.first)])
-    told_same = f"The same artifact, for the same reasons: {', '.join(same)}." if same else ""
-    parts = [element("ul", *(element("li", line) for line in lines)) if lines else "", paragraph(told_same)]
-    return joined([element("h3", head), *parts, *_code(pair.nodes)])
 
 
 def line_of(diff: NodeDiff, first: str, second: str) -> str:
@@ -155,12 +160,79 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _code(diffs: Sequence[NodeDiff]) -> Iterable[Markup]:
-    for diff in diffs:
-        lines = list(code_text(diff.code, lambda module: module))
-        if lines:
-            yield details(f"{diff.node}: code", element("pre", "\n".join(lines)))
-
-
 def _cell(difference: Difference, value: Any) -> str | None:
     return None if value is ABSENT else difference.shown(value)
+
+
+def configs(runs: Sequence[RunFacts]) -> Markup:
+    """Each node's values, folded away; how many differ between the runs that have the node stands outside."""
+
+    def of_node(node_id: str) -> Markup:
+        values = [_config(run.nodes.get(node_id)) for run in runs]
+        names = dict.fromkeys(name for of_run in values for name in of_run)
+        there = [of_run for run, of_run in zip(runs, values, strict=True) if node_id in run.nodes]
+        count = sum(differ([of_run.get(name, ABSENT) for of_run in there]) for name in names)
+        node = next(run.nodes[node_id] for run in runs if node_id in run.nodes)
+        return render("comparison.html", "config", node, count, compared(runs, values, "value"))
+
+    return limited(node_ids(runs), of_node, has_heads=False)
+
+
+def environment(runs: Sequence[RunFacts]) -> Markup:
+    """Versions of libraries and how the nodes were launched, as the manifests of the artifacts record them."""
+    libraries = compared(runs, [_libraries(run) for run in runs], "library")
+    launched = [{node.id: _launch(node) for node in run.nodes.values() if node.manifest is not None} for run in runs]
+    devices = compared(runs, launched, "node")
+    if not devices:
+        return faint("No artifact of these runs is present, so versions and devices are not known.")
+    return render("comparison.html", "environment", libraries, devices)
+
+
+def _config(node: NodeFacts | None) -> Mapping[str, Any]:
+    if node is None:
+        return {}
+    return {**node.config, **{f"launch.{name}": value for name, value in node.launch.items()}}
+
+
+def _libraries(run: RunFacts) -> dict[str, str]:
+    """Versions; those of one library in several artifacts, if they differ, beside each other."""
+    found: dict[str, list[str]] = {}
+    for node in run.nodes.values():
+        for name, version in (node.manifest or {}).get("key_parts", {}).get("libraries", {}).items():
+            found.setdefault(name, []).append(str(version))
+    return {name: ", ".join(dict.fromkeys(versions)) for name, versions in sorted(found.items())}
+
+
+def _launch(node: NodeFacts) -> str:
+    launch = (node.manifest or {}).get("launch", {})
+    return ", ".join(f"{name} {value_text(value)}" for name, value in launch.items())
+
+
+def compared(runs: Sequence[RunFacts], values: Sequence[Mapping[str, Any]], head: str) -> Markup:
+    """A row for each name, a column for each run; empty where there is nothing to show."""
+    names = dict.fromkeys(name for of_run in values for name in of_run)
+    rows = [(name, [of_run.get(name, ABSENT) for of_run in values]) for name in names]
+    rows.sort(key=lambda row: not differ(row[1]))
+    cells = [[name, *_cells(row)] for name, row in rows]
+    if not cells:
+        return Markup("")
+    return table(run_columns(head, runs), cells)
+
+
+def differ(values: Sequence[Any]) -> bool:
+    """Whether they are not all the same, see `is_different`."""
+    return any(is_different(values[0], other) for other in values[1:])
+
+
+def value_text(value: Any) -> Any:
+    """A value of a config or a file as a text, lists and tables as JSON."""
+    if value is ABSENT or value is None:
+        return None
+    if isinstance(value, float) and len(repr(value)) > LONG:
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cells(values: Sequence[Any]) -> list[object]:
+    cells = list(map(value_text, values))
+    return [render("comparison.html", "changed", cell) for cell in cells] if differ(values) else cells

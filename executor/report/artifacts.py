@@ -1,0 +1,256 @@
+"""What the ops show of their artifacts, node by node, runs or combinations side by side; and the account of samples.
+
+Pictures and pages of artifacts are embedded up to a limit; what is larger is named by its path.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeGuard
+
+import attrs
+from attrs import define, frozen
+from markupsafe import Markup
+
+from executor.maintenance.disk_use import shown_size
+from executor.report.chart import drawn, is_named, together
+from executor.report.comparison import compared
+from executor.report.op_sections import Asked, Shown, shown_by_ops
+from executor.report.run_data import NodeFacts, RunFacts, named, node_ids, shared
+from executor.report.templates import faint, limited, mark, render, table
+from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Table
+
+PICTURE_MOST = 1_000_000  # bytes of a file
+PAGE_MOST = 2_000_000
+TOTAL_MOST = 16_000_000  # of all together: what a phone still opens
+KINDS = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif", ".webp": "image/webp"}
+MOST_NARROW = 4  # columns of a table that a third of the page holds
+LONG_TEXT = 30
+
+ShownByOps = Mapping[tuple[str, str], Shown]  # by run and node
+
+
+@define
+class Embedded:
+    """Counts what the report holds already."""
+
+    used: int = 0
+
+    def picture(self, path: Path, alt: str) -> Markup:
+        kind = KINDS.get(path.suffix.lower())
+        if kind is None:
+            return faint(f"{alt}: {path} is no picture of a kind that is shown ({', '.join(KINDS)})")
+        try:
+            size = path.stat().st_size
+            if not self._takes(size, PICTURE_MOST):
+                return faint(f"{alt}: {shown_size(size)}, too large to be shown here: {path}")
+            content = path.read_bytes()
+        except OSError as error:
+            return faint(f"{alt}: {path} cannot be read ({error.strerror})")
+        data = base64.b64encode(content).decode("ascii")
+        return render("artifacts.html", "picture", kind, data, alt)
+
+    def page(self, text: str, height: int, title: str, folder: Path) -> Markup:
+        if not self._takes(len(text.encode(errors="replace")), PAGE_MOST):
+            return faint(f"{title}: {shown_size(len(text))}, too large to be shown here; it lies in {folder}")
+        return render("artifacts.html", "page", text, title, height)
+
+    def _takes(self, size: int, most: int) -> bool:
+        if size > most or self.used + size > TOTAL_MOST:
+            return False
+        self.used += size
+        return True
+
+
+@frozen
+class Piece:
+    """A section of a node of a run."""
+
+    run: RunFacts
+    node: NodeFacts
+    section: Section
+
+
+def sections_of(runs: Sequence[RunFacts]) -> ShownByOps:
+    """What the op of each node shows of its artifact, where there is one."""
+    asked = {
+        (run.run, node.id): Asked(node.op, tuple(run.op_files), node.folder, tuple(node.own.items()))
+        for run in runs
+        for node in run.nodes.values()
+        if node.folder is not None and node.op
+    }
+    shown = shown_by_ops(list(asked.values()))
+    return {where: shown[one] for where, one in asked.items()}
+
+
+def accounts_of(shown: ShownByOps) -> dict[str, dict[str, Account]]:
+    """The accounts of samples, by run and node."""
+    found: dict[str, dict[str, Account]] = {}
+    for (run, node_id), one in shown.items():
+        for section in one.sections:
+            if isinstance(section.body, Account):
+                found.setdefault(run, {})[node_id] = section.body
+    return found
+
+
+def node_sections(columns: Sequence[RunFacts], shown: ShownByOps, embedded: Embedded) -> Markup:
+    """Node by node, in the order of the data, then the pictures that the node drew while it ran, each once."""
+
+    def of_node(node_id: str) -> Markup:
+        failed, sections = _of_op(columns, node_id, shown, embedded)
+        figures = [
+            (run, name, embedded.picture(path, f"{node.id}: {name}"))
+            for run, node in shared(columns, node_id)
+            for name, path in node.figures.items()
+        ]
+        is_empty = not (failed or sections or figures)
+        return Markup("") if is_empty else render("artifacts.html", "node", failed, sections, figures)
+
+    return limited(node_ids(columns), of_node)
+
+
+def _of_op(
+    columns: Sequence[RunFacts], node_id: str, shown: ShownByOps, embedded: Embedded
+) -> tuple[list[str], list[Markup]]:
+    """Why sections are missing, and the sections by title. What runs show of the same artifact is there once where it
+    is the same: what they measured need not be.
+    """
+    failed: dict[str, None] = {}
+    pieces: dict[str, dict[object, list[Piece]]] = {}
+    for run in columns:
+        node = run.nodes.get(node_id)
+        if node is None:
+            continue
+        one = shown.get((run.run, node.id), Shown())
+        if one.failed:
+            failed[f"What the op {node.op} shows of its artifact is missing here: {one.failed}"] = None
+        for section in one.sections:
+            if not isinstance(section.body, Account):
+                same = node.recorded.digest, repr(section)
+                pieces.setdefault(section.title, {}).setdefault(same, []).append(Piece(run, node, section))
+    sections = []
+    for title, of_title in pieces.items():
+        merged = [attrs.evolve(same[0], run=named([piece.run for piece in same])) for same in of_title.values()]
+        sections.append(_titled(title, merged, len(columns) == 1, embedded))
+    return list(failed), sections
+
+
+def _titled(title: str, pieces: Sequence[Piece], is_one: bool, embedded: Embedded) -> Markup:
+    """All runs' sections of that title: in one chart or table where they are alike, else beside each other."""
+    sole_run = pieces[0].run if len(pieces) == 1 and not is_one else None
+    runs, notes = [piece.run for piece in pieces], _notes(pieces, is_one)
+
+    bodies = [piece.section.body for piece in pieces]
+    charts = [body for body in bodies if isinstance(body, Chart)]
+    facts = [{str(name): value for name, value in body.rows} for body in bodies if is_facts(body)]
+    content, cells = Markup(""), list[tuple[RunFacts | None, Markup]]()
+    if len(charts) == len(pieces) and len({(chart.kind, is_named(chart)) for chart in charts}) == 1:
+        content = drawn(*together([(run.label, run.place, chart) for run, chart in zip(runs, charts, strict=True)]))
+    elif len(facts) == len(pieces) > 1:
+        content = compared(runs, facts, "")
+    else:
+        cells = [(piece.run if len(pieces) > 1 else None, _body(piece, embedded)) for piece in pieces]
+    is_wide = len(cells) > 1 or (len(cells) == 1 and needs_width(bodies[0]))
+    return render("artifacts.html", "titled", title, sole_run, content, cells, notes, is_wide)
+
+
+def _notes(pieces: Sequence[Piece], is_one: bool) -> list[tuple[RunFacts | None, str]]:
+    """Each note once; where runs have other ones, with the run."""
+    noted = [piece for piece in pieces if piece.section.note]
+    if is_one or len({piece.section.note for piece in pieces}) == 1:
+        return [(None, piece.section.note) for piece in noted[:1]]
+    return [(piece.run, piece.section.note) for piece in noted]
+
+
+def needs_width(body: Body) -> bool:
+    """Whether a third of the page is too little: for pages, and for tables of many columns or with whole texts."""
+    if isinstance(body, Table):
+        return len(body.columns) > MOST_NARROW or any(
+            isinstance(cell, str) and len(cell) > LONG_TEXT for row in body.rows for cell in row
+        )
+    return isinstance(body, Html)
+
+
+def is_facts(body: Body) -> TypeGuard[Table]:
+    """Whether a table is one of names and values."""
+    return isinstance(body, Table) and list(body.columns) == ["", ""]
+
+
+def _body(piece: Piece, embedded: Embedded) -> Markup:
+    body = piece.section.body
+    if isinstance(body, Table):
+        return table(body.columns, body.rows)
+    if isinstance(body, Chart):
+        return drawn(body)
+    if isinstance(body, Picture):
+        return embedded.picture(body.path, body.alt)
+    assert isinstance(body, Html) and piece.node.folder is not None
+    return embedded.page(body.text, body.height, f"{piece.node.id}: {piece.section.title}", piece.node.folder)
+
+
+@frozen
+class Checked:
+    """The account of a node. problem: what does not add up, empty where all does."""
+
+    node: str
+    account: Account
+    problem: str
+
+
+def samples(runs: Sequence[RunFacts], accounts: Mapping[str, Mapping[str, Account]]) -> Markup:
+    """A table for each run; accounts by run and node. One table where all runs have the same."""
+    shown = [(run, checked(run, accounts.get(run.run, {}))) for run in runs]
+    if len({repr(rows) for _, rows in shown}) == 1:
+        return _account_table(shown[0][1]) if shown[0][1] else Markup("")
+    return render("artifacts.html", "samples", [(run, _account_table(rows)) for run, rows in shown if rows])
+
+
+def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
+    """Each account in the order of the data, compared with itself and with the nearest ones above it."""
+    rows = []
+    above: dict[str, list[Account]] = {}  # what each node hands on
+    for node_id, node in run.nodes.items():
+        handed = [account for parent in node.parents for account in above.get(parent, ())]
+        own = accounts.get(node_id)
+        if own is not None:
+            rows.append(Checked(node_id, own, problem_of(own, handed)))
+        above[node_id] = handed if own is None else [own]
+    return rows
+
+
+def problem_of(own: Account, handed: Sequence[Account]) -> str:
+    """Why the figures of an account are not each other's sum, or not what the nodes above kept."""
+    kept, dropped = sum(own.kept.values()), sum(own.dropped.values())
+    if own.came_in != kept + dropped:
+        return f"{own.came_in} came in, but {kept} kept and {dropped} dropped make {kept + dropped}"
+    expected = [
+        sum(count for split, count in account.kept.items() if split in (own.splits or account.kept))
+        for account in handed
+    ]
+    if expected and own.came_in not in (*expected, sum(expected)):
+        return f"{own.came_in} came in, but the nodes above kept {', '.join(map(str, dict.fromkeys(expected)))}"
+    return ""
+
+
+def _account_table(rows: Sequence[Checked]) -> Markup:
+    splits = list(dict.fromkeys(split for row in rows for split in row.account.kept))
+    columns = ["node", "in", "dropped", "kept", *splits, "adds up", "splits read", "dropped for"]
+    return table(columns, [_account_row(row, splits) for row in rows])
+
+
+def _account_row(row: Checked, splits: Sequence[str]) -> list[object]:
+    account = row.account
+    by_count = sorted(account.dropped.items(), key=lambda item: (-item[1], item[0]))
+    reasons = render("artifacts.html", "reasons", [(reason, count) for reason, count in by_count if count])
+    return [
+        row.node,
+        account.came_in,
+        sum(account.dropped.values()),
+        sum(account.kept.values()),
+        *(account.kept.get(split) for split in splits),
+        mark(row.problem, "bad") if row.problem else "yes",
+        ", ".join(account.splits) or "all",
+        reasons or None,
+    ]

@@ -1,0 +1,125 @@
+"""The report's templates, *.html and *.svg beside this file, and how they show values: escaped, None as a dash."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
+
+from executor.report.run_data import RunFacts
+from executor.system.output import printable
+from ops.lib.pages import environment, page_style
+
+NOTHING = "–"  # noqa: RUF001
+MOST_ROWS = 1_000  # of a table
+MOST_TEXT = 1_500_000  # characters of the parts of all nodes, without what is embedded
+MOST_NAMED = 20
+EMBEDDED = re.compile(r' (?:src|srcdoc)="[^"]*"')
+
+
+def render(file: str, macro: str, *values: object) -> Markup:
+    """What a macro of a template makes of the values."""
+    content: Markup = getattr(_environment().get_template(file).module, macro)(*values)
+    return content
+
+
+def page(**values: object) -> str:
+    """The whole page, of page.html."""
+    return _environment().get_template("page.html").render(style=page_style(), **values)
+
+
+@cache
+def _environment() -> Environment:
+    found = environment(loader=FileSystemLoader(Path(__file__).parent), finalize=shown)
+    found.globals["MOST_ROWS"] = MOST_ROWS
+    return found
+
+
+def shown(value: object) -> object:
+    """A value as the page has it, before it is escaped; Markup stays as it is."""
+    if isinstance(value, Markup):
+        return value
+    if value is None:
+        return NOTHING
+    return shown_figure(value) if isinstance(value, float) else printable(str(value))
+
+
+def joined(parts: Iterable[Markup]) -> Markup:
+    return Markup("").join(parts)
+
+
+def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
+    """A table that scrolls inside where it is wide; its numbers stand on the right, if its columns have names."""
+    return render("parts.html", "table", columns, rows, class_)
+
+
+def run_columns(head: str, runs: Sequence[RunFacts]) -> Sequence[str]:
+    """The columns of a table with a value for each run; without names for one run."""
+    return [head, *map(run_name, runs)] if len(runs) > 1 else ("", "")
+
+
+def run_name(run: RunFacts) -> Markup:
+    """The label beside the colour that the run has in all charts."""
+    return render("parts.html", "run_name", run)
+
+
+def mark(text: str, kind: str = "") -> Markup:
+    """A text on a coloured ground. kind: good, info, warn or bad."""
+    return render("parts.html", "mark", text, kind)
+
+
+def faint(*sentences: str) -> Markup:
+    """A paragraph for each sentence."""
+    return joined(render("parts.html", "faint", sentence) for sentence in sentences)
+
+
+def chart_grid(charts: Sequence[tuple[str, Markup]]) -> Markup:
+    """Charts under their titles, side by side; nothing for none."""
+    return render("parts.html", "chart_grid", charts) if charts else Markup("")
+
+
+def limited(names: Sequence[str], build: Callable[[str], Markup], *, has_heads: bool = True) -> Markup:
+    """A part for each name, under a head unless it has one, as long as they keep the page small; the rest is named."""
+    parts: list[Markup] = []
+    size = 0
+    for place, name in enumerate(names):
+        if size > MOST_TEXT:
+            parts.append(faint(left_out(names[place:])))
+            break
+        content = build(name)
+        size += len(EMBEDDED.sub("", content))
+        parts.append(render("parts.html", "headed", name, content) if content and has_heads else content)
+    return joined(parts)
+
+
+def left_out(names: Sequence[str]) -> str:
+    """A sentence with the first of the names."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"left out, so that the page stays small: {', '.join(names[:MOST_NAMED])}{more}"
+
+
+def breakable(name: str) -> Markup:
+    """A name that may go on in the next line behind each / and _, where there is little room."""
+    return Markup(re.sub("([/_])", r"\1<wbr>", str(escape(printable(name)))))
+
+
+def shown_figure(value: float) -> str:
+    """Four digits at least, whole numbers as they are: `0.0003`, `5.825`, `31362`."""
+    if math.isfinite(value) and float(value).is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.4g}"
+
+
+def shown_duration(seconds: float) -> str:
+    """`0.4 s`, `3 min 12 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
