@@ -19,7 +19,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 from attrs import define
@@ -28,7 +28,7 @@ from dsl.document import Document, Places, merged
 from dsl.errors import Mistake, Position, known_nodes, shortened
 from dsl.interpolation import FIELD, OPENING, TOKEN, Cell, referred_fields
 from dsl.op import Ref
-from dsl.order import children_of
+from dsl.order import children_of, reached
 from dsl.pipeline import Copy
 from dsl.toml import KeyPath
 from dsl.unchecked_node import WrittenNode
@@ -36,7 +36,6 @@ from dsl.variants import Group, Sweep, Variant, groups_of, mistake_at
 
 MAX_COPIES = 10_000
 
-T = TypeVar("T")
 ReadNode = Callable[[str, Mapping[str, Any], Places], WrittenNode]
 
 
@@ -107,8 +106,8 @@ class _Expansion:
         users = self._users()
         member_of: dict[str, list[Group]] = {node_id: [] for node_id in self.nodes}
         for group in self.groups:
-            cells = _reached({cell for cell in self._changed(group, users) if cell[0] in self.nodes}, users)
-            for node_id in _reached({owner for owner, _field in cells}, children):
+            cells = reached({cell for cell in self._changed(group, users) if cell[0] in self.nodes}, users)
+            for node_id in reached({owner for owner, _field in cells}, children):
                 member_of[node_id].append(group)
         return {node_id: tuple(groups) for node_id, groups in member_of.items()}
 
@@ -208,15 +207,6 @@ class _Expansion:
         """
         groups = self.member_of.get(node_id, ())
         return "-".join([node_id, *(names.get(group.name, group.variants[0].name) for group in groups)])
-
-
-def _reached(starts: set[T], steps: Mapping[T, Sequence[T]]) -> set[T]:
-    reached, waiting = set(starts), list(starts)
-    while waiting:
-        fresh = {there for there in steps.get(waiting.pop(), ()) if there not in reached}
-        reached |= fresh
-        waiting += fresh
-    return reached
 
 
 def _references(value: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
@@ -16,6 +16,9 @@ from dsl.op import OpSpec
 from dsl.order import above, below, in_order
 from dsl.pipeline import Copy, Node, Pipeline
 from dsl.unchecked_node import written_nodes
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @frozen
@@ -75,6 +78,18 @@ class Graph:
         parents = {node.id: node.parents for node in self.nodes.values()}
         kept = frozenset().union(*(above(parents, self.nodes[node_id].id) for node_id in node_ids))
         return attrs.evolve(self, nodes={node_id: node for node_id, node in self.nodes.items() if node_id in kept})
+
+    def to_networkx(self) -> nx.MultiDiGraph[str]:
+        """The nodes by id, each with its `op`, `config` and `launch`; an edge from a node to each that reads it, whose
+        key is the field of the one that reads.
+        """
+        import networkx as nx  # slow to import
+
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=self.name)
+        for node in self.nodes.values():
+            graph.add_node(node.id, op=node.op.name, config=node.config, launch=node.launch)
+            graph.add_edges_from((up, node.id, name) for name, ids in node.inputs.items() for up in ids)
+        return graph
 
 
 def compile_pipeline(pipeline: Pipeline) -> Graph:

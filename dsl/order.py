@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MOST_STARTS = 50
 Parents = Mapping[str, Sequence[str]]  # of every node, by id
@@ -39,69 +41,43 @@ def children_of(parents: Parents) -> dict[str, list[str]]:
 
 def below(parents: Parents, node_id: str) -> frozenset[str]:
     """The node and everything that reads from it, directly or not."""
-    return frozenset(_reached(children_of(parents), node_id))
+    return frozenset(reached([node_id], children_of(parents)))
 
 
 def above(parents: Parents, node_id: str) -> frozenset[str]:
     """The node and everything that it reads, directly or not."""
-    return frozenset(_reached(parents, node_id))
+    return frozenset(reached([node_id], parents))
 
 
-def cycles(parents: Parents) -> list[list[str]]:
-    """A shortest cycle of every knot (nodes that all read each other), as the data flows.
-
-    Each is a list of ids without the first one's repetition at its end. In a knot of more than MOST_STARTS nodes it is
-    a shortest one through any of the first of them, so that the time grows with the nodes and not with their square.
-    """
-    ordered = set(in_order(parents))
-    tangled = {node_id: _within(ids, ordered) for node_id, ids in parents.items() if node_id not in ordered}
-    free = set(in_order(children_of(tangled)))  # only below cycles
-    knotted = {node_id: _within(ids, free) for node_id, ids in tangled.items() if node_id not in free}
-    children = children_of(knotted)
-    found = []
-    seen: set[str] = set()
-    for node_id in knotted:
-        if node_id in seen:
-            continue
-        came_from = _reached(children, node_id)
-        knot = came_from.keys() & _reached(knotted, node_id).keys()
-        seen |= knot
-        starts = [member for member in knotted if member in knot][:MOST_STARTS]
-        through = [cycle for start in starts for cycle in _cycles_through(start, knotted, children)]
-        if through:
-            found.append(min(through, key=len))
+def reached(starts: Iterable[T], steps: Mapping[T, Sequence[T]]) -> set[T]:
+    """The starts and all that is reached from them by steps, of which some may be missing."""
+    found = set(starts)
+    waiting = list(found)
+    while waiting:
+        fresh = set(steps.get(waiting.pop(), ())) - found
+        found |= fresh
+        waiting += fresh
     return found
 
 
-def _cycles_through(start: str, parents: Parents, children: Parents) -> Iterator[list[str]]:
-    """A shortest one for every parent that closes one."""
-    came_from = _reached(children, start)
-    for parent in parents[start]:
-        if parent in came_from:
-            yield _path(came_from, parent)
+def cycles(parents: Parents) -> list[list[str]]:
+    """A shortest cycle of every strongly connected component (nodes that all read each other), as the data flows.
 
+    Each is a list of ids without the first one's repetition at its end. In a component of more than MOST_STARTS nodes
+    it is a shortest one through any of the first of them, so that the time grows with the nodes and not with their
+    square.
+    """
+    if len(in_order(parents)) == len(parents):
+        return []
+    import networkx as nx  # slow to import, so only where there are cycles
 
-def _within(ids: Sequence[str], without: set[str]) -> list[str]:
-    return [node_id for node_id in ids if node_id not in without]
-
-
-def _reached(steps: Mapping[str, Sequence[str]], start: str) -> dict[str, str | None]:
-    """All that is reached from a node, the nearest first, each with the node that it was reached from."""
-    came_from: dict[str, str | None] = {start: None}
-    waiting = deque([start])
-    while waiting:
-        here = waiting.popleft()
-        for there in steps[here]:
-            if there not in came_from:
-                came_from[there] = here
-                waiting.append(there)
-    return came_from
-
-
-def _path(came_from: Mapping[str, str | None], end: str) -> list[str]:
-    path = []
-    here: str | None = end
-    while here is not None:
-        path.append(here)
-        here = came_from[here]
-    return path[::-1]
+    graph = nx.DiGraph((parent, child) for child, ids in parents.items() for parent in ids)
+    place = {node_id: number for number, node_id in enumerate(parents)}
+    components = [sorted(component, key=place.__getitem__) for component in nx.strongly_connected_components(graph)]
+    found = []
+    for component in sorted(components, key=lambda ids: place[ids[0]]):
+        inside = graph.subgraph(component).copy()
+        ways = [nx.shortest_path(inside, start, end) for start in component[:MOST_STARTS] for end in inside.pred[start]]
+        if ways:
+            found.append(min(ways, key=len))
+    return found

@@ -134,7 +134,7 @@ def test_a_chain_of_10000_nodes_compiles_and_its_cycle_is_found() -> None:
     assert mistakes(closed) == [f"node.n0.first: the nodes form a cycle: {path}{CYCLE_HINT}"]
 
 
-def test_every_knot_is_reported_with_a_shortest_cycle() -> None:
+def test_every_strongly_connected_component_is_reported_with_a_shortest_cycle() -> None:
     pipeline = Pipeline("knots")
     pipeline.node("a", join("d"))
     pipeline.node("b", join("a", "e"))
@@ -148,6 +148,15 @@ def test_every_knot_is_reported_with_a_shortest_cycle() -> None:
         f"node.e.first: the nodes form a cycle: e -> f -> e{CYCLE_HINT}",
         f"node.g.first: the nodes form a cycle: g -> g{CYCLE_HINT}",
     ]
+
+
+def test_a_graph_is_given_to_networkx_with_its_nodes_and_the_field_of_every_edge() -> None:
+    pipeline = Pipeline("p")
+    samples = pipeline.node("ingest", Ingest(source="builtin"), launch=Launch(threads=2))
+    pipeline.node("inject", InjectImages(samples=samples))
+    graph = compile_pipeline(pipeline).to_networkx()
+    assert [("ingest", "inject", "samples")] == list(graph.edges(keys=True))
+    assert ("ingest", Ingest(source="builtin", seed=0), Launch(threads=2)) == tuple(graph.nodes["ingest"].values())
 
 
 def test_unknown_nodes_and_wrong_artifacts_are_all_reported() -> None:

@@ -42,19 +42,19 @@ def test_the_order_has_all_that_is_neither_on_a_cycle_nor_below_one(parents: dic
 
 
 @given(graphs())
-def test_every_knot_has_one_cycle_and_no_shorter_one(parents: dict[str, list[str]]) -> None:
-    knots: list[set[str]] = []
+def test_every_component_has_one_cycle_and_no_shorter_one(parents: dict[str, list[str]]) -> None:
+    components: list[set[str]] = []
     for node_id in parents:
-        knot = {other for other in readers(parents, node_id) if node_id in readers(parents, other)}
-        if knot and not any(node_id in earlier for earlier in knots):
-            knots.append(knot | {node_id})
+        component = {other for other in readers(parents, node_id) if node_id in readers(parents, other)}
+        if component and not any(node_id in earlier for earlier in components):
+            components.append(component | {node_id})
     found = cycles(parents)
     children = children_of(parents)
-    assert len(knots) == len(found)
-    for cycle, knot in zip(found, knots, strict=True):
-        assert knot >= set(cycle)
+    assert len(components) == len(found)
+    for cycle, component in zip(found, components, strict=True):
+        assert component >= set(cycle)
         assert all(there in children[here] for here, there in pairwise([*cycle, cycle[0]]))
-        assert len(cycle) == min(_shortest(children, start) for start in knot)
+        assert len(cycle) == min(_shortest(children, start) for start in component)
 
 
 def _shortest(children: dict[str, list[str]], start: str) -> int:

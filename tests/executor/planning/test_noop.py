@@ -16,7 +16,7 @@ from executor.planning.session import make_planner, new_run
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 
-HEAVY = {"torch", "mlflow", "transformers", "networkx", "cattrs", "rich", "pandas", "numpy", "sqlalchemy", "fsspec"}
+HEAVY = {"torch", "mlflow", "transformers", "networkx", "rich", "pandas", "numpy", "sqlalchemy", "fsspec"}
 RUNNING = {
     "executor.scheduler.run_loop",
     "executor.scheduler.stage_pool",
