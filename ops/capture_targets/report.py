@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops.lib.data.files import read_json
-from ops.lib.report_parts import facts, shard_counts
-from ops.lib.report_sections import Account, Section, Table
+from ops.lib.report_sections import Account, Section, Table, facts, shard_counts
 
 
 def capture_targets_sections(folder: Path) -> Sequence[Section]:

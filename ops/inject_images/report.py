@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ops.lib.report_parts import account_sections
-from ops.lib.report_sections import Section
+from ops.lib.report_sections import Section, account_sections
 
 
 def inject_images_sections(folder: Path) -> Sequence[Section]:

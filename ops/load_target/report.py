@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops.lib.data.files import read_json
-from ops.lib.report_parts import facts
-from ops.lib.report_sections import Section
+from ops.lib.report_sections import Section, facts
 
 
 def target_sections(folder: Path) -> Sequence[Section]:

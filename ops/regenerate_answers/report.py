@@ -10,8 +10,7 @@ from typing import Any
 
 from dsl.errors import shortened
 from ops.lib.data.files import read_json
-from ops.lib.report_parts import account_sections, facts, first_rows, histogram
-from ops.lib.report_sections import Chart, Section, Table
+from ops.lib.report_sections import Chart, Section, Table, account_sections, facts, first_rows, histogram
 
 ANSWERS_SHOWN = 12
 LETTERS = 400

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops.lib.data.files import read_json
-from ops.lib.report_parts import facts, first_rows
-from ops.lib.report_sections import Account, Chart, Section, Series
+from ops.lib.report_sections import Account, Chart, Section, Series, facts, first_rows
 
 
 def shard_sequence_sections(folder: Path) -> Sequence[Section]:

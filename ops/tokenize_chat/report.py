@@ -6,8 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops.lib.data.files import read_json
-from ops.lib.report_parts import ROWS_READ, account_sections, first_rows, histogram, shard_counts
-from ops.lib.report_sections import Chart, Html, Section, Table
+from ops.lib.report_sections import (
+    ROWS_READ,
+    Chart,
+    Html,
+    Section,
+    Table,
+    account_sections,
+    first_rows,
+    histogram,
+    shard_counts,
+)
 
 
 def tokenize_chat_sections(folder: Path) -> Sequence[Section]:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.lib.data.files import read_json
-from ops.lib.report_parts import facts
-from ops.lib.report_sections import Account, Section
+from ops.lib.report_sections import Account, Section, facts
 
 SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfinite_steps", "final_loss", "loss")
 NOT_REACHED = "in no step before max_steps"

@@ -18,8 +18,7 @@ from ops.export_draft.report import export_draft_sections
 from ops.ingest.report import ingest_sections
 from ops.lib.data.files import json_line, read_json, write_json
 from ops.lib.data.sample_account import NOT_TAKEN, Tally
-from ops.lib.report_parts import DROPPED_SHOWN, histogram, shown_value
-from ops.lib.report_sections import Account, Html, Section
+from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, histogram, shown_value
 from ops.load_target.report import target_sections
 from ops.regenerate_answers.report import LETTERS, regenerate_answers_sections
 from ops.shard_sequence.op import ShardSequence
