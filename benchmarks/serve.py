@@ -28,15 +28,15 @@ from attrs import frozen
 
 from benchmarks.harness import in_rounds, parser, save_figures, table
 from dsl.errors import DflowError, StoreError
-from executor.model_tools.chat_request import Answer, ask, flush_cache
 from executor.model_tools.serve import SGLangServer
-from executor.model_tools.served import ChatPrompt, ServedRun, find_served
-from executor.model_tools.server import wait_until_ready
+from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
-from executor.system.port import require_free_port
+from executor.system.server import require_free_port, wait_until_ready
 from ops.lib.sglang.serve_command import Address, DraftOption, launch_command, shell_line
 from ops.lib.sglang.version import installed_version, require_sglang
+from ops.tools.serve.chat import Answer, ask, flush_cache
+from ops.tools.serve.prompts import ChatPrompt
 
 WARM_UP = 4  # prompts per concurrency, up to it, that nobody counts: graphs, caches, autotuning
 ON_A_CPU = [

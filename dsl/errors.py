@@ -60,6 +60,10 @@ class StageError(DflowError):
     """A node failed while it ran."""
 
 
+class ServerError(DflowError):
+    """A server that dflow started or asked did not start, or did not answer."""
+
+
 @frozen
 class Position:
     """A place in a pipeline file; line and column count from 1, or are 0 for a place without lines.

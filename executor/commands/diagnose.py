@@ -6,14 +6,15 @@ import argparse
 import json
 
 from executor.commands.arguments import add_json, add_run, add_store
-from executor.model_tools.diagnose import Result, diagnose, keep
-from executor.model_tools.diagnosis_text import diagnosis_text
+from executor.model_tools.computation import Result
+from executor.model_tools.diagnose import diagnose, keep
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.progress import Doing
 from ops.tools.diagnose.chain import SPLITS
+from ops.tools.diagnose.text import diagnosis_text
 
 PROMPTS = 16
 LEAST_PROMPTS = 4  # of fewer nothing is certain

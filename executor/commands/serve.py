@@ -9,8 +9,8 @@ import sys
 from typing import NoReturn
 
 from executor.commands.arguments import add_address, add_run, add_store
-from executor.keys.node_key import PROJECT
 from executor.store.artifact_store import store_path
+from executor.system.supervisor import child_environment, module_command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +29,4 @@ def main(options: argparse.Namespace) -> NoReturn:
     names = ("run", "node", "host", "port", "check", "extra")
     store = str(store_path(options.store, None))
     asked = json.dumps({"store": store, **{name: getattr(options, name) for name in names}})
-    path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # no `ops` of the working directory's
-    os.execve(sys.executable, [sys.executable, "-m", "executor.model_tools.serve", asked], environment)
+    os.execve(sys.executable, module_command("executor.model_tools.serve", asked), child_environment())

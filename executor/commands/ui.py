@@ -13,13 +13,12 @@ from urllib.parse import quote
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_address, add_store
-from executor.model_tools.server import Server, wait_until_ready
 from executor.records.run_record import newest_records
 from executor.store.artifact_store import Store, store_path
 from executor.system.exits import OK
 from executor.system.jsonlines import read_object
 from executor.system.output import print_lines
-from executor.system.port import require_free_port
+from executor.system.server import Server, require_free_port, wait_until_ready
 
 # MLflow's runner of jobs is for its own evaluations; it takes a dozen processes, and dflow gives it nothing to do.
 ENVIRONMENT = {
@@ -68,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
     print_lines(f"starting MLflow on {store}; log: {log}")
     with Server(command, ENVIRONMENT, log) as server:
         try:
-            wait_until_ready(server, url, tell=False)
+            wait_until_ready(server, url, show=False)
             print_lines(f"MLflow of {store} at {url}; Ctrl-C ends it")
             for line in links(store / "records", url):
                 print_lines(line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from executor.doctor.finding import Finding
 from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
 from executor.keys.node_key import PROJECT
 from executor.system.resource_pool import devices
+from executor.system.supervisor import child_environment, module_command
 
 INSTALL = f"{sys.executable} -m pip install -c constraints.txt -e"
 EXTRAS = {
@@ -33,15 +33,14 @@ TORCH_INDEX = "https://pytorch.org/get-started/locally"
 
 def start_probes() -> dict[str, subprocess.Popen[str]]:
     """A process for each library that takes seconds to load, all at once; those that are not installed have none."""
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1"}
     return {
         name: subprocess.Popen(
-            [sys.executable, "-m", "executor.doctor.probe", name],
+            module_command("executor.doctor.probe", name),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            env=environment,
+            env=child_environment(),
         )
         for name in PROBED
         if importlib.util.find_spec(name) is not None

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from executor.launchers.stage_contract import RankExit, RankResult
 from executor.system.os_errors import is_full
+from executor.system.supervisor import exit_text, killed
 
 # What a rank dies of because of others: SIGTERM of its parent, SIGALRM of its own, SIGABRT of a communication library.
 TAKEN_ALONG = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}
@@ -140,13 +141,6 @@ def ended_by(code: int | None) -> Failure:
     return Failure(f"the process ended with exit code {code} and without a result", (NO_RESULT,))
 
 
-def killed(code: int) -> str:
-    """What a negative exit code says."""
-    if code == -signal.SIGKILL:
-        return "killed (signal 9); perhaps this machine ran out of memory"
-    return f"killed by signal {-code} ({signal.Signals(-code).name})"
-
-
 @frozen
 class _End:
     """How a rank failed; taken_along: by another one that had failed before, as far as can be seen."""
@@ -175,13 +169,17 @@ def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts
             # Seen after it happened, by torchrun in whole seconds: make a kill older than what it may have caused.
             when = seen.time - SEEN_WITHIN_S
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
-            ends.append(_End(rank, when, code in TAKEN_ALONG, f"{names_of[rank]} {_exit_text(code)}", names))
+            ends.append(
+                _End(
+                    rank,
+                    when,
+                    code in TAKEN_ALONG,
+                    f"{names_of[rank]} {exit_text(code)}{' and without a result' * (code >= 0)}",
+                    names,
+                )
+            )
     return ends
 
 
 def _signal_name(code: int) -> str:
     return signal.Signals(-code).name
-
-
-def _exit_text(code: int) -> str:
-    return f"was {killed(code)}" if code < 0 else f"ended with exit code {code} and without a result"

@@ -42,8 +42,8 @@ from typing import Any
 from attrs import define, frozen
 
 from executor.launchers import worker
-from executor.system.left_over import show_mark
-from executor.system.parent import end_with_parent
+from executor.system.stage_mark import show_mark
+from executor.system.supervisor import end_with_parent
 from executor.system.symlinks import open_own
 
 CHUNK = 65536

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import StageError
-from executor.system.left_over import ROOM, STAGE
+from executor.system.stage_mark import ROOM, STAGE
+from executor.system.supervisor import module_command
 
 WATCH_S = 0.5
 TELLS_WITHIN_S = 2.0
@@ -143,7 +143,7 @@ class _Server:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "executor.launchers.forkserver", str(theirs.fileno())],
+                    module_command("executor.launchers.forkserver", str(theirs.fileno())),
                     env={**environment, STAGE: " " * ROOM},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -35,8 +35,8 @@ from executor.launchers.redaction import RedactedLog
 from executor.launchers.stage_contract import STOP_ASKED, StageSpec
 from executor.launchers.stage_process import stage_environment
 from executor.system.jsonlines import read_object
-from executor.system.left_over import STAGE, stage_mark
 from executor.system.resource_pool import devices
+from executor.system.stage_mark import STAGE, stage_mark
 from executor.system.symlinks import is_folder
 
 RANKS_END_WITHIN_S = 10.0

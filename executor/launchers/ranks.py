@@ -27,9 +27,9 @@ from types import FrameType
 from attrs import frozen
 
 from dsl.stage import RENDEZVOUS
-from executor.launchers.failure import killed
 from executor.launchers.stage_contract import RankExit, write_exits
 from executor.launchers.worker import AGENT, ENDING
+from executor.system.supervisor import exit_text, module_command
 
 PASSED_ON = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
 KILL_AFTER_S = 30.0
@@ -77,7 +77,7 @@ def rank_environment(rank: int, ranks: int) -> dict[str, str]:
 
 def _start(rank: int, ranks: int, job: str, environment: Mapping[str, str]) -> Rank:
     process = subprocess.Popen(
-        [sys.executable, "-m", "executor.launchers.worker", job],
+        module_command("executor.launchers.worker", job),
         env={**environment, AGENT: str(os.getpid()), **rank_environment(rank, ranks)},
         start_new_session=True,  # its own share of a busy machine, and a group that can be signalled
     )
@@ -137,9 +137,8 @@ class Watch:
         del self._running[rank.number]
         if code:
             self._ended_badly.append(RankExit(rank.number, code, time.time()))
-            how = f"was {killed(code)}" if code < 0 else f"ended with exit code {code}"
             with suppress(OSError):  # a full disk is no reason to leave the others alone
-                print(f"rank {rank.number} (process {rank.process.pid}) {how}", file=sys.stderr, flush=True)
+                print(f"rank {rank.number} (process {rank.process.pid}) {exit_text(code)}", file=sys.stderr, flush=True)
 
     def _ask_to_end(self, number: int) -> None:
         """Once: a rank that is asked may be saving, and asks for nothing more."""

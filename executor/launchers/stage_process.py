@@ -17,20 +17,20 @@ from attrs import frozen
 
 from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
-from executor.keys.node_key import PROJECT
 from executor.launchers.compile_cache import compile_cache
 from executor.launchers.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
 from executor.launchers.forkserver_client import Child, Children
 from executor.launchers.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
 from executor.launchers.hosts import SeveralHosts, endpoint_of
-from executor.launchers.log_tail import last_lines
 from executor.launchers.redaction import RedactedLog
 from executor.launchers.stage_contract import STOP_ASKED, RankResult, StageSpec, read_exits
 from executor.launchers.worker import EXECUTOR_GONE, NO_LOG
 from executor.store.lease import Lease
-from executor.system.left_over import STAGE, stage_mark
+from executor.system.log_tail import last_lines
 from executor.system.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.system.resource_pool import VISIBLE, Share, device_order
+from executor.system.stage_mark import STAGE, stage_mark
+from executor.system.supervisor import child_environment
 from executor.system.symlinks import appended
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -280,9 +280,8 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
 
     gpus: the devices that the stage sees; None leaves them all.
     """
-    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        **os.environ,
+        **child_environment(),
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         **bounded_spin(),
         **device_order(),
@@ -290,8 +289,6 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
         COMPILE_THREADS: os.environ.get(COMPILE_THREADS, str(min(threads, MOST_COMPILE_THREADS))),
         **(_allocator() if gpus is None or gpus else {}),
         **compile_cache(),
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",

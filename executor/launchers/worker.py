@@ -43,7 +43,7 @@ from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import append_line, read_json
 from executor.system.os_errors import NO_SPACE, full_at, is_full
-from executor.system.parent import GONE, end_with_parent
+from executor.system.supervisor import GONE, end_with_parent
 
 STOPPED = 75
 EXECUTOR_GONE = GONE

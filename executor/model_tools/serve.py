@@ -6,42 +6,29 @@ This is what `dflow serve` becomes: python -m executor.model_tools.serve ASKED, 
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
-from dsl.errors import ConfigError, DflowError
-from executor.model_tools.chat_request import Answer, ServerError, ask
-from executor.model_tools.served import ChatPrompt, ServedRun, find_served
-from executor.model_tools.server import Server, wait_until_ready
+from dsl.errors import DflowError, ServerError
+from executor.launchers.compile_cache import compile_cache
+from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import Record, find_record
 from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
-from executor.system.port import require_free_port
+from executor.system.server import Server, require_free_port, wait_until_ready
 from ops.lib.sglang.serve_command import Address, launch_command, shell_line
 from ops.lib.sglang.version import SGLANG_VERSION, require_sglang
+from ops.tools.serve.chat import accepted_lengths, ask
+from ops.tools.serve.prompts import HELLO, prompt_text
+from ops.tools.serve.sglang_arguments import refusal, refuse_own
 
 MAX_TOKENS = 128
-HELLO = ChatPrompt(
-    "no held-out sample", [{"role": "user", "content": [{"type": "text", "text": "Hello! Who are you?"}]}]
-)
-OF_THE_RUN = "the run decides it; for another draft name its run, or choose with --node"
-OWN = {
-    "--port": "give --port before the --",
-    "--host": "give --host before the --",
-    "--model-path": OF_THE_RUN,  # or --model
-    "--speculative-algorithm": OF_THE_RUN,
-    "--speculative-draft-model-path": OF_THE_RUN,  # or --speculative-draft-model
-}
-# What SGLang says where there is no GPU: before it loads a model it picks a device, and then checks the algorithm.
-REFUSALS = re.compile(r"^.*(speculative decoding is not supported by|No accelerator \(CUDA).*$", re.MULTILINE)
 
 
 @frozen(kw_only=True)
@@ -58,15 +45,17 @@ class Asked:
 
 
 class SGLangServer(Server):
-    """A server of SGLang's, whose refusals are told as such."""
+    """A server of SGLang's, whose refusals are reported as such."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        super().__init__(command, {**compile_cache(), **environment}, log)
 
     def died(self) -> ServerError:
-        refusals = list(REFUSALS.finditer(self.log.read_text("utf-8", errors="replace")))
-        if not refusals:
+        refused = refusal(self.log.read_text("utf-8", errors="replace"))
+        if refused is None:
             return super().died()
-        said = refusals[-1].group().strip()
         return ServerError(
-            f"SGLang refuses DFLASH on this machine; run the command on one with a GPU\n    {said}\nlog: {self.log}"
+            f"SGLang refuses DFLASH on this machine; run the command on one with a GPU\n    {refused}\nlog: {self.log}"
         )
 
 
@@ -126,20 +115,6 @@ def _serve(run: ServedRun, record: Record, asked: Asked) -> None:
                 print_lines("stopping")
 
 
-def refuse_own(extra: Sequence[str]) -> None:
-    """Raises ConfigError for arguments that contradict what dflow waits for and says, as SGLang takes them: with "=",
-    with underscores, and shortened.
-    """
-    wrong = []
-    for argument in extra:
-        name = argument.partition("=")[0].replace("_", "-")
-        own = next((each for each in OWN if name.startswith("--") and len(name) > 2 and each.startswith(name)), None)
-        if own is not None:
-            wrong.append(f"  {argument}: {OWN[own]}")
-    if wrong:
-        raise ConfigError("behind -- stand arguments that dflow serve gives itself:\n" + "\n".join(wrong))
-
-
 def try_prompt(url: str, run: ServedRun) -> None:
     """Ask one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
     prompt = run.prompts[0] if run.prompts else HELLO
@@ -157,21 +132,6 @@ def try_prompt(url: str, run: ServedRun) -> None:
         print_lines(f"tau of the evaluation, over all its prompts: {run.tau:.3g}")
     if answer.tau == 1.0:
         print_lines("warning: no proposal of the draft was accepted for this prompt", error=True)
-
-
-def accepted_lengths(answer: Answer) -> str:
-    """tau as dflow counts it, beside SGLang's figure."""
-    own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens behind the first in {answer.steps} verification steps)"
-    if answer.spec_accept_length is None:
-        return f"{own}; the server tells no spec_accept_length"
-    return f"{own}; SGLang's spec_accept_length, which counts the first token too: {answer.spec_accept_length:.3g}"
-
-
-def prompt_text(prompt: ChatPrompt) -> str:
-    parts: list[Any] = [part for message in prompt.messages for part in message["content"]]
-    images = sum(part["type"] == "image_url" for part in parts)
-    text = " ".join(part["text"].strip() for part in parts if part["type"] == "text")
-    return f"{text} ({prompt.id}{f', {images} image(s)' if images else ''})"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from ops.artifacts import CheckedDraft, Draft, DraftCheckpoint, ImageSamples, Report, TokenShards
 from ops.lib.sglang.serve_command import DraftOption, Served
+from ops.tools.serve.prompts import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500
-HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first of these that holds one
 
 
 @frozen(kw_only=True)
@@ -34,14 +33,6 @@ class ServedRun:
     warnings: tuple[str, ...]
     tau: float | None
     prompts: tuple[ChatPrompt, ...]
-
-
-@frozen
-class ChatPrompt:
-    """A sample's id, and its turns before the first answer as chat messages that a server takes."""
-
-    id: str
-    messages: Sequence[Mapping[str, Any]]
 
 
 def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
@@ -150,19 +141,9 @@ class _Made:
         return None
 
     def prompts(self, export: GraphNode, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
-        """The first held-out samples, for a target that sees images only those with images."""
-        for samples in self._samples(export):
-            rows: dict[str, list[dict[str, Any]]] = {split: [] for split in HELD_OUT}
-            for row in _rows(samples / "samples.jsonl"):
-                fits = bool(row["images"]) == vision and any(turn["role"] == "user" for turn in row["messages"])
-                if fits and len(rows[row["split"]]) < count:
-                    rows[row["split"]].append(row)
-                if len(rows[HELD_OUT[0]]) == count:
-                    break
-            for split in HELD_OUT:
-                if rows[split]:
-                    return tuple(ChatPrompt(str(row["id"]), chat_messages(row, samples)) for row in rows[split])
-        return ()
+        """Of the first samples behind the draft's evaluation or check that hold some."""
+        found = (held_out_prompts(samples, vision, count) for samples in self._samples(export))
+        return next(filter(None, found), ())
 
     def _tokens(self, export: GraphNode) -> Iterator[GraphNode]:
         """The nodes that made the tokens on which the draft was evaluated or checked."""
@@ -203,36 +184,6 @@ def _one_line(text: str) -> str:
     """The lines of an error one behind the other, cut where they are many."""
     joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
     return joined if len(joined) <= LONGEST_ERROR else joined[:LONGEST_ERROR] + " ..."
-
-
-def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The turns of a sample before its first answer, as chat messages with the images as data URLs."""
-    images = iter(row["images"])
-    messages = []
-    for turn in row["messages"]:
-        if turn["role"] == "assistant":
-            break
-        parts = [
-            {"type": "image_url", "image_url": {"url": _data_url(folder, next(images))}}
-            if part["type"] == "image"
-            else {"type": "text", "text": part["text"]}
-            for part in turn["content"]
-        ]
-        messages.append({"role": turn["role"], "content": parts})
-    return messages
-
-
-def _data_url(folder: Path, image: Mapping[str, Any]) -> str:
-    """An image reference of ops/artifacts.py; SGLang recognises the format by the bytes."""
-    with (folder / image["pack"]).open("rb") as pack:
-        pack.seek(image["offset"])
-        return "data:image/png;base64," + base64.b64encode(pack.read(image["size"])).decode()
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield json.loads(line)
 
 
 def _read(path: Path) -> dict[str, Any]:

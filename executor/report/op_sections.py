@@ -7,22 +7,18 @@ reason, and a fresh process goes on behind it. All together have a time: a repor
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 from attrs import frozen
 
-from executor.launchers.failure import killed
 from executor.system.jsonlines import read_lines
+from executor.system.supervisor import Finished, run_module
 from ops.lib.report_sections import Account, Body, Chart, Html, Picture, Section, Series, Table
 
 BODIES: dict[str, type[Body]] = {kind.__name__: kind for kind in (Table, Chart, Html, Picture, Account)}
@@ -69,46 +65,20 @@ def shown_by_ops(asked: Sequence[Asked]) -> dict[Asked, Shown]:
 def _ask(asked: Sequence[Asked], left: float) -> tuple[dict[Asked, Shown], str]:
     """The answers of one process, and why it answered no more. left: seconds that it has."""
     with tempfile.TemporaryDirectory() as folder:
-        request, answers, errors = (Path(folder) / name for name in ("asked.json", "answers.jsonl", "errors"))
+        request, answers = (Path(folder) / name for name in ("asked.json", "answers.jsonl"))
         views = (Path(folder) / f"view-{at}" for at in range(len(asked)))
         request.write_text(json.dumps(list(map(_to_json, asked, views))), encoding="utf-8")
-        # -P: what lies in the working directory is not imported in place of dflow's own.
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "executor.report.section_worker",
-            str(request),
-            str(answers),
-            str(TIME_S),
-        ]
-        failed = _ended(command, errors, left)
+        arguments = (str(request), str(answers), str(TIME_S))
+        done = run_module("executor.report.section_worker", *arguments, within_s=left)
         lines = read_lines(answers)
-    return {asked[line["at"]]: _answer(line, asked[line["at"]].folder) for line in lines}, failed
+    return {asked[line["at"]]: _answer(line, asked[line["at"]].folder) for line in lines}, _why(done)
 
 
-def _ended(command: Sequence[str], errors: Path, left: float) -> str:
-    """Why the process ended, Nothing that it started is left, nor keeps anybody waiting."""
-    with errors.open("wb") as written:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=written, start_new_session=True
-        )
-    try:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(left)
-        is_late = process.returncode is None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if is_late:
+def _why(done: Finished) -> str:
+    """Why the process answered no more."""
+    if done.code is None:
         return f"all ops together took longer than {TOTAL_S:g} s"
-    if process.returncode == -signal.SIGALRM:
-        return f"it took longer than {TIME_S:g} s"
-    if process.returncode < 0:
-        return killed(process.returncode)
-    lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"it ended with exit code {process.returncode}"
+    return f"it took longer than {TIME_S:g} s" if done.code == -signal.SIGALRM else done.reason
 
 
 def _to_json(one: Asked, view: Path) -> dict[str, Any]:

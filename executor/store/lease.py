@@ -11,7 +11,7 @@
     work/<key>/hosts-<attempt>/                                             see launchers/host_folder.py
     work/<key>.<id>/            work that data changed under, see scheduler/attempt.py
 
-A new holder ends what stages left running, see system/left_over.py, and waits until nobody holds `ranks`, so no late
+A new holder ends what stages left running, see system/stage_mark.py, and waits until nobody holds `ranks`, so no late
 writer of a killed run can be alive beside it. A process that comes to `ranks` later still finds another token in
 `lease`, and ends. Tokens count the holders of one work folder, and start anew with it; the id is of this holder alone,
 whatever became of the folder. No clock is asked who comes first.
@@ -36,8 +36,8 @@ from dsl.errors import LeaseLost, StopRequested, StoreError
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import read_object
-from executor.system.left_over import end_left_over
 from executor.system.os_errors import clear_errors
+from executor.system.stage_mark import end_marked
 from executor.system.symlinks import is_folder, open_own, remove, remove_link, remove_links_out_of
 
 KEPT = ("lease", "ranks")
@@ -103,7 +103,7 @@ class Lease:
 
         Those of this machine are ended; who calls has no stage that runs.
         """
-        end_left_over(self.folder)
+        end_marked(self.folder)
         deadline = time.monotonic() + LATE_WRITERS_S
         descriptor = open_own(self.folder / "ranks", os.O_RDWR | os.O_CREAT)
         try:

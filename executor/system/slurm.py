@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 from attrs import frozen
 
 from dsl.errors import StageError
+from executor.system.supervisor import child_environment, module_command
 from executor.system.symlinks import appended
 
 
@@ -58,7 +58,7 @@ class Allocation:
         here = self.this_host()
         if hosts > len(self.hosts) - 1:
             raise StageError(f"{too_few(hosts + 1, len(self.hosts))}; {more_hosts(hosts + 1)}")
-        agent = [sys.executable, "-m", "executor.cli", "agent", "--store", str(store), "--stage", str(folder)]
+        agent = module_command("executor.cli", "agent", "--store", str(store), "--stage", str(folder))
         cpus = os.environ.get("SLURM_CPUS_ON_NODE")  # unless told, a step gets one of each host's CPUs
         command = [
             "srun",
@@ -71,13 +71,11 @@ class Allocation:
             "--kill-on-bad-exit=0",
             *agent,
         ]
-        project = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([project, *filter(None, [os.environ.get("PYTHONPATH")])])
         with appended(log) as output:
             try:
                 return subprocess.Popen(
                     command,
-                    env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                    env=child_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

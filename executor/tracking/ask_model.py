@@ -8,7 +8,6 @@ Prints the description as JSON.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import attrs
 from dsl.errors import StageError
 from dsl.graph import Graph, GraphNode
 from dsl.op_table import load_op
-from executor.keys.node_key import PROJECT
+from executor.system.supervisor import run_module
 from ops.lib.logged_model import LoggedModel, Tensor, logged_model
 
 WITHIN_S = 30.0
@@ -26,32 +25,11 @@ WITHIN_S = 30.0
 
 def described(graph: Graph, node: GraphNode, folder: Path) -> LoggedModel:
     """What the op of the node says of its artifact. Raises StageError where it says nothing sensible."""
-    # -P: what lies in the working directory is not imported in place of dflow's own.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "executor.tracking.ask_model",
-        node.op.name,
-        str(folder),
-        *map(str, graph.op_files),
-    ]
-    try:
-        asked = subprocess.run(
-            command,
-            cwd=PROJECT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=WITHIN_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise StageError(f"{node.op.model} took longer than {WITHIN_S:.0f} s") from error
-    if asked.returncode != 0:
-        lines = asked.stderr.strip().splitlines() or [f"it ended with exit code {asked.returncode}"]
-        raise StageError(f"{node.op.model}: {lines[-1]}")
-    told: dict[str, Any] = json.loads(asked.stdout)
+    arguments = (node.op.name, str(folder), *map(str, graph.op_files))
+    asked = run_module("executor.tracking.ask_model", *arguments, within_s=WITHIN_S)
+    if asked.code != 0:
+        raise StageError(f"{node.op.model}: {asked.reason}")
+    told: dict[str, Any] = json.loads(asked.output)
     tensors = {name: tuple(_tensor(each) for each in told[name]) for name in ("inputs", "outputs")}
     return LoggedModel(**{**told, **tensors})
 

@@ -6,19 +6,16 @@ may be sent again.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsl.graph import Graph, GraphNode
-from executor.keys.node_key import PROJECT
 from executor.records.run_record import Record
 from executor.results.combinations import final_metrics
 from executor.results.metric_order import is_judged
+from executor.system.supervisor import run_module
 from executor.tracking.ask_model import described
 from executor.tracking.mlflow_client import Tracker
 from executor.tracking.model_files import ModelFiles
@@ -95,25 +92,12 @@ def send_report(tracker: Tracker, store: Path, record: Record, sent: dict[str, A
 
     A process of its own writes it: whatever ops make of their sections, MLflow gets the rest.
     """
-    command = [sys.executable, "-m", "executor.cli", "report", record.run, "--store", str(store)]
-    path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
     file = record.folder / REPORT
-    try:
-        done = subprocess.run(
-            [*command, "-o", str(file)],
-            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=REPORT_WITHIN_S,
-            check=False,
-        )
-        why = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    except subprocess.TimeoutExpired:
-        why = f"it took longer than {REPORT_WITHIN_S:.0f} s"
-    if why:
+    arguments = ("report", record.run, "--store", str(store), "-o", str(file))
+    done = run_module("executor.cli", *arguments, within_s=REPORT_WITHIN_S)
+    if done.code != 0:
         sent["report"] = FAILED
-        return f"the report of the run could not be written ({why}); try it: dflow report {record.run}"
+        return f"the report of the run could not be written ({done.reason}); try it: dflow report {record.run}"
     tracker.log_files(sent["parent"], {REPORT: file}, {})
     sent["report"] = time.time()
     return None

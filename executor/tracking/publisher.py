@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from executor.keys.node_key import PROJECT
-from executor.launchers.failure import killed
+from executor.system.supervisor import child_environment, exit_text, module_command
 
 # How long the end of a run waits for MLflow, and for that of a stopped run, which somebody wants to be over.
 END_WITHIN_S = 60.0
@@ -23,7 +21,7 @@ STOPPED_WITHIN_S = 15.0
 SILENT_S = 3.0
 POLL_S = 0.2
 STARTS = 2
-COMMAND = (sys.executable, "-m", "executor.tracking.publisher_process")
+PROCESS = "executor.tracking.publisher_process"
 FOR_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -89,17 +87,16 @@ class Follower:
                     self._hear(line)
             if process.returncode == 0 or self._is_all_sent or self._is_given_up:
                 return
-            self._warn(self._kept(_ended(process.returncode)))
+            self._warn(self._kept(exit_text(process.returncode)))
 
     def _started(self) -> subprocess.Popen[bytes] | None:
         """In a process group of its own, which Ctrl-C does not reach; None where nobody waits for it any more."""
-        path = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with self._lock:
             if self._is_given_up:
                 return None
             self._process = subprocess.Popen(
-                [*COMMAND, str(self._store), str(self._folder), str(os.getpid())],
-                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                module_command(PROCESS, str(self._store), str(self._folder), str(os.getpid())),
+                env=child_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 process_group=0,
@@ -146,7 +143,3 @@ class Follower:
     def _kept(self, what: str) -> str:
         kept = f"nothing is lost: send it later with `dflow sync {self._folder.name}`"
         return f"the process that sends to MLflow {what}; {kept}"
-
-
-def _ended(code: int) -> str:
-    return f"was {killed(code)}" if code < 0 else f"ended with exit code {code}"

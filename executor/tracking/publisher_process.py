@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from executor.system.jsonlines import compact
-from executor.system.parent import GONE, end_with_parent
+from executor.system.supervisor import GONE, end_with_parent
 from executor.tracking.sync_state import new_sender, only_sender
 
 EVERY_S = 2.0

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from side_ops import side
 
+from dsl.errors import ServerError
 from executor.launchers import compile_cache
 from executor.launchers.compile_cache import VARIABLE
 from executor.launchers.stage_process import stage_environment
-from executor.model_tools.chat_request import ServerError
-from executor.model_tools.server import Server
+from executor.model_tools.serve import SGLangServer
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,6 @@ def test_a_stage_and_a_server_find_it(tmp_path):
     assert 0 == result.returncode, result.stderr
     expected = str(tmp_path / "home" / ".cache" / "dflow" / "compiled")
     assert expected == json.loads(toy.text("a"))["compiled"]
-    with Server(["printenv", VARIABLE], {}, tmp_path / "log") as server, pytest.raises(ServerError):
+    with SGLangServer(["printenv", VARIABLE], {}, tmp_path / "log") as server, pytest.raises(ServerError):
         server.wait()
     assert [expected] == (tmp_path / "log").read_text().split()

@@ -31,7 +31,6 @@ from server_process import ON_A_CPU, SWITCHES, cpu_environment
 
 from dsl.op import Ref
 from executor.model_tools.serve import MAX_TOKENS
-from executor.model_tools.served import chat_messages
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from executor.system.output import printable
@@ -45,6 +44,7 @@ from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
+from ops.tools.serve.prompts import chat_messages
 
 IMAGES = [picture(24, 16), picture(16, 32, seed=1), picture(24, 24, seed=2)]
 COUNTS = (0, 1, 2, 1, 1)

@@ -8,10 +8,10 @@ import pytest
 from dsl.errors import DataError, DflowError
 from dsl.read_toml import read_graph
 from executor.cli import main
-from executor.model_tools import compare_backends
-from executor.model_tools.compare_backends import Compared
+from executor.model_tools.computation import computed
 from executor.system.exits import FAILED, OK, USAGE
 from ops.lib.sglang import version
+from ops.tools.compare_backends.text import Compared
 
 PIPELINE = """
 [pipeline]
@@ -116,18 +116,16 @@ def test_a_pipeline_without_a_capture_has_nothing_to_compare(file, sglang, capsy
     assert "there is no capture_targets node in compared" in capsys.readouterr().err
 
 
-def test_a_process_that_breaks_down_is_told_with_the_end_of_its_log(file, monkeypatch):
-    monkeypatch.setattr(compare_backends, "ENTRY", "ops.capture_targets.no_such_module")
+def test_a_process_that_breaks_down_is_told_with_the_end_of_its_log(file):
     with pytest.raises(DflowError, match=r"the comparison ended with exit code 1:(.|\n)*No module named"):
-        compare_backends.run_comparison(read_graph(file, []), "capture", {}, 4)
+        computed("comparison", "ops.tools.no_such_module", read_graph(file, []), "capture", {}, samples=4)
 
 
 def test_what_the_process_refuses_is_an_error_of_its_node(file, monkeypatch, tmp_path):
     (tmp_path / "refusing.py").write_text("import sys\nopen(sys.argv[2], 'w').write('{\"error\": \"no layer 99\"}')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(compare_backends, "ENTRY", "refusing")
     with pytest.raises(DataError, match="capture: no layer 99"):
-        compare_backends.run_comparison(read_graph(file, []), "capture", {}, 4)
+        computed("comparison", "refusing", read_graph(file, []), "capture", {}, samples=4)
 
 
 def test_the_process_is_told_graph_node_artifacts_and_samples(file, monkeypatch, tmp_path):
@@ -137,8 +135,9 @@ def test_the_process_is_told_graph_node_artifacts_and_samples(file, monkeypatch,
         "said.pop('graph')\njson.dump(said, open(sys.argv[2], 'w'))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(compare_backends, "ENTRY", "telling")
-    assert compare_backends.run_comparison(read_graph(file, []), "capture", {"target": ["/store/x", "x"]}, 4) == {
+    artifacts = {"target": (Path("/store/x"), "x")}
+    asked = computed("comparison", "telling", read_graph(file, []), "capture", artifacts, samples=4)
+    assert asked == {
         "nodes": ["ingest", "inject", "tokenize", "target", "capture"],
         "node": "capture",
         "artifacts": {"target": ["/store/x", "x"]},

@@ -11,12 +11,12 @@ import pytest
 from serve_cases import CHECK, SECOND, record_run
 
 from executor.cli import main
-from executor.model_tools import diagnose
+from executor.model_tools import computation
 from executor.model_tools.diagnose import loss_curve
-from executor.model_tools.diagnosis_text import diagnosis_text
 from executor.records.run_record import Record
 from executor.store.artifact_store import IndexLine
 from executor.system.exits import FAILED, OK, USAGE
+from ops.tools.diagnose.text import diagnosis_text
 
 FINE = {
     "advice": "",
@@ -50,14 +50,14 @@ def process(monkeypatch):
     """Stands for the process that measures: what it is asked, and what it says."""
     asked = []
 
-    def run(files, threads, tell):
-        tell("1 of 2, decoding")
+    def run(module, files, threads, show):
+        show("1 of 2, decoding")
         request, answer = (Path(f"/proc/self/fd/{file}") for file in files)
         asked.append(json.loads(request.read_text()))
         answer.write_text(json.dumps(result() | {"node": asked[-1]["node"]}))
         return 0, []
 
-    monkeypatch.setattr(diagnose, "_run", run)
+    monkeypatch.setattr(computation, "_run", run)
     return asked
 
 
@@ -81,13 +81,13 @@ def test_drafts_before_one_that_cannot_be_measured_are_kept_and_told(tmp_path, e
     store, run = record_run(
         tmp_path / "p", dict.fromkeys(("export", "second", "target", "tokenize"), export), more=SECOND
     )
-    measure = diagnose._run
+    measure = computation._run
 
-    def second_breaks(files, threads, tell):
-        code, tail = measure(files, threads, tell)
+    def second_breaks(module, files, threads, show):
+        code, tail = measure(module, files, threads, show)
         return (7, ["MemoryError: no room"]) if process[-1]["node"] == "second" else (code, tail)
 
-    monkeypatch.setattr(diagnose, "_run", second_breaks)
+    monkeypatch.setattr(computation, "_run", second_breaks)
     assert FAILED == dflow(store, "--json")
     out, err = capsys.readouterr()
     assert ["export"] == [each["node"] for each in json.loads(out)["drafts"]]
@@ -145,10 +145,10 @@ def test_a_damaged_draft_is_measured_and_one_that_is_gone_is_refused(tmp_path, e
 
 def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export, monkeypatch, capsys):
     store, _ = record_run(tmp_path / "p", dict.fromkeys(("export", "target", "tokenize"), export))
-    monkeypatch.setattr(diagnose, "_run", lambda *_: (-9, ["MemoryError: no room"]))
+    monkeypatch.setattr(computation, "_run", lambda *_: (-9, ["MemoryError: no room"]))
     assert FAILED == dflow(store)
     error = capsys.readouterr().err
-    assert "export: the diagnosis ended with exit code -9" in error
+    assert "export: the diagnosis was killed (signal 9)" in error
     assert "MemoryError: no room" in error
 
 

@@ -20,13 +20,13 @@ import pytest
 from ports import free_port
 from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_run
 
-from dsl.errors import StoreError
-from executor.model_tools.chat_request import Answer, ServerError, read_answer
-from executor.model_tools.serve import accepted_lengths
-from executor.model_tools.served import ChatPrompt, find_served
+from dsl.errors import ServerError, StoreError
+from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from ops.lib.sglang.version import SGLANG_VERSION
+from ops.tools.serve.chat import Answer, accepted_lengths, read_answer
+from ops.tools.serve.prompts import ChatPrompt
 
 PROJECT = Path(__file__).resolve().parents[3]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsl.errors import ConfigError, DflowError
-from executor.model_tools.serve import refuse_own
-from executor.system.port import require_free_port
+from executor.system.server import require_free_port
+from ops.tools.serve.sglang_arguments import refuse_own
 
 OWN_ARGUMENTS = (
     *("--port", "--port=8000", "--por", "--host=0.0.0.0", "--model-path", "--model_path=x", "--model", "--mod"),

@@ -1,6 +1,6 @@
 """Capture a few samples with both backends and say how far they lie apart: a process of its own, as
 
-    python -m ops.capture_targets.compare REQUEST RESULT
+    python -m ops.tools.compare_backends.run REQUEST RESULT
 
 REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "samples"}; RESULT gets what `main` describes.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -27,7 +28,7 @@ from ops.capture_targets.agreement import LOG_PROB_TOLERANCE, TIMES_OWN_ROUNDING
 from ops.capture_targets.huggingface import HuggingFaceBackend
 from ops.capture_targets.run import check_fits, layers_of
 from ops.capture_targets.sglang import SglangBackend
-from ops.lib.data.files import read_json, read_jsonl, write_json
+from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.losses.log_probs import token_log_probs
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
         result = compare(Request.read(request_file))
     except DflowError as error:
         result = {"error": str(error)}
-    write_json(result_file, result)
+    result_file.write_text(json.dumps(result), "utf-8")  # it may have no folder to rename it in
     return 0
 
 

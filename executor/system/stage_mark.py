@@ -1,4 +1,4 @@
-"""Processes that a stage left running: a daemon that it started, a child that ignores SIGTERM.
+"""The mark by which the processes of a stage are found: a daemon that it started, a child that ignores SIGTERM.
 
 Every process of a stage has DFLOW_STAGE="<work folder>:<id of the lease>" in the environment that /proc shows, and
 hands it on to what it starts. So all of them are found, whatever group or session they moved to and whatever they
@@ -28,7 +28,7 @@ def stage_mark(folder: Path, lease_id: str) -> str:
     return f"{os.path.realpath(folder)}:{lease_id}"
 
 
-def end_left_over(folder: Path) -> None:
+def end_marked(folder: Path) -> None:
     """Kill what stages on a work folder left running on this machine; nothing is to write there any more.
 
     Raises LeaseLost where a process cannot be ended.

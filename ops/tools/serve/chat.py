@@ -11,14 +11,9 @@ from typing import Any
 
 from attrs import frozen
 
-from dsl.errors import DflowError
+from dsl.errors import ServerError
 
 ANSWER_WITHIN_S = 600.0
-HEALTH_WITHIN_S = 25.0  # SGLang answers after it has generated a token, or after 20 s
-
-
-class ServerError(DflowError):
-    """The server did not start, or did not answer."""
 
 
 @frozen
@@ -91,10 +86,9 @@ def flush_cache(url: str) -> None:
         raise ServerError(f"{url}/flush_cache: {error}") from error
 
 
-def is_healthy(url: str) -> bool:
-    """Whether the server says that it is ready; False while nobody listens, or while it says otherwise."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_WITHIN_S) as response:
-            return bool(response.status == 200)
-    except (OSError, HTTPException):
-        return False
+def accepted_lengths(answer: Answer) -> str:
+    """tau as dflow counts it, beside SGLang's figure."""
+    own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens behind the first in {answer.steps} verification steps)"
+    if answer.spec_accept_length is None:
+        return f"{own}; the server tells no spec_accept_length"
+    return f"{own}; SGLang's spec_accept_length, which counts the first token too: {answer.spec_accept_length:.3g}"

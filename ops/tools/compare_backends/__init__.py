@@ -1,0 +1,1 @@
+"""`dflow compare-backends`: whether transformers and SGLang give the same hidden states."""

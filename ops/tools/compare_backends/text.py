@@ -1,0 +1,86 @@
+"""What `dflow compare-backends` prints of a capture node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+
+@frozen
+class Compared:
+    """What the process said of a capture node; the JSON values that ops/tools/compare_backends/run.py writes."""
+
+    result: Mapping[str, Any]
+
+    @property
+    def agree(self) -> bool:
+        return bool(self.result["agree"])
+
+    def lines(self) -> str:
+        """For a user: how far the states lie apart, layer by layer, and a plain verdict last."""
+        result = self.result
+        tokens = sum(sample["tokens"] for sample in result["samples"])
+        images = sum(sample["images"] for sample in result["samples"])
+        versions = result["backends"]
+        lines = [
+            f"{result['node']}: {len(result['samples'])} samples, {tokens:,} tokens, {images} images, on the "
+            f"{result['device']}; transformers {versions['huggingface']} against SGLang {versions['sglang']}"
+        ]
+        for part in result["dtypes"]:
+            lines += ["", f"{part['dtype']}: differences of the states, relative to a token's own", _HEADER]
+            lines += [_state_line(row) for row in part["states"]]
+            logs = part["log_probs"]
+            lines.append(
+                f"log-probabilities of the answers differ by up to {logs['largest']:.1e}, allowed {logs['allowed']:.1e}"
+                f"{'' if logs['agrees'] else '  TOO FAR'}"
+            )
+        if result["left_out"]:
+            lines += ["", f"float32 is not compared: {result['left_out']}"]
+        lines += ["", *_preprocessing_lines(result["preprocessing"])]
+        if result["image_bounds"]:
+            told = json.dumps({"image": result["image_bounds"]})
+            lines.append(
+                "the tokens have other image sizes than the target's own: a server needs "
+                f"--mm-process-config '{told}', which `dflow serve` passes"
+            )
+        return "\n".join([*lines, self._verdict()])
+
+    def _verdict(self) -> str:
+        if self.agree:
+            return "The backends agree: what remains is rounding."
+        states = any(
+            not row["agrees"] for part in self.result["dtypes"] for row in [*part["states"], part["log_probs"]]
+        )
+        if states:
+            return (
+                "THE BACKENDS DISAGREE: a draft trained on one of them would be served features of the other. Do not "
+                "train on this; see docs/sglang.md"
+            )
+        return (
+            "THE BACKENDS AGREE, BUT SGLANG PREPARES THE SAMPLES OTHERWISE: the served target would see other tokens "
+            "or pixels than the draft was trained on; see docs/sglang.md"
+        )
+
+
+_HEADER = f"{'layer':>5}  {'tokens':6}  {'largest':>9}  {'relative':>9}  {'allowed':>9}  at"
+
+
+def _state_line(row: Mapping[str, Any]) -> str:
+    line = (
+        f"{row['layer']:>5}  {row['kind']:6}  {row['absolute']:9.1e}  {row['relative']:9.1e}  {row['allowed']:9.1e}  "
+        f"{row['sample']}, token {row['position']}"
+    )
+    return line if row["agrees"] else f"{line}  TOO FAR"
+
+
+def _preprocessing_lines(rows: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    if rows is None:
+        return ["preprocessing: not compared, the messages of the tokens are no longer in the store"]
+    different = [row for row in rows if row["differences"]]
+    if not rows:
+        return []
+    lines = [f"preprocessing: SGLang makes the same tokens and pixels of {len(rows) - len(different)} of {len(rows)}"]
+    return lines + [f"  {row['id']}: {'; '.join(row['differences'])}" for row in different]
