@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
-from typing import NoReturn
+import signal
 
 from executor.commands.arguments import add_address, add_run, add_store
+from executor.model_tools.serve import Asked, serve_run
 from executor.store.artifact_store import store_path
-from executor.system.supervisor import child_environment, module_command
+from executor.system.exits import FAILED, OK
+from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
 
 
-def main(options: argparse.Namespace) -> NoReturn:
-    """Becomes executor.model_tools.serve, which needs ops; this command loads them only after it checked whose they
-    are.
-    """
-    names = ("run", "node", "host", "port", "check", "extra")
-    store = str(store_path(options.store, None))
-    asked = json.dumps({"store": store, **{name: getattr(options, name) for name in names}})
-    os.execve(sys.executable, module_command("executor.model_tools.serve", asked), child_environment())
+def main(options: argparse.Namespace) -> int:
+    """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
+    asked = Asked(
+        store=store_path(options.store, None),
+        run=options.run,
+        node=options.node,
+        host=options.host,
+        port=options.port,
+        check=options.check,
+        extra=options.extra,
+    )
+    # A shell starts what runs in the background with this signal ignored, and Python leaves it at that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        serve_run(asked)
+    except KeyboardInterrupt:
+        print_lines("dflow: interrupted; the server was stopped", error=True)
+        return FAILED
+    return OK

@@ -1,25 +1,19 @@
-"""Serve a run's target with its draft: start SGLang's server, wait until it is ready, and ask it something.
-
-This is what `dflow serve` becomes: python -m executor.model_tools.serve ASKED, a JSON object with the fields of Asked.
-"""
+"""Serve a run's target with its draft: start SGLang's server, wait until it is ready, and ask it something."""
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
 
-from dsl.errors import DflowError, ServerError
+from dsl.errors import ServerError
 from executor.launchers.compile_cache import compile_cache
 from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import Record, find_record
 from executor.records.serving_lock import serving
 from executor.store.artifact_store import Store
-from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.system.server import Server, require_free_port, wait_until_ready
 from ops.lib.sglang.serve_command import Address, launch_command, shell_line
@@ -33,15 +27,15 @@ MAX_TOKENS = 128
 
 @frozen(kw_only=True)
 class Asked:
-    """What the command line says. run, node: None for the latest run and its only draft. extra: SGLang's arguments."""
+    """What is to be served. run, node: None for the latest run and its only draft. extra: SGLang's arguments."""
 
-    store: str
+    store: Path
     run: str | None
     node: str | None
     host: str
     port: int
     check: bool
-    extra: list[str]
+    extra: Sequence[str]
 
 
 class SGLangServer(Server):
@@ -59,21 +53,6 @@ class SGLangServer(Server):
         )
 
 
-def main(asked: str) -> int:
-    """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
-    # A shell starts what runs in the background with this signal ignored, and Python leaves it at that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        serve_run(Asked(**json.loads(asked)))
-    except DflowError as error:
-        print_lines(f"dflow: {error}", error=True)
-        return FAILED
-    except KeyboardInterrupt:
-        print_lines("dflow: interrupted; the server was stopped", error=True)
-        return FAILED
-    return OK
-
-
 def serve_run(asked: Asked) -> None:
     """Start the server, ask it one prompt, and stay until it is interrupted, or with `check` until it has answered.
 
@@ -82,7 +61,7 @@ def serve_run(asked: Asked) -> None:
     the draft.
     """
     refuse_own(asked.extra)
-    store = Store.open(Path(asked.store), write=True)
+    store = Store.open(asked.store, write=True)
     record = find_record(store.records, asked.run)
     with serving(store.path, record.folder):
         _serve(find_served(store, record, asked.node), record, asked)
@@ -132,7 +111,3 @@ def try_prompt(url: str, run: ServedRun) -> None:
         print_lines(f"tau of the evaluation, over all its prompts: {run.tau:.3g}")
     if answer.tau == 1.0:
         print_lines("warning: no proposal of the draft was accepted for this prompt", error=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

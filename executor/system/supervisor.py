@@ -128,11 +128,13 @@ def run_module(module: str, *arguments: str, within_s: float) -> Finished:
         command = module_command(module, *arguments)
         with ChildGroup(command, child_environment(), output=output, errors=errors, grace_s=0) as group:
             is_late = not group.ended_within(within_s)
-        code = group.close()
-        for file in (output, errors):
-            file.seek(0)
-        texts = [file.read().decode(errors="replace") for file in (output, errors)]
-    return Finished(None if is_late else code, *texts, within_s)
+        code = None if is_late else group.close()
+        return Finished(code, _text(output), _text(errors), within_s)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

@@ -21,7 +21,7 @@ STOPPED_WITHIN_S = 15.0
 SILENT_S = 3.0
 POLL_S = 0.2
 STARTS = 2
-PROCESS = "executor.tracking.publisher_process"
+COMMAND = module_command("executor.tracking.publisher_process")
 FOR_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -95,7 +95,7 @@ class Follower:
             if self._is_given_up:
                 return None
             self._process = subprocess.Popen(
-                module_command(PROCESS, str(self._store), str(self._folder), str(os.getpid())),
+                [*COMMAND, str(self._store), str(self._folder), str(os.getpid())],
                 env=child_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

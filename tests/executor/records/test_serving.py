@@ -8,7 +8,7 @@ from imitated_runs import run, toy_pipeline
 from dsl.errors import StoreError
 from executor.maintenance.gc import collect, survey
 from executor.maintenance.remove_run import remove_run
-from executor.model_tools.serve import main
+from executor.model_tools.serve import Asked, serve_run
 from executor.records.run_record import find_record
 from executor.records.serving_lock import is_served, serving
 from executor.store.artifact_store import Store
@@ -45,7 +45,6 @@ def test_the_command_serves_under_that_lock(toy, monkeypatch):
     seen = []
     monkeypatch.setattr("executor.model_tools.serve.find_served", lambda *_: None)
     monkeypatch.setattr("executor.model_tools.serve._serve", lambda *_: seen.append(is_served(record.folder)))
-    asked = f'{{"store": "{toy.store}", "run": null, "node": null, "host": "h", "port": 1, "check": true, "extra": []}}'
-    assert 0 == main(asked)
+    serve_run(Asked(store=toy.store, run=None, node=None, host="h", port=1, check=True, extra=[]))
     assert [True] == seen
     assert [] == list(record.folder.glob("serving-*"))
