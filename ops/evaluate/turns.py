@@ -30,7 +30,7 @@ from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
 
-WARM_UP_TOKENS = 2
+WARM_UP_TOKENS = 1
 PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 

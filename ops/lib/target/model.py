@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from attrs import Factory, define, evolve, field, frozen
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AttentionInterface, AutoConfig
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.target.attention import grouped_attention
 from ops.lib.target.ends import find_ends, stored_dtype
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import Family, VisionFamily, family_of, text_part
@@ -52,6 +53,7 @@ class Target:
         trust = bool(info.get("trust_remote_code", False))
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
         config.tie_word_embeddings = family.tied  # transformers asks the top of the config only
+        AttentionInterface.register("sdpa", grouped_attention)  # for the whole process
         model, report = family.auto_class.from_pretrained(
             directory,
             config=config,

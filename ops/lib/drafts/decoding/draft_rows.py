@@ -48,10 +48,11 @@ class DraftRows:
         """What the draft says of the K - 1 tokens behind each anchor, [B, D, V]."""
         size, rows = self.use.block_size, self.rows
         dtype, device = self.draft.fc.weight.dtype, anchors_B.device
+        embed_VM = target.embed_weight
         slots = torch.arange(len(anchors_B) * size, device=device).view(-1, size)[:, 1:].flatten()
         hidden = self.draft.forward_blocks(
-            target.embed_weight[anchors_B].to(dtype),
-            target.embed_weight[self.use.mask_token_id].to(dtype),
+            embed_VM[anchors_B].to(dtype),
+            embed_VM[self.use.mask_token_id].to(dtype),
             rows.length_B + self.use.block_offset,
             [(k[:, :, : rows.longest], v[:, :, : rows.longest]) for k, v in self.kv],
             self._attention(),

@@ -36,9 +36,10 @@ def softmax_over_nothing_is_nan():
             mixed = mixed.masked_fill(blind_B1Q.transpose(1, 2)[..., None], float("nan"))
         return mixed, weights
 
+    before = AttentionInterface()["sdpa"]
     AttentionInterface.register("sdpa", strict)
     yield
-    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    AttentionInterface.register("sdpa", before)
 
 
 def assert_padding_changes_nothing(target, samples):
