@@ -60,7 +60,7 @@ def type_name(expected: Any) -> str:
     if _is_tuple(expected):
         return f"list of {type_name(arguments[0])}"
     if _is_mapping(expected):
-        return f"table of {type_name(arguments[1])}"
+        return "table" if arguments[1] is Any else f"table of {type_name(arguments[1])}"
     if expected is None or expected is type(None):
         return "none"
     if expected is Path:

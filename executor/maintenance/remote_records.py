@@ -4,62 +4,108 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
-from dsl.errors import StoreError
+import attrs
+from attrs import field, frozen, validators
+
+from dsl.convert import structure
+from dsl.errors import StoreError, StructureError
+from dsl.shown import shown_value
 from executor.store.artifact_store import IndexLine
 from executor.store.digests import MANIFEST, FileEntry
 from executor.store.names import DIGEST, RUN
 
 NAME_BYTES = 255
-
-Check = Callable[[Any], bool]
+T = TypeVar("T")
 
 
 class NotAsExpected(StoreError):
     """A remote says something that no store of dflow says."""
 
 
+@frozen
+class PulledKeyParts:
+    """What a key must name for `dflow explain` and the like."""
+
+    op: str
+    version: int = field(validator=validators.ge(0))
+    code: dict[str, Any]
+    config: dict[str, Any]
+    external: dict[str, Any]
+    libraries: dict[str, Any]
+
+
+@frozen
+class PulledManifest:
+    """What this store relies on in a manifest that somebody else wrote."""
+
+    files: dict[str, FileEntry] = field(validator=validators.min_len(1))
+    digest: str
+    key: str
+    op: str
+    node: str
+    run: str
+    key_parts: dict[str, Any]
+    inputs: dict[str, Any]
+    metrics: dict[str, float]
+
+
 def index_line(line: Mapping[str, Any]) -> IndexLine:
     """The line of an index. Raises NotAsExpected."""
-    _require(line, LINE, needed=("digest", "run", "time"))
-    return IndexLine.from_json(line)
+    made = _known(IndexLine, line)
+    _require_names(made)
+    if not math.isfinite(made.time):
+        raise NotAsExpected(f"time: expected seconds, got {made.time}")
+    return made
 
 
 def manifest_files(data: bytes, op: str | None) -> dict[str, FileEntry]:
     """The files that a manifest names; op: that of the node, None where it is not known. Raises NotAsExpected."""
     try:
-        manifest = json.loads(data)
+        values = json.loads(data)
     except (ValueError, RecursionError):
         raise NotAsExpected("it is no JSON") from None
-    if not isinstance(manifest, dict):
-        raise NotAsExpected("it is no table")
-    _require(manifest, MANIFEST_FIELDS, needed=tuple(MANIFEST_FIELDS))
-    if op is not None and manifest["op"] != op:
-        raise NotAsExpected(f'it is of the op "{manifest["op"]}", the node\'s is "{op}"')
-    files = manifest["files"]
-    for name, entry in files.items():
+    manifest = _known(PulledManifest, values)
+    _require_names(manifest)
+    _require("key", manifest.key, DIGEST)
+    _known(PulledKeyParts, manifest.key_parts)
+    if op is not None and manifest.op != op:
+        raise NotAsExpected(f'it is of the op "{manifest.op}", the node\'s is "{op}"')
+    for name, entry in manifest.files.items():
         wrong = _wrong_with_name(name)
         if wrong:
             raise NotAsExpected(f"the file name {name!r} {wrong}")
-        if not isinstance(entry, dict) or entry.keys() != {"size", "sha256"}:
-            raise NotAsExpected(f"{name}: size and sha256 are not what is told")
-        _require(entry, ENTRY, needed=("size", "sha256"))
-    clash = next(_folders_that_are_files(files), None)
+        _require(f"{name}: sha256", entry.sha256, DIGEST)
+        if entry.size < 0:
+            raise NotAsExpected(f"{name}: size: expected 0 or more, got {entry.size}")
+    clash = next(_folders_that_are_files(manifest.files), None)
     if clash is not None:
         raise NotAsExpected(f"{clash} is a file and a folder")
-    return {name: FileEntry(**entry) for name, entry in files.items()}
+    return manifest.files
 
 
-def _require(values: Mapping[str, Any], checks: Mapping[str, Check], needed: tuple[str, ...]) -> None:
-    for name in needed:
-        if name not in values:
-            raise NotAsExpected(f"{name} is missing")
-    for name, check in checks.items():
-        if name in values and not check(values[name]):
-            raise NotAsExpected(f"{name} is {_shown(values[name])}")
+def _known(cls: type[T], values: Any) -> T:
+    """An object of the class; a newer version of dflow may have written more keys. Raises NotAsExpected."""
+    names = attrs.fields_dict(cls)  # type: ignore[arg-type]
+    is_table = isinstance(values, dict)
+    try:
+        return structure(cls, {name: values[name] for name in names if name in values} if is_table else values)
+    except StructureError as error:
+        raise NotAsExpected("; ".join(map(str, error.mistakes[:3]))) from None
+
+
+def _require_names(record: IndexLine | PulledManifest) -> None:
+    _require("digest", record.digest, DIGEST)
+    _require("run", record.run, RUN)
+
+
+def _require(name: str, value: str, pattern: re.Pattern[str]) -> None:
+    if not pattern.fullmatch(value):
+        raise NotAsExpected(f"{name}: {shown_value(value)} does not match {pattern.pattern}")
 
 
 def _wrong_with_name(name: str) -> str:
@@ -80,80 +126,3 @@ def _wrong_with_name(name: str) -> str:
 def _folders_that_are_files(files: Mapping[str, Any]) -> Iterator[str]:
     for name in files:
         yield from (str(folder) for folder in PurePosixPath(name).parents if str(folder) in files)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and DIGEST.fullmatch(value) is not None
-
-
-def _is_run(value: Any) -> bool:
-    return isinstance(value, str) and RUN.fullmatch(value) is not None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_time(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_figures(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-
-def _is_filled(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value)
-
-
-def _is_key_parts(value: Any) -> bool:
-    tables = ("code", "config", "external", "libraries")
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("op"), str)
-        and _is_count(value.get("version"))
-        and all(isinstance(value.get(name), dict) for name in tables)
-    )
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-LINE: Mapping[str, Check] = {
-    "digest": _is_digest,
-    "run": _is_run,
-    "time": _is_time,
-    "neutral": _is_table,
-    "acceptance": _is_text,
-    "without_code": _is_text,
-    "accepted_key": _is_text,
-    "reason": _is_text,
-    "user": _is_text,
-    "source": _is_text,
-}
-MANIFEST_FIELDS: Mapping[str, Check] = {
-    "files": _is_filled,
-    "digest": _is_digest,
-    "key": _is_digest,
-    "op": _is_text,
-    "node": _is_text,
-    "run": _is_run,
-    "key_parts": _is_key_parts,
-    "inputs": _is_table,
-    "metrics": _is_figures,
-}
-ENTRY: Mapping[str, Check] = {"size": _is_count, "sha256": _is_digest}

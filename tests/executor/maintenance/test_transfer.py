@@ -320,38 +320,48 @@ def test_what_was_accepted_is_shared_as_that(toy, shared, capsys):
     assert re.search(r"accepted by .*: harmless; computed for key", told)
 
 
-WRONG_LINES = [{"time": "abc"}, {"time": None}, {"digest": 5}, {"digest": "../x"}, {"run": "../../x"}, {"neutral": [1]}]
+WRONG_LINES = [
+    ({"time": "abc"}, 'time: expected float, got "abc"'),
+    ({"time": None}, "time: expected float, got none"),
+    ({"time": float("inf")}, "time: expected seconds, got inf"),
+    ({"digest": 5}, "digest: expected str, got 5 (int)"),
+    ({"digest": "../x"}, 'digest: "../x" does not match'),
+    ({"run": "../../x"}, 'run: "../../x" does not match'),
+    ({"neutral": [1]}, "neutral: expected table, got [1] (list)"),
+]
 
 
-@pytest.mark.parametrize("wrong", WRONG_LINES, ids=str)
-def test_an_index_line_that_is_none_is_refused(toy, shared, capsys, wrong):
+@pytest.mark.parametrize(("wrong", "said"), WRONG_LINES, ids=str)
+def test_an_index_line_that_is_none_is_refused(toy, shared, capsys, wrong, said):
     record = run(toy)
     dflow(toy, "push", str(shared))
     node = record.state.nodes["a"]
     path = shared / "index" / node.key / node.digest
     path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}) + "\n")
-    refused(toy, shared, capsys, f"{next(iter(wrong))} is {json.dumps(next(iter(wrong.values())))}")
+    refused(toy, shared, capsys, said)
 
 
 HASH = "0" * 64
 ENTRY = {"size": 1, "sha256": HASH}
 WRONG_MANIFESTS = [
-    ({"files": {}}, "files is {}"),
+    ({"files": {}}, "files: must not be empty"),
     ({"files": {"": ENTRY}}, "the file name ''"),
     ({"files": {".": ENTRY}}, "the file name '.'"),
     ({"files": {"/tmp/x": ENTRY}}, "the file name '/tmp/x'"),
     ({"files": {"a\0b": ENTRY}}, "the file name 'a"),
     ({"files": {"\udc80": ENTRY}}, "is no text"),
     ({"files": {"a": ENTRY, "a/b": ENTRY}}, "a is a file and a folder"),
-    ({"files": {"a": {"size": "1", "sha256": HASH}}}, 'size is "1"'),
-    ({"files": {"a": {"size": 1, "sha256": "0"}}}, 'sha256 is "0"'),
-    ({"files": {"a": 1}}, "a: size and sha256"),
-    ({"metrics": [1]}, "metrics is [1]"),
-    ({"metrics": {"loss": "low"}}, 'metrics is {"loss": "low"}'),
+    ({"files": {"a": {"size": "1", "sha256": HASH}}}, 'files.a.size: expected int, got "1"'),
+    ({"files": {"a": {"size": -1, "sha256": HASH}}}, "a: size: expected 0 or more, got -1"),
+    ({"files": {"a": {**ENTRY, "mode": 7}}}, "files.a.mode: unknown key"),
+    ({"files": {"a": {"size": 1, "sha256": "0"}}}, 'a: sha256: "0" does not match'),
+    ({"files": {"a": 1}}, "files.a: expected table, got 1 (int)"),
+    ({"metrics": [1]}, "metrics: expected table of float, got [1] (list)"),
+    ({"metrics": {"loss": "low"}}, 'metrics.loss: expected float, got "low"'),
     ({"op": "other"}, 'it is of the op "other", the node\'s is "make"'),
-    ({"op": {}}, "op is {}"),
-    ({"key": "x"}, 'key is "x"'),
-    ({"key_parts": 5}, "key_parts is 5"),
+    ({"op": {}}, "op: expected str, got {} (table)"),
+    ({"key": "x"}, 'key: "x" does not match'),
+    ({"key_parts": 5}, "key_parts: expected table, got 5 (int)"),
 ]
 
 
