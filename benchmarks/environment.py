@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import venv
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.harness import Side
-
 SPECULATORS = "speculators==0.9.0"
 PROBE = "from speculators.models.dflash import core"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def default_folder() -> Path:
+    """dflow/speculators-0.9.0 in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "dflow" / SPECULATORS.replace("==", "-")
-    parser.add_argument("--speculators-venv", type=Path, default=folder, metavar="FOLDER")
-    parser.add_argument("--install-speculators", action="store_true", help="make that environment first, with pip")
+    return cache / "dflow" / SPECULATORS.replace("==", "-")
 
 
-def speculators_sides(arguments: argparse.Namespace) -> list[Side]:
-    """The side, or none where it is not installed; `--install-speculators` installs it."""
-    folder = arguments.speculators_venv
-    if arguments.install_speculators:
-        install(folder)
+def interpreter(folder: Path) -> Path | None:
+    """The environment's Python, or None where it is not installed."""
     installed = any(folder.glob("lib/python*/site-packages/speculators/models/dflash/core.py"))
-    python = folder / "bin" / "python"
-    return [Side("speculators", "benchmarks.sides.speculators_peer", python=python)] if installed else []
+    return folder / "bin" / "python" if installed else None
 
 
 def install(folder: Path) -> None:

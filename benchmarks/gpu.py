@@ -22,13 +22,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import default_folder, interpreter
 from benchmarks.gpu_report import page, reason
-from benchmarks.gpu_sizes import contexts, step_sizes
-from benchmarks.harness import ROOT
+from benchmarks.gpu_sizes import CHUNK, TINY_CHUNK, contexts, step_sizes
+from benchmarks.harness import ROOT, installed_version
 from executor.launchers.stage_process import stage_environment
 
 DEADLINE_S = 470.0
@@ -51,6 +51,7 @@ class Part:
     limit: float
     writes_file: bool = False
     needs: str | None = None
+    python: Path = Path(sys.executable)
 
 
 Start = Callable[[Part, float], dict[str, Any]]
@@ -77,28 +78,39 @@ def parts_of(device: str, tiny: bool) -> list[Part]:
     """All parts, the most important first; their limits add up to more than the deadline, which ends the last ones."""
     where = (f"--device={device}", *(["--tiny"] if tiny else []))
     short, long = contexts(tiny)
+    at_short, at_long = (_step_options(context, device, tiny) for context in (short, long))
+    chunk, peer = f"--chunk={TINY_CHUNK if tiny else CHUNK}", interpreter(default_folder())
     return [
         Part("machine", "benchmarks.gpu_parts.machine", where, 40),
-        *(_step(side, short, device, tiny, limit) for side, limit in (("ours", 90), ("dense", 70))),
-        *(_step(side, long, device, tiny, limit) for side, limit in (("ours", 60), ("dense", 60))),
+        Part(f"step {short} ours", "benchmarks.sides.ours", at_short, 90),
+        Part(f"step {short} dense", "benchmarks.sides.dense", at_short, 70),
+        Part(f"step {long} ours", "benchmarks.sides.ours", at_long, 60),
+        Part(f"step {long} dense", "benchmarks.sides.dense", at_long, 60),
         Part("capture", "benchmarks.gpu_parts.capture", where, 70),
         Part("evaluate", "benchmarks.evaluate", (f"--device={device}", *EVALUATE[tiny]), 60, writes_file=True),
         Part("ranks", "benchmarks.gpu_parts.ranks", where, 80),
         Part("attention", "benchmarks.gpu_parts.attention", where, 100),
         Part("capture by SGLang", "benchmarks.gpu_parts.capture", (*where, "--sglang"), 90, needs="sglang"),
+        Part(f"step {short} chunked", "benchmarks.sides.ours", (*at_short, chunk), 70),
+        Part(
+            f"step {short} speculators",
+            "benchmarks.sides.speculators_peer",
+            at_short,
+            120,
+            needs=None if peer else "speculators",
+            python=peer or Path(sys.executable),
+        ),
     ]
 
 
-def _step(side: str, context: int, device: str, tiny: bool, limit: float) -> Part:
+def _step_options(context: int, device: str, tiny: bool) -> tuple[str, ...]:
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in step_sizes(tiny, context).items()]
-    dtype = "bfloat16" if device == "cuda" else "float32"
-    options = (*sizes, f"--device={device}", f"--dtype={dtype}")
-    return Part(f"step {context} {side}", f"benchmarks.sides.{side}", options, limit)
+    return (*sizes, f"--device={device}", f"--dtype={'bfloat16' if device == 'cuda' else 'float32'}")
 
 
 def run_part(part: Part, limit: float, start: Start) -> dict[str, Any]:
     """The part's entry: its status (done, failed, timed out, skipped), seconds, and its figures or the reason."""
-    if part.needs is not None and not is_installed(part.needs):
+    if part.needs is not None and installed_version(part.needs) is None:
         return {"status": "skipped", "seconds": 0.0, "why": f"{part.needs} is not installed"}
     if limit <= 0:
         return {"status": "timed out", "seconds": 0.0, "why": "no time was left for it"}
@@ -111,7 +123,13 @@ def in_process(part: Part, limit: float) -> dict[str, Any]:
     """Run a part as a process in a session of its own, all of which is killed at the limit."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        command = [sys.executable, "-m", part.module, *part.options, *([f"--json={file}"] if part.writes_file else [])]
+        command = [
+            str(part.python),
+            "-m",
+            part.module,
+            *part.options,
+            *([f"--json={file}"] if part.writes_file else []),
+        ]
         with (Path(folder) / "output").open("w+") as output:
             process = subprocess.Popen(
                 command,
@@ -139,14 +157,6 @@ def figures_of(printed: str, file: Path | None) -> Any:
     if file is not None:
         return json.loads(file.read_text())
     return json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))
-
-
-def is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def commit() -> str:

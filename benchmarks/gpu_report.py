@@ -11,6 +11,7 @@ from benchmarks.gpu_sizes import contexts, step_sizes
 from benchmarks.harness import table
 
 Rows = list[list[str]]
+LOSS_LIMIT = 0.01  # relative, in bfloat16
 _table = partial(table, aligned=False)
 
 
@@ -65,7 +66,7 @@ def _step_rows(tiny: bool, context: int, figures: Mapping[str, Any]) -> Iterator
     machine = figures.get("machine", {})
     peak = machine.get("peak_flops") or machine.get("matmul_flops")
     flops = machine.get("step_flops", {}).get(str(context))
-    sides = {side: figures.get(f"step {context} {side}") for side in ("ours", "dense")}
+    sides = {side: figures.get(f"step {context} {side}") for side in ("ours", "chunked", "dense", "speculators")}
     for side, step in sides.items():
         if step is None:
             continue
@@ -78,8 +79,9 @@ def _step_rows(tiny: bool, context: int, figures: Mapping[str, Any]) -> Iterator
     ours, dense = sides["ours"], sides["dense"]
     if ours is not None and dense is not None:
         off = abs(ours["loss"] - dense["loss"]) / abs(dense["loss"])
+        same = "" if off <= LOSS_LIMIT else "NOT THE SAME STEP: "
         ratio, memory = f"{dense['seconds'] / ours['seconds']:.2f}", f"{dense['mib'] / max(ours['mib'], 1e-9):.2f}"
-        yield [f"{context:,}", "ratio", ratio, "", "", "", memory, f"off by {off:.1e}", ""]
+        yield [f"{context:,}", "ratio", ratio, "", "", "", memory, f"{same}off by {off:.1e}", ""]
 
 
 def _capture(figures: Mapping[str, Any]) -> str:

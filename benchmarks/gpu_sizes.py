@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 NAMES = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "block", "target_layers")
-ANCHORS, CONTEXTS = 512, (3072, 32768)
+ANCHORS, CHUNK, CONTEXTS = 512, 128, (3072, 32768)
 QWEN3_8B = dict(zip(NAMES, (4096, 5, 32, 8, 128, 12288, 151936, 16, 5), strict=True))
 # Enough to run every line on a CPU: FlexAttention takes no smaller head.
-TINY_ANCHORS, TINY_CONTEXTS = 10, (96, 192)
+TINY_ANCHORS, TINY_CHUNK, TINY_CONTEXTS = 10, 4, (96, 192)
 TINY = dict(zip(NAMES, (64, 2, 4, 2, 16, 96, 300, 8, 2), strict=True))
 
 

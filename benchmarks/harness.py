@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,6 +97,13 @@ def _output(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {' '.join(command)}\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def resident(line: str) -> int:

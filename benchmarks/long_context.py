@@ -27,7 +27,10 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+from benchmarks import gpu_sizes
 from benchmarks.harness import table
+from benchmarks.sides.ours import draft_config
+from benchmarks.sides.problem import Sizes
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.flops import step_flops
 from ops.lib.drafts.dflash.footprint import MASTER, Pass, block_bytes, draft_parameters, head_bytes
@@ -35,20 +38,7 @@ from ops.lib.sequence_parallel.exchange import elements_sent
 
 PARTS = ("weights", "features", "projections", "attended", "blocks", "head")
 ANCHORS, CONTEXTS, DEGREES = 512, (32_768, 131_072), (1, 2, 4, 8)
-QWEN3_8B = DraftConfig(
-    hidden_size=4096,
-    num_hidden_layers=5,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    intermediate_size=12288,
-    vocab_size=151936,
-    block_size=16,
-    mask_token_id=151935,
-    target_layer_ids=(1, 9, 17, 25, 33),
-    num_target_layers=36,
-    max_position_embeddings=131_072,
-)
+QWEN3_8B = draft_config(Sizes(context=CONTEXTS[-1] // 2, anchors=ANCHORS, **gpu_sizes.QWEN3_8B))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,8 +9,7 @@ exchange nothing and hold the same at every degree. The table shows, for the ran
 - sent: MiB to other ranks per layer, counted in the forward and in the backward pass, beside the formula;
 - held: MiB of context keys and values that the rank attends to, all layers, beside the formula;
 - work: visible prefix tokens of its blocks, over the mean of all ranks;
-- peak: resident memory at its highest during the step, minus that before it;
-- time: median wall time of a step; "-" where there are fewer cores than ranks.
+- peak: resident memory at its highest during the step, minus that before it.
 
 Exits with 1 where a count differs from its formula. Linux only.
 
@@ -25,9 +24,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
-from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -58,7 +55,6 @@ class Sizes:
     layers: int
     chunk: int
     dtype: str
-    repeats: int
 
     def dealt(self, degree: int) -> int:
         """Blocks of each rank, dummies included."""
@@ -78,14 +74,13 @@ class Sizes:
 
 @define
 class Measured:
-    """What one rank counted in one step, in elements and bytes, and its steps' wall times in seconds."""
+    """What one rank counted in one step, in elements and bytes."""
 
     sent_forward: int = 0
     sent_backward: int = 0
     held: int = 0
     prefix_tokens: int = 0
     peak: int = 0
-    seconds: tuple[float, ...] = ()
 
 
 def main() -> None:
@@ -95,7 +90,7 @@ def main() -> None:
         f"{sizes.kv_heads} key/value heads of size {sizes.head_dim}, {sizes.layers} layers, {sizes.dtype}, "
         f"chunks of {sizes.chunk} blocks a rank; MiB per rank\n"
     )
-    print(" P  exchange   sent fwd  sent bwd   formula |     held   formula |   work |     peak |  time (s)")
+    print(" P  exchange   sent fwd  sent bwd   formula |     held   formula |   work |     peak")
     wrong = 0
     for degree in degrees:
         for name in ("gather", "ulysses") if degree > 1 else ("alone",):
@@ -114,7 +109,7 @@ def arguments() -> tuple[Sizes, list[int]]:
     parser.add_argument("--degrees", type=int, nargs="+", default=[1, 2, 4])
     for name, default in (("context", 4096), ("anchors", 256), ("block-size", 16), ("heads", 8), ("kv-heads", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name, default in (("head-dim", 32), ("layers", 3), ("chunk", 32), ("repeats", 3)):
+    for name, default in (("head-dim", 32), ("layers", 3), ("chunk", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     asked = vars(parser.parse_args())
@@ -147,11 +142,10 @@ def report(name: str, degree: int, sizes: Sizes, ranks: list[Measured]) -> bool:
     most = Measured(**{field: max(getattr(rank, field) for rank in ranks) for field in asdict(ranks[0])})
     forward, backward = (count / sizes.layers * itemsize / MIB for count in (most.sent_forward, most.sent_backward))
     mean = sum(rank.prefix_tokens for rank in ranks) / len(ranks)
-    seconds = f"{median(most.seconds):9.3f}" if most.seconds else "        -"
     print(
         f"{degree:2}  {name:8} {forward:10.3f}{backward:10.3f}{sent * itemsize / MIB:10.3f} |"
-        f"{most.held / MIB:9.3f}{held / MIB:10.3f} | {most.prefix_tokens / mean:6.4f} |{most.peak / MIB:9.1f} | "
-        f"{seconds}{'' if agrees else '   DIFFERS FROM THE FORMULA'}"
+        f"{most.held / MIB:9.3f}{held / MIB:10.3f} | {most.prefix_tokens / mean:6.4f} |{most.peak / MIB:9.1f}"
+        f"{'' if agrees else '   DIFFERS FROM THE FORMULA'}"
     )
     return agrees
 
@@ -177,18 +171,9 @@ def one_rank(rank: int, name: str, degree: int, sizes: Sizes, folder: str) -> No
     before = resident("VmRSS")
     measured = step(make_exchange(name, group), sizes, rank, degree)
     measured.peak = resident("VmHWM") - before
-    if len(os.sched_getaffinity(0)) >= degree:
-        measured.seconds = tuple(timed(make_exchange(name, group), sizes, rank, degree) for _ in range(sizes.repeats))
     torch.save(asdict(measured), Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-def timed(exchange: Exchange, sizes: Sizes, rank: int, degree: int) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    step(exchange, sizes, rank, degree)
-    return time.perf_counter() - start
 
 
 def step(exchange: Exchange, sizes: Sizes, rank: int, degree: int) -> Measured:

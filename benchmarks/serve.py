@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
@@ -54,40 +53,30 @@ class Batch:
     answers: tuple[Answer, ...]
 
     @property
+    def tokens(self) -> int:
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
     def speed(self) -> float:
-        return sum(answer.tokens for answer in self.answers) / self.seconds
-
-    @property
-    def steps(self) -> int:
-        return sum(answer.steps for answer in self.answers)
-
-    @property
-    def tau(self) -> float:
-        """As evaluate counts: without the first token of each answer."""
-        return sum(answer.tokens - 1 for answer in self.answers) / max(1, self.steps)
-
-    @property
-    def accept_length(self) -> float:
-        """As SGLang counts: all tokens over verification steps."""
-        return sum(answer.tokens for answer in self.answers) / max(1, self.steps)
+        return self.tokens / self.seconds
 
 
-@frozen
-class Round:
-    """Both sides at one concurrency."""
+def compared(ours: Batch, alone: Batch) -> dict[str, float]:
+    """The figures of a round at one concurrency, with the draft and without.
 
-    with_draft: Batch
-    alone: Batch
-
-    @property
-    def speed_up(self) -> float:
-        return self.with_draft.speed / self.alone.speed
-
-    @property
-    def same(self) -> int:
-        """Answers that are the same text on both sides."""
-        pairs = zip(self.with_draft.answers, self.alone.answers, strict=True)
-        return sum(ours.text == other.text for ours, other in pairs)
+    tau counts as evaluate does, without the first token of each answer; spec_accept_length as SGLang does, all tokens
+    over verification steps. same_answers: those with the same text on both sides.
+    """
+    steps = max(1, sum(answer.steps for answer in ours.answers))
+    pairs = zip(ours.answers, alone.answers, strict=True)
+    return {
+        "with_draft": ours.speed,
+        "alone": alone.speed,
+        "speed_up": ours.speed / alone.speed,
+        "tau": (ours.tokens - len(ours.answers)) / steps,
+        "spec_accept_length": ours.tokens / steps,
+        "same_answers": sum(one.text == other.text for one, other in pairs),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,10 +105,20 @@ def measure(argv: Sequence[str] | None) -> int:
     }
     outcomes = in_rounds(sides, options.rounds, _speeds)
     pairs = list(zip(outcomes["draft"], outcomes["alone"], strict=True))
-    rounds = {size: [Round(ours[size], alone[size]) for ours, alone in pairs] for size in options.concurrency}
-    print(figures_table(rounds))
+    rounds = {size: [compared(ours[size], alone[size]) for ours, alone in pairs] for size in options.concurrency}
+    print(figures_table(rounds, len(run.prompts)))
     print(f"{len(run.prompts)} prompts, at most {options.max_tokens} tokens each, {options.rounds} rounds")
-    save_figures(options.json, figures(run, options, extra, rounds))
+    settings = {
+        "prompts": [prompt.id for prompt in run.prompts],
+        "max_tokens": options.max_tokens,
+        "sglang": installed_version(),
+        "target": str(run.target),
+        "draft": run.draft.path,
+        "dtype": run.served.dtype,
+        "arguments": extra,
+        "tau_of_the_evaluation": run.tau,
+    }
+    save_figures(options.json, {**settings, "concurrency": rounds})
     return 0
 
 
@@ -156,49 +155,16 @@ def send(url: str, prompts: Sequence[ChatPrompt], concurrency: int, max_tokens: 
         return Batch(time.perf_counter() - started, answers)
 
 
-def figures_table(rounds: dict[int, list[Round]]) -> str:
-    figures = ("tokens/s with draft", "tokens/s alone", "speed-up", "tau", "spec_accept_length")
-    rows = [("concurrency", *figures, "same answers")]
+def figures_table(rounds: dict[int, list[dict[str, float]]], answers: int) -> str:
+    names = ("tokens/s with draft", "tokens/s alone", "speed-up", "tau", "spec_accept_length")
+    rows = [("concurrency", *names, "same answers")]
     for concurrency, outcomes in rounds.items():
-        each = [
-            (one.with_draft.speed, one.alone.speed, one.speed_up, one.with_draft.tau, one.with_draft.accept_length)
-            for one in outcomes
-        ]
-        drafted, alone, *others = (statistics.median(values) for values in zip(*each, strict=True))
-        shown = [f"{drafted:,.0f}", f"{alone:,.0f}", *(f"{value:.2f}" for value in others)]
-        same = f"{min(outcome.same for outcome in outcomes)} of {len(outcomes[0].alone.answers)}"
-        rows.append((str(concurrency), *shown, same))
+        medians = {name: statistics.median(outcome[name] for outcome in outcomes) for name in outcomes[0]}
+        speeds = [f"{medians[side]:,.0f}" for side in ("with_draft", "alone")]
+        others = [f"{medians[name]:.2f}" for name in ("speed_up", "tau", "spec_accept_length")]
+        same = min(outcome["same_answers"] for outcome in outcomes)
+        rows.append((str(concurrency), *speeds, *others, f"{same} of {answers}"))
     return table(rows)
-
-
-def figures(
-    run: ServedRun, options: argparse.Namespace, extra: Sequence[str], rounds: dict[int, list[Round]]
-) -> dict[str, Any]:
-    """What --json writes: every round."""
-    settings = {"prompts": [prompt.id for prompt in run.prompts], "max_tokens": options.max_tokens}
-    return {
-        **settings,
-        "sglang": installed_version(),
-        "target": str(run.target),
-        "draft": run.draft.path,
-        "dtype": run.served.dtype,
-        "arguments": list(extra),
-        "tau_of_the_evaluation": run.tau,
-        "concurrency": {
-            str(concurrency): [
-                {
-                    "with_draft": outcome.with_draft.speed,
-                    "alone": outcome.alone.speed,
-                    "speed_up": outcome.speed_up,
-                    "tau": outcome.with_draft.tau,
-                    "spec_accept_length": outcome.with_draft.accept_length,
-                    "same_answers": outcome.same,
-                }
-                for outcome in outcomes
-            ]
-            for concurrency, outcomes in rounds.items()
-        },
-    }
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

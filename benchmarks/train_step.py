@@ -24,7 +24,7 @@ import numpy as np
 from attrs import frozen
 from safetensors.numpy import load_file
 
-from benchmarks.environment import add_arguments, speculators_sides
+from benchmarks.environment import default_folder, install, interpreter
 from benchmarks.harness import Rounds, Side, in_rounds, parser, run_side, save_figures, table
 from benchmarks.sides.problem import Sizes
 
@@ -58,6 +58,8 @@ Settings = dict[tuple[int, int], Rounds]  # by context and anchors
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
+    if arguments.install_speculators:
+        install(arguments.speculators_venv)
     sides = _sides(arguments)
     sizes = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in SIZES if getattr(arguments, name)]
     settings: Settings = {}
@@ -66,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for context, anchors in zip(arguments.context, arguments.anchors, strict=True):
             at = [f"--context={context}", f"--anchors={anchors}", *sizes]
             saved = {name: Path(folder) / f"{context}-{anchors}-{name}" for name in (OURS, CHUNKED, DENSE, "float64")}
-            rounds = step_rounds(sides, at, arguments.rounds, saved, f"{context}/{anchors} ")
+            runs = {side.name: partial(run_side, side, [*at, *_save(side.name, saved)]) for side in sides}
+            shown = "{seconds:.3f} s".format_map
+            rounds = Rounds(in_rounds(runs, arguments.rounds, shown, f"{context}/{anchors} "))
             settings[context, anchors] = rounds
             losses = {name: rounds.figures[name][-1]["loss"] for name in saved if name in rounds.figures}
             if arguments.float64 and DENSE in losses:  # not a measurement
@@ -83,16 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def step_rounds(
-    sides: Sequence[Side], options: Sequence[str], rounds: int, saved: dict[str, Path], title: str
-) -> Rounds:
-    """All rounds of one setting. saved: for some sides the file that gets the gradients of the last round."""
-
-    def run(side: Side) -> dict[str, object]:
-        return run_side(side, [*options, *([f"--save={saved[side.name]}"] if side.name in saved else [])])
-
-    runs = {side.name: partial(run, side) for side in sides}
-    return Rounds(in_rounds(runs, rounds, lambda figures: f"{figures['seconds']:.3f} s", title))
+def _save(side: str, saved: dict[str, Path]) -> list[str]:
+    """The option for the file that gets the gradients of the last round."""
+    return [f"--save={saved[side]}"] if side in saved else []
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -103,7 +100,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options.add_argument("--sides", nargs="+", choices=(OURS, CHUNKED, DENSE, FLOOR, SPECULATORS))
     for name in SIZES:
         options.add_argument(f"--{name.replace('_', '-')}", type=int)
-    add_arguments(options)
+    options.add_argument("--speculators-venv", type=Path, default=default_folder(), metavar="FOLDER")
+    options.add_argument("--install-speculators", action="store_true", help="create that environment first, with pip")
     options.add_argument("--float64", action="store_true", help="check exactness by the dense reference in float64 too")
     arguments = options.parse_args(argv)
     if len(arguments.context) != len(arguments.anchors):
@@ -118,8 +116,9 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
         Side(CHUNKED, "benchmarks.sides.ours", ("--chunk", str(arguments.chunk))),
         Side(DENSE, "benchmarks.sides.dense"),
         Side(FLOOR, "benchmarks.sides.floor"),
-        *speculators_sides(arguments),
     ]
+    if python := interpreter(arguments.speculators_venv):
+        sides.append(Side(SPECULATORS, "benchmarks.sides.speculators_peer", python=python))
     return [side for side in sides if arguments.sides is None or side.name in arguments.sides]
 
 
@@ -202,10 +201,10 @@ def _goal_rows(rounds: Rounds, goals: Goals | None) -> list[list[str]]:
         ("chunked: time", f">= {goals.chunked_faster:g}x faster", chunked, faster[CHUNKED] >= goals.chunked_faster),
         ("the dream, chunked", dreamt, all_three, dream),
     ]
-    return [[*cells, yes_or_no(holds)] for *cells, holds in rows]
+    return [[*cells, _yes_or_no(holds)] for *cells, holds in rows]
 
 
-def yes_or_no(holds: bool) -> str:
+def _yes_or_no(holds: bool) -> str:
     return "yes" if holds else "NO"
 
 
@@ -229,7 +228,7 @@ def _growth(settings: Settings) -> str:
             exponent = math.log(max(after / max(before, 1e-9), 1e-9)) / math.log(many / few)
             lines.append(
                 f"Chunked memory from {few} to {many} anchors at {context}: exponent {exponent:.3f} "
-                f"(goal <= {EXPONENT}): {yes_or_no(exponent <= EXPONENT)}"
+                f"(goal <= {EXPONENT}): {_yes_or_no(exponent <= EXPONENT)}"
             )
     return "\n".join(lines)
 

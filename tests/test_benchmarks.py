@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from benchmarks.harness import Rounds, Side, run_side
-from benchmarks.train_step_gpu import differing_losses
+from benchmarks.harness import Side, run_side
 
 ROOT = Path(__file__).parent.parent
 TINY = {
@@ -145,15 +144,6 @@ def test_the_start_of_ranks_is_measured_up_to_their_first_collective(tmp_path):
     assert min(figures.values()) > 0
     row = next(line for line in done.stdout.splitlines() if line.startswith("| this"))
     assert ["this", f"{figures['wall']:.2f}", f"{figures['cpu']:.2f}"] == [cell.strip() for cell in row.split("|")[1:4]]
-
-
-def test_sides_whose_losses_differ_are_named_and_those_without_a_loss_are_not():
-    figures = {"ours": [{"loss": 2.0}, {"loss": 2.1}], "dense": [{"loss": 2.0}, {"loss": 2.0}], "floor": [{}, {}]}
-    assert [] == differing_losses(Rounds(figures), "dense", 0.03)
-    (line,) = differing_losses(Rounds(figures), "dense", 0.01)
-    assert "ours: its loss is 2.05, that of dense 2; both compute the same step" == line
-    broken = Rounds(figures | {"ours": [{"loss": float("nan")}]})
-    assert 1 == len(differing_losses(broken, "dense", 0.01))
 
 
 def test_in_bfloat16_both_sides_keep_float32_gradients_and_have_one_loss(tmp_path):

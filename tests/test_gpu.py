@@ -43,9 +43,10 @@ def loaded_once(part: Part, _limit: float) -> dict:
 
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory):
-    """The figures of a dry run of all parts, and its page."""
+    """The figures of a dry run of all parts, and its page; without speculators, which has an interpreter of its own."""
     folder = tmp_path_factory.mktemp("gpu")
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         assert 0 == main([*TINY, "--out", "figures"], start=loaded_once)
         assert {"figures.json", "figures.md", "part.json"} == {file.name for file in folder.iterdir()}
         return json.loads(Path("figures.json").read_text()), Path("figures.md").read_text()
@@ -66,7 +67,7 @@ def test_every_part_runs_at_tiny_sizes_and_what_is_not_installed_is_skipped(dry_
     found, page = dry_run
     assert [part.name for part in parts_of("cpu", True)] == list(found["parts"])
     skipped = [name for name, entry in found["parts"].items() if entry["status"] != "done"]
-    assert skipped in ([], ["capture by SGLang"])
+    assert skipped in (["step 96 speculators"], ["capture by SGLang", "step 96 speculators"])
     assert all(entry["seconds"] > 0 for name, entry in found["parts"].items() if name not in skipped)
     assert "Tiny sizes" in page
     assert f"torch {torch.__version__}" in page
@@ -74,6 +75,7 @@ def test_every_part_runs_at_tiny_sizes_and_what_is_not_installed_is_skipped(dry_
 
 
 def test_both_sides_of_a_step_have_one_loss_and_the_page_has_their_ratio(figures, dry_run):
+    assert figures["step 96 chunked"]["loss"] == pytest.approx(figures["step 96 ours"]["loss"], rel=1e-5)
     for context in (96, 192):
         ours, dense = figures[f"step {context} ours"], figures[f"step {context} dense"]
         assert ours["loss"] == pytest.approx(dense["loss"], rel=1e-5)
@@ -144,7 +146,20 @@ def is_running(pid):
         return False
 
 
-def test_after_a_part_that_fails_the_others_go_on_and_the_page_tells(tmp_path):
+def test_the_page_marks_a_step_whose_loss_is_not_that_of_the_dense_reference(tmp_path):
+    def start(part, _limit):
+        loss = {"step 96 ours": 1.52, "step 192 ours": 1.51}.get(part.name, 1.5)
+        return {"status": "done", "figures": {"seconds": 2.0, "mib": 10.0, "loss": loss, "correct": 3}}
+
+    main([*TINY, "--only", "step", "--out", str(tmp_path / "found")], start=start)
+    page = (tmp_path / "found.md").read_text()
+    assert "NOT THE SAME STEP: off by 1.3e-02" == cells(page, "96", "ratio")[7]
+    assert "off by 6.7e-03" == cells(page, "192", "ratio")[7]
+
+
+def test_after_a_part_that_fails_the_others_go_on_and_the_page_tells(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
     def start(part, _limit):
         if part.name.endswith("dense"):
             return {"status": "failed", "why": "exit code 1", "output": "Traceback:\nOutOfMemoryError: 3 | 4 GiB"}
@@ -155,7 +170,7 @@ def test_after_a_part_that_fails_the_others_go_on_and_the_page_tells(tmp_path):
     assert ["2.00 s", "2.00 s to 2.00 s", "48"] == cells(page, "96", "ours")[2:5]
     assert "step 192 dense | failed | 0 | exit code 1: OutOfMemoryError: 3 \\| 4 GiB |" in page
     found = json.loads((tmp_path / "found.json").read_text())["parts"]
-    assert ["done", "failed", "done", "failed"] == [entry["status"] for entry in found.values()]
+    assert ["done", "failed", "done", "failed", "done", "skipped"] == [entry["status"] for entry in found.values()]
 
 
 def test_parts_for_which_no_time_is_left_are_not_started(tmp_path):
@@ -164,7 +179,8 @@ def test_parts_for_which_no_time_is_left_are_not_started(tmp_path):
 
     assert 1 == main([*TINY, "--deadline", "0", "--out", str(tmp_path / "found")], start=start)
     found = json.loads((tmp_path / "found.json").read_text())["parts"]
-    assert {"no time was left for it", "sglang is not installed"} >= {entry["why"] for entry in found.values()}
+    absent = {"sglang is not installed", "speculators is not installed"}
+    assert {"no time was left for it", *absent} >= {entry["why"] for entry in found.values()}
 
 
 def test_what_runs_on_a_gpu_imports_nothing_that_such_a_machine_lacks():

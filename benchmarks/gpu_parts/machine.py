@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser
 from benchmarks.gpu_sizes import contexts
-from benchmarks.train_step_gpu import needed_flops
+from benchmarks.harness import installed_version
+from benchmarks.sides.floor import anchors_only
+from benchmarks.sides.ours import draft_config
+from benchmarks.sides.problem import Sizes, slot_targets
+from ops.lib.drafts.dflash.flops import step_flops
 from ops.train_dflash.hardware import matmul_peak
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "sglang")
@@ -39,7 +42,7 @@ def main() -> None:
             "cuda": torch.version.cuda,
             "python": platform.python_version(),
             "platform": f"{platform.system()} {platform.machine()}",
-            "versions": {name: found for name in PACKAGES if (found := installed(name)) is not None},
+            "versions": {name: found for name in PACKAGES if (found := installed_version(name)) is not None},
             "peak_flops": sheet_peak(device_name(device)),
             "matmul_flops": matmul_peak(device, torch.bfloat16 if device.type == "cuda" else torch.float32),
             "step_flops": {
@@ -60,11 +63,12 @@ def sheet_peak(name: str) -> float | None:
     return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), None)
 
 
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def needed_flops(sizes: Sizes) -> float:
+    """Floating-point operations of one step on the problem of these sizes."""
+    problem = anchors_only(sizes)
+    weighted = int((slot_targets(problem)[1] > 0).sum())
+    seen = int(problem.anchors_A.sum())
+    return step_flops(draft_config(sizes), int(problem.anchors_A.max()), sizes.anchors, seen, weighted)
 
 
 if __name__ == "__main__":

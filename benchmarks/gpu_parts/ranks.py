@@ -18,20 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu_parts.timing import answer, draft_sizes, part_parser, peak_mib, times_of
-from benchmarks.sides.ours import draft_config
+from benchmarks.sides.ours import draft_model, make_engine, micro_batches
 from benchmarks.sides.problem import Problem, make_problem, slot_targets
 from executor.launchers.ranks import rank_environment
-from ops.lib.drafts.attention.blocks import choose_attention
-from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.drafts.dflash.step import Engine, MicroBatch
-from ops.lib.drafts.losses.loss import Loss
-from ops.lib.sequence_parallel.exchange import Alone
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
 from ops.lib.training import ranks
 from ops.lib.training.dtensors import gathered
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, set_rate
-from ops.train_dflash.batches import Drawn, Place, prepare
-from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.sharding import shard_model
 
 DTYPE = torch.bfloat16
@@ -82,22 +75,11 @@ def collectives(device: torch.device, tiny: bool, repeats: int) -> dict[str, Any
 def step_figures(problem: Problem, device: torch.device, sharded: bool, repeats: int) -> dict[str, Any]:
     """Loss, norm of the gradient, seconds of forward and backward and of the update, and memory."""
     at_start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    model = DraftModel(draft_config(problem.sizes)).to(device, torch.float32)
-    model.load_state_dict(problem.weights)
-    if device.type == "cuda":
-        model.compile_layers()
+    model = draft_model(problem)
     if sharded:
         shard_model(model, flat_mesh(make_mesh(1, 1, device)), DTYPE)
-    engine = Engine(
-        model=model,
-        embed_VM=problem.embed_VM,
-        head_VM=problem.head_VM,
-        loss=Loss(kind="dflash"),
-        attend=choose_attention(device, model.config, DTYPE)[1],
-        exchange=Alone(),
-        computing=nullcontext if sharded else weights_to_compute_with(model, DTYPE),
-    )
-    batch, weight = micro_batch(problem, device), float(slot_targets(problem)[1].sum(dtype=torch.float64))
+    engine = make_engine(model, problem, computing=nullcontext if sharded else None)
+    next_batch, weight = micro_batches(problem), float(slot_targets(problem)[1].sum(dtype=torch.float64))
     optimizer = make_optimizer(model, 0.01)
     set_rate(optimizer, 1e-6)
     losses: list[Tensor] = []
@@ -107,7 +89,7 @@ def step_figures(problem: Problem, device: torch.device, sharded: bool, repeats:
         optimizer.zero_grad(set_to_none=True)
         ranks.hold_gradients(model)
         with engine.computing():
-            losses.append(engine.train(batch, 1 / weight, *before).loss)
+            losses.append(engine.train(next_batch(), 1 / weight, *before).loss)
 
     def update() -> None:
         clip_gradients(model.parameters(), 1.0)
@@ -119,36 +101,6 @@ def step_figures(problem: Problem, device: torch.device, sharded: bool, repeats:
     memory = peak_mib(step, device)
     held = (torch.cuda.memory_allocated(device) - at_start) / 2**20 if device.type == "cuda" else None
     return {**figures, "loss": float(losses[0]) / weight, "gradient_norm": norm, "mib": memory, "held_mib": held}
-
-
-def micro_batch(problem: Problem, device: torch.device) -> MicroBatch:
-    """The problem's one sequence as training prepares it."""
-    ids_S, anchors_A = problem.ids_S.cpu(), problem.anchors_A.cpu()
-    labels_AK, weights_AK = (tensor.cpu() for tensor in slot_targets(problem))
-    drawn = Drawn(
-        index=0,
-        length=len(ids_S),
-        anchors_A=anchors_A,
-        anchor_ids_A=ids_S[anchors_A],
-        labels_AK=labels_AK,
-        weights_AK=weights_AK,
-    )
-    place = Place(dp_rank=0, dp_size=1, sp_rank=0, sp_degree=1, device=device, dtype=DTYPE)
-    return prepare(_Features(problem.features_SF.cpu()), [drawn], place)
-
-
-class _Features:
-    """The problem's features as `prepare` reads them."""
-
-    def __init__(self, features_SF: Tensor) -> None:
-        self.features_SF = features_SF
-        self.width = features_SF.shape[1]
-
-    def features(self, _index: int, first: int, last: int) -> Tensor:
-        return self.features_SF[first:last]
-
-    def final_hidden(self, _index: int, _first: int, _last: int) -> Tensor:
-        raise NotImplementedError("the problem has no teacher")
 
 
 if __name__ == "__main__":

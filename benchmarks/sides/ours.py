@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from attrs import evolve
@@ -27,8 +28,8 @@ from ops.train_dflash.engine import weights_to_compute_with
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     """The step in one pass over all anchors, or with `--chunk` in passes of so many."""
-    engine = _engine(problem, arguments.chunk)
-    next_batch = _micro_batches(problem)
+    engine = make_engine(draft_model(problem), problem, arguments.chunk)
+    next_batch = micro_batches(problem)
     weight = float(slot_targets(problem)[1].sum(dtype=torch.float64))
 
     def run() -> tuple[Tensor, Tensor]:
@@ -42,28 +43,34 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
     return measured.Step(run, gradients, engine.model.zero_grad)
 
 
-def _engine(problem: Problem, anchor_chunk: int | None) -> Engine:
-    """Weights in float32 at least, computation in the problem's dtype."""
+def draft_model(problem: Problem) -> DraftModel:
+    """The draft with the problem's weights, in float32 at least."""
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
-    config = draft_config(problem.sizes)
-    model = DraftModel(config).to(device, torch.promote_types(dtype, torch.float32))
+    model = DraftModel(draft_config(problem.sizes)).to(device, torch.promote_types(dtype, torch.float32))
     model.load_state_dict(problem.weights)
     if device.type == "cuda":
         model.compile_layers()
-    _, attend = choose_attention(device, config, dtype)
+    return model
+
+
+def make_engine(
+    model: DraftModel, problem: Problem, anchor_chunk: int | None = None, computing: Callable[[], Any] | None = None
+) -> Engine:
+    """Computes in the problem's dtype. computing: around a step; casts the weights unless given."""
+    dtype, device = problem.features_SF.dtype, problem.features_SF.device
     return Engine(
         model=model,
         embed_VM=problem.embed_VM,
         head_VM=problem.head_VM,
         loss=Loss(kind="dflash"),
-        attend=attend,
+        attend=choose_attention(device, model.config, dtype)[1],
         exchange=Alone(),
         anchor_chunk=anchor_chunk,
-        computing=weights_to_compute_with(model, dtype),
+        computing=computing or weights_to_compute_with(model, dtype),
     )
 
 
-def _micro_batches(problem: Problem) -> Callable[[], MicroBatch]:
+def micro_batches(problem: Problem) -> Callable[[], MicroBatch]:
     """The one sequence up to its last anchor, at every call as a new micro-batch."""
     anchors_N, last = problem.anchors_A, int(problem.anchors_A.max())
     labels_NK, weights_NK = slot_targets(problem)
