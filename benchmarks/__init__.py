@@ -1,1 +1,1 @@
-"""Paired measurements that print their figures beside the goals; docs/benchmarks.md says how to run them."""
+"""Paired measurements that print their figures beside the goals; docs/benchmarks.md describes how to run them."""

@@ -46,12 +46,12 @@ SPIN += "while time.time() < end and os.getppid() == parent:\n    sum(range(1000
 
 @dataclass(frozen=True)
 class Stage:
-    """A node that is measured. anew: a setting in its key that changes its work little or not at all: another value
+    """A node that is measured. setting: one in its key that changes its work little or not at all: another value
     makes it run again. sizes: settings of the whole pipeline that give it enough to do. skips: units of progress before
     the measurement.
     """
 
-    anew: str
+    setting: str
     first: int
     sizes: tuple[str, ...]
     quick: tuple[str, ...]
@@ -83,7 +83,7 @@ class Checkout:
         """Run a node once more beside this many busy processes: its throughput and its threads."""
         stage = STAGES[name]
         with busy_processes(busy):
-            self.run("--only", name, "-s", f"{stage.anew}={stage.first + next(numbers)}")
+            self.run("--only", name, "-s", f"{stage.setting}={stage.first + next(numbers)}")
         record = max((self.store / "records").iterdir(), key=lambda folder: folder.name)
         events = [json.loads(line) for line in (record / "events.jsonl").read_text().splitlines()]
         own = [event for event in events if event["node"] == name]

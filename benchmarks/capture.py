@@ -135,7 +135,7 @@ def small_target(hidden: int, layers: int) -> Target:
 def make_samples(
     count: int, lengths: Sequence[int], images: Sequence[bool], shapes: Shapes | None = None
 ) -> list[TokenSample]:
-    """Random tokens of lengths between the two; where `images` says so by turns, an image stands in front."""
+    """Random tokens of lengths between the two; `images` states in turn which samples begin with an image."""
     shapes = shapes or Shapes()
     generator = torch.Generator().manual_seed(1)
     shortest, longest = lengths

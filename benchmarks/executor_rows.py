@@ -1,7 +1,6 @@
 """The rows of benchmarks/execution.py that show what a tool does, not how fast. Each function gives a table cell.
 
-A chain of ten nodes is changed in its middle; a rebuild is killed at its half; two runs start at once; a file has
-mistakes.
+A chain of ten nodes is changed in its middle; a rebuild is killed halfway; two runs start at once; a file has mistakes.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def edited_helper(tool: Tool, folder: Path, _megabytes: int) -> str:
 
 
 def killed_rebuild(tool: Tool, folder: Path, megabytes: int) -> str:
-    """All processes are killed at the half of a rebuild, the input is put back: whether the half is taken as done."""
+    """All processes are killed halfway through a rebuild and the input is restored: is the half taken as done?"""
     _large(tool, folder, megabytes)
     (folder / "input.txt").write_text("other text\n")
     process = _start_held(tool, folder)
@@ -63,7 +62,7 @@ def killed_rebuild(tool: Tool, folder: Path, megabytes: int) -> str:
 
 
 def killed_executor(tool: Tool, folder: Path, megabytes: int) -> str:
-    """Only the executor is killed at the half of a rebuild, and a second run starts beside what is left."""
+    """Only the executor is killed halfway through a rebuild, and a second run starts beside what is left."""
     _large(tool, folder, megabytes)
     (folder / "input.txt").write_text("other text\n")
     process = _start_held(tool, folder)
@@ -109,7 +108,7 @@ def several_mistakes(tool: Tool, folder: Path, _megabytes: int) -> str:
 
 
 def what_would_run(tool: Tool, folder: Path, _megabytes: int) -> str:
-    """What a dry run says of the node that changed, and of those below it."""
+    """What a dry run predicts for the node that changed, and for the one below it."""
     _first_run(tool, folder)
     tool.write_chain(folder, [*CHAIN[:MIDDLE], "other", *CHAIN[MIDDLE + 1 :]])
     done = _call(tool, folder, tool.dry)

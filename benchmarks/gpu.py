@@ -4,8 +4,8 @@
     benchmarks/gpu.sh --only "step" --out figures       # the parts whose names begin so; figures.json, figures.md
     benchmarks/gpu.sh --device cpu --tiny               # every line at tiny sizes on a CPU
 
-A part that fails or runs too long is reported as such, and the others go on. Both files are written anew after every
-part, so that they hold what there is whenever this is ended. The exit code is 1 where a part did not come to its end.
+A part that fails or runs too long is reported as such, and the others continue. Both files are rewritten after every
+part, so that they are up to date whenever this is interrupted. The exit code is 1 if a part did not complete.
 
 Imports no torch: the process that starts the parts has no context on the GPU.
 """
@@ -58,7 +58,7 @@ Start = Callable[[Part, float], dict[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None, start: Start | None = None) -> int:
-    """start: runs a part within so many seconds and returns its entry in the figures; see `in_process`."""
+    """start: runs a part within a number of seconds and returns its entry in the figures; see `in_process`."""
     arguments = _arguments(argv)
     parts = [part for part in parts_of(arguments.device, arguments.tiny) if part.name.startswith(arguments.only)]
     began = time.monotonic()

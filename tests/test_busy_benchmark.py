@@ -88,9 +88,9 @@ def test_busy_processes_compute_and_are_gone_afterwards() -> None:
 def test_every_setting_is_one_of_the_pipeline() -> None:
     for quick in (False, True):
         for name, stage in STAGES.items():
-            anew = f"{stage.anew}={stage.first + 1}"
-            graph = read_graph(TINY, [*settings_of(list(STAGES), quick=quick), anew])
-            assert stage.first + 1 == getattr(graph.nodes[name].config, stage.anew.partition(".")[2])
+            changed = f"{stage.setting}={stage.first + 1}"
+            graph = read_graph(TINY, [*settings_of(list(STAGES), quick=quick), changed])
+            assert stage.first + 1 == getattr(graph.nodes[name].config, stage.setting.partition(".")[2])
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios_and_is_held_to_its_goal() -> None:

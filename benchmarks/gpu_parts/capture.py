@@ -1,7 +1,7 @@
 """Tokens per second of a capture by transformers of a random target of 8B shape, made on the device; or by SGLang.
 
 Timed is all that `capture_targets` does for its shards: reading tokens, forward passes, and a thread that writes each
-shard while the next is captured. With --sglang the config of the same target lies in a folder, and SGLang fills it with
+shard while the next is captured. With --sglang the config of the same target is in a folder, and SGLang fills it with
 weights of its own (load_format "dummy"); timed are its capture and its plain prefill, as benchmarks/capture_engine.py
 does it.
 """

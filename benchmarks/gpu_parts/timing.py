@@ -26,7 +26,7 @@ def part_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def draft_sizes(tiny: bool, context: int | None = None) -> Sizes:
-    """Of the Qwen3-8B draft with 512 anchors, or of one that trains in a moment; context: the shorter unless given."""
+    """Of the Qwen3-8B draft with 512 anchors, or of one that trains in a moment. context: default: the shorter one."""
     return Sizes(**step_sizes(tiny, context or contexts(tiny)[0]))
 
 

@@ -1,13 +1,13 @@
 """The dense reference: a DFlash step in the scheme of SpecForge (sgl-project/SpecForge, specforge/core/dflash.py).
 
-What its trainer does, written anew from that description: one forward pass over all blocks at once; in every layer keys
+Its trainer, reimplemented from that description: one forward pass over all blocks at once; in every layer keys
 and values of [context | all blocks] are projected and joined, and SDPA runs under one dense boolean mask
 [A * K, S + A * K]; the loss goes over chunks of 128 anchors under activation checkpointing, with logits for every slot
 of the chunk, slot 0 and slots without weight included, so that each chunk's logits are made twice; accuracy is an
 argmax over the same logits. Norms are transformers' Qwen3RMSNorm in its single operations, and keys and values are
 repeated for the query heads, as transformers does for SDPA with a mask.
 On a GPU FlexAttention takes SDPA's place: compiled, under a block mask that an uncompiled `create_block_mask` makes
-anew for every step. Weights are kept and cast as on our side: float32 masters at least, cast once a step.
+again for every step. Weights are kept and cast as on our side: float32 masters at least, cast once a step.
 
 Legend: S context, N = A * K slots, M hidden, H query heads, G key/value heads, D head size, V vocabulary.
 """

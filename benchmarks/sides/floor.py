@@ -2,7 +2,7 @@
 
 Everything else (norms, RoPE, softmax, the exponentials of the loss, copies) is left out, and so is what exact savings
 avoid: attention to anything a block does not see, scores made a second time in the backward pass, the mask slots' norms
-and projections in the first layer (one row stands for all), slots without weight behind the last layer's keys and
+and projections in the first layer (one row stands for all), slots without weight after the last layer's keys and
 values, context behind the last anchor, gradients of the frozen head, embedding and features.
 
 Legend: T context before the last anchor, F features, M hidden, N blocks, K block size, W weighted slots, H query heads,
@@ -29,7 +29,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Product:
-    """`count` products of [m, k] and [k, n] matrices, each over a batch. first, second: which operand lies transposed
+    """`count` products of [m, k] and [k, n] matrices, each over a batch. first, second: which operand is transposed
     in memory, as it does in the step."""
 
     group: str

@@ -2,7 +2,7 @@
 
 On a GPU layers are compiled, as there. Weights are float32 masters at least, cast once a step. What `train_dflash`
 prepares in a thread of its own is made before the step: the micro-batch on the device, and what its blocks see on the
-host, from which every step makes its masks anew.
+host, from which every step builds its masks again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ops.train_dflash.engine import weights_to_compute_with
 
 
 def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
-    """The step in one pass over all anchors, or with `--chunk` in passes of so many."""
+    """The step in one pass over all anchors, or with `--chunk` in passes of this many."""
     engine = make_engine(draft_model(problem), problem, arguments.chunk)
     next_batch = micro_batches(problem)
     weight = float(slot_targets(problem)[1].sum(dtype=torch.float64))
@@ -56,7 +56,7 @@ def draft_model(problem: Problem) -> DraftModel:
 def make_engine(
     model: DraftModel, problem: Problem, anchor_chunk: int | None = None, computing: Callable[[], Any] | None = None
 ) -> Engine:
-    """Computes in the problem's dtype. computing: around a step; casts the weights unless given."""
+    """Computes in the problem's dtype. computing: around a step; default: casts the weights."""
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
     return Engine(
         model=model,

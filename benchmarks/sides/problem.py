@@ -114,7 +114,7 @@ def slot_targets(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _weight(shape: tuple[int, ...], normal) -> Tensor:
-    """Matrices as at the start of a training; norms off one, so that their gradients are told apart."""
+    """Matrices as at the start of a training; norms off one, so that their gradients differ."""
     return normal(*shape, std=0.02) if len(shape) == 2 else 1 + normal(*shape, std=0.1)
 
 

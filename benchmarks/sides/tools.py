@@ -25,7 +25,7 @@ FILES = Path(__file__).parent / "chain"
 
 @dataclass(frozen=True)
 class Mistake:
-    """Something wrong in a file: a word that a message about it has to hold, and the line where it stands."""
+    """Something wrong in a file: a word that a message about it has to contain, and its line."""
 
     word: str
     line: int

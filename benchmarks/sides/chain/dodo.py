@@ -1,4 +1,4 @@
-"""The nodes of benchmarks/execution.py as tasks of doit; chain.json says which."""
+"""The nodes of benchmarks/execution.py as tasks of doit, listed in chain.json."""
 
 from __future__ import annotations
 
