@@ -12,7 +12,7 @@ from executor.planning.resume_check import check_inputs
 from executor.planning.session import resumed_run, run_from
 from executor.records.run_list import UNFINISHED, unfinished_runs
 from executor.records.run_record import Record, find_record
-from executor.scheduler.run_and_report import start
+from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines
 
@@ -38,11 +38,11 @@ def main(options: argparse.Namespace) -> int:
             raise PipelineError([Mistake("--adopt goes on with unfinished work, --from does not", hint=hint)])
         check_inputs(store, record, options.start, options.set, say)
         session = run_from(store, options.run, options.start, options.set)
-        return start(session, keep_going=options.keep_going)
+        return run_and_report(session, keep_going=options.keep_going)
     _tell(record, [] if options.run is not None else unfinished_runs(store.records))
     check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, options.run, options.set)
-    return start(session, adopt=options.adopt, keep_going=options.keep_going)
+    return run_and_report(session, adopt=options.adopt, keep_going=options.keep_going)
 
 
 def _tell(record: Record, unfinished: Sequence[Record]) -> None:

@@ -21,7 +21,7 @@ from executor.commands.arguments import (
 from executor.planning.selection import selected
 from executor.planning.session import new_run
 from executor.results.sweep_order import doubt
-from executor.scheduler.run_and_report import start
+from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines
 
@@ -54,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
 
         return smoke_run(path, graph, options.smoke)
     store = Store.open(path, write=True)
-    return start(new_run(store, graph, options.only), keep_going=options.keep_going)
+    return run_and_report(new_run(store, graph, options.only), keep_going=options.keep_going)
 
 
 def _sorted_by(graph: Graph, metric: str) -> Graph:

@@ -67,14 +67,3 @@ class SourceRuns:
         state.ended = line.time
         state.seconds = max(0.0, state.ended - state.started)
         state.metrics = final_metrics(record.events_path, node_id)
-
-
-def made_meanwhile(store: Store, key: str, run: str, *, forced: bool) -> Decision | None:
-    """What is committed for a key by now: by another run while this one waited, or by this one before it was killed.
-
-    forced: what another run made does not count.
-    """
-    line = store.newest(key)
-    if line is None or not store.has(line.digest) or (forced and line.run != run):
-        return None
-    return Decision("hit", "", key, line.digest, line.run, line.acceptance)

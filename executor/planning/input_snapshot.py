@@ -14,7 +14,6 @@ import attrs
 from attrs import frozen
 
 from dsl.graph import Graph, GraphNode
-from executor.keys.differences import differences, reasons
 from executor.keys.external_inputs import ExternalDigests, ListedOnce, Look
 from executor.keys.library_versions import LibraryVersions
 from executor.keys.node_key import KeyParts, Sources, library_versions, node_parts, of_externals
@@ -24,9 +23,9 @@ from executor.system.jsonlines import write_json
 
 @frozen
 class Meanwhile:
-    """What is not as it was: of the key, a line for each kind of change, and files that were written."""
+    """parts: as they are now, but the code as it was; written: files that were written since the snapshot."""
 
-    changes: tuple[str, ...]
+    parts: KeyParts
     written: tuple[str, ...]
 
 
@@ -67,8 +66,7 @@ class Snapshot:
             externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
             external = of_externals(self.node, externals.of, externals.of_all)
         now = attrs.evolve(self.parts, external=external, libraries=library_versions(self.node, LibraryVersions()))
-        lines = reasons(self.node.id, differences(self.parts, now))
-        return Meanwhile(tuple(lines), tuple(dict.fromkeys(written)))
+        return Meanwhile(now, tuple(dict.fromkeys(written)))
 
     def unseen(self, loaded: Sequence[str]) -> list[str]:
         """Of the files that a stage loaded those that are no part of the key."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
+import attrs
 from attrs import frozen
 
 from dsl.errors import StoreError
@@ -67,6 +68,7 @@ class Planner:
     forced: nodes that run whatever the store holds.
     absent: nodes whose data is not there, so that they have no parts.
     source: the run that made what is pinned.
+    run: the run that is planned; empty where it has no record yet.
     """
 
     graph: Graph
@@ -77,6 +79,11 @@ class Planner:
     forced: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
     source: str = "RUN"
+    run: str = ""
+
+    def with_parts(self, node_id: str, parts: KeyParts) -> Planner:
+        """The same, with other key parts of one node."""
+        return attrs.evolve(self, parts={**self.parts, node_id: parts})
 
     def plan(self) -> dict[str, Decision]:
         """The decision for every node before anything has run. Raises StoreError where a pinned artifact is gone."""
@@ -99,13 +106,15 @@ class Planner:
         if unknown:
             return self._below(node, digests, unknown)
         key = self.key(node, digests)
-        if node_id in self.forced:
-            return Decision("miss", "forced", key)
+        return self.hit(node_id, key) or Decision("miss", self._why(node, digests, key), key)
+
+    def hit(self, node_id: str, key: str) -> Decision | None:
+        """The artifact that stands for the node's key, if the store holds it. Of a forced node, only what this run made
+        itself counts.
+        """
         line = self.store.newest(key)
-        if line is None:
-            return Decision("miss", self._why(node, digests), key)
-        if not self.store.has(line.digest):
-            return Decision("miss", f"artifact gone: {line.digest[:12]} is missing or damaged in the store", key)
+        if line is None or not self.store.has(line.digest) or (node_id in self.forced and line.run != self.run):
+            return None
         return Decision("hit", "", key, line.digest, line.run, line.acceptance)
 
     def key(self, node: GraphNode, digests: Mapping[str, str | None]) -> str:
@@ -124,10 +133,8 @@ class Planner:
         if node.id in self.forced:
             return Decision("miss", "forced")
         likely = {parent: digests.get(parent) or self._before(parent) for parent in node.parents}
-        if None not in likely.values():
-            line = self.store.newest(self.key(node, likely))
-            if line is not None and self.store.has(line.digest):
-                return Decision("maybe", f"input may change: {', '.join(unknown)}")
+        if None not in likely.values() and self.hit(node.id, self.key(node, likely)) is not None:
+            return Decision("maybe", f"input may change: {', '.join(unknown)}")
         return Decision("miss", self._why_below(node, digests, unknown))
 
     def _before(self, node_id: str) -> str | None:
@@ -150,7 +157,12 @@ class Planner:
         own = reasons(node.id, differences(previous.parts, self.parts[node.id]))
         return "; ".join(own) or f"input changes: {', '.join(unknown)}"
 
-    def _why(self, node: GraphNode, digests: Mapping[str, str]) -> str:
+    def _why(self, node: GraphNode, digests: Mapping[str, str], key: str) -> str:
+        if node.id in self.forced:
+            return "forced"
+        line = self.store.newest(key)
+        if line is not None:
+            return f"artifact gone: {line.digest[:12]} is missing or damaged in the store"
         previous = self.compared_with(node, digests)
         if previous is None:
             return "new"

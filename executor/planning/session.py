@@ -11,7 +11,7 @@ from attrs import frozen
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from dsl.overrides import overridden_nodes, override_graph
-from executor.keys.node_key import Sources, graph_parts, node_parts
+from executor.keys.node_key import Sources, graph_parts
 from executor.planning.cache_hits import SourceRuns
 from executor.planning.history import PreviousNodes
 from executor.planning.planner import Decision, Planner
@@ -72,12 +72,6 @@ def make_planner(
     )
 
 
-def refreshed(store: Store, planner: Planner, node_id: str) -> Planner:
-    """The planner with one node's parts as they are now: code and data may change while the nodes above it run."""
-    fresh = node_parts(planner.graph, node_id, Sources.now(store.external_memo))
-    return attrs.evolve(planner, parts={**planner.parts, node_id: fresh})
-
-
 @while_nothing_goes
 def new_run(store: Store, graph: Graph, only: Collection[str] = ()) -> Session:
     """A fresh record for a graph. only: the nodes that may run; all where none is given.
@@ -110,19 +104,19 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
             kept = {name: getattr(node, name) for name in ("attempt", "metrics", "cache", "started")}
             record.state.nodes[node_id] = NodeState(**kept)
     pinned = {**record.state.pinned, **done}
-    planner = make_planner(store, graph, pinned, record.state.forced, source=record.run)
-    return attrs.evolve(_session(store, record, planner, _met(planner), record.plan()), is_resumed=True)
+    planner = attrs.evolve(make_planner(store, graph, pinned, record.state.forced, source=record.run), run=record.run)
+    return attrs.evolve(_session(store, record, planner, _checked_plan(planner), record.plan()), is_resumed=True)
 
 
 def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Session:
     graph = override_graph(source.graph(), overrides)
     anew = {node_id for owner in overridden_nodes(overrides).values() for node_id in graph.below(owner)}
     done = {node_id: digest for node_id, digest in _done(store, source).items() if node_id not in anew}
-    taken = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in anew}
+    pinned = {node_id: digest for node_id, digest in source.state.pinned.items() if node_id not in anew}
     forced = [node_id for node_id in source.state.forced if node_id not in done]
-    planner = make_planner(store, graph, {**taken, **done}, forced, source=source.run)
-    nodes = {node_id: _taken(source, node_id) for node_id in done}
-    return _new(store, planner, nodes, source, pinned=taken, forced=forced, goes_on_from=source.run)
+    planner = make_planner(store, graph, {**pinned, **done}, forced, source=source.run)
+    nodes = {node_id: _pinned_state(source, node_id) for node_id in done}
+    return _new(store, planner, nodes, source, pinned=pinned, forced=forced, goes_on_from=source.run)
 
 
 @while_nothing_goes
@@ -159,7 +153,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
                 f"finish it with `dflow resume {source.run}`"
             )
         pinned[other] = state.digest
-        states[other] = _taken(source, other)
+        states[other] = _pinned_state(source, other)
     planner = make_planner(store, graph, pinned, anew, source=source.run)
     return _new(store, planner, states, source, pinned=pinned, forced=sorted(anew))
 
@@ -171,7 +165,7 @@ def _done(store: Store, record: Record) -> dict[str, str]:
     return {node_id: digest for node_id, digest in digests.items() if store.has(digest)}
 
 
-def _taken(source: Record, node_id: str) -> NodeState:
+def _pinned_state(source: Record, node_id: str) -> NodeState:
     """A node of an earlier run in the record of a new one."""
     state = source.state.nodes[node_id]
     return NodeState(
@@ -190,10 +184,11 @@ def _new(
     store: Store, planner: Planner, nodes: Mapping[str, NodeState], source: Record | None = None, **state: Any
 ) -> Session:
     """A session with a new record. nodes: those that are taken from an earlier run, `source`."""
-    decisions = _met(planner)
+    decisions = _checked_plan(planner)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
     record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
-    return _session(store, record, planner, decisions, source.plan() if source is not None else {})
+    rows = source.plan() if source is not None else {}
+    return _session(store, record, attrs.evolve(planner, run=record.run), decisions, rows)
 
 
 def _session(
@@ -217,7 +212,7 @@ def _session(
     return Session(store, record, planner, decisions)
 
 
-def _met(planner: Planner) -> dict[str, Decision]:
+def _checked_plan(planner: Planner) -> dict[str, Decision]:
     """The plan. Raises PipelineError where a node that will run lacks something of this machine."""
     decisions = planner.plan()
     require_met(planner.graph, decisions)

@@ -7,8 +7,8 @@ import heapq
 from dsl.graph import Graph
 
 
-class Schedule:
-    """Hands out every node once, after all its parents; of those that may start, the first in the graph."""
+class ReadyQueue:
+    """Hands out every node after all its parents; of those that may start, the first in the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._nodes = list(graph.nodes)
@@ -24,8 +24,12 @@ class Schedule:
         """A node that may start and was not handed out before, None where there is none now."""
         return self._nodes[heapq.heappop(self._ready)] if self._ready else None
 
+    def again(self, node_id: str) -> None:
+        """Hand out a node once more."""
+        heapq.heappush(self._ready, self._place[node_id])
+
     def done(self, node_id: str) -> None:
-        """The node's artifact is there."""
+        """The node's artifact is in the store."""
         for reader in self._readers[node_id]:
             self._lacking[reader] -= 1
             if not self._lacking[reader]:

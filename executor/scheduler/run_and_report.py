@@ -1,6 +1,6 @@
-"""Takes a planned run to its end: at once where everything is there, else with what it takes to run stages.
+"""Takes a planned run to its end and reports how it ended: at once where everything is cached, else by the run loop.
 
-Nothing that a run in which nothing is to be done can do without is loaded here.
+The run loop and all that runs stages are imported only where a stage may run.
 """
 
 from __future__ import annotations
@@ -10,24 +10,41 @@ import time
 from executor.planning.session import Session
 from executor.records.results_run import results_run
 from executor.records.run_record import mlflow_ids
-from executor.results.run_table import print_figures
-from executor.system.exits import OK
+from executor.results.run_table import print_figures, print_results
+from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
 from executor.tracking.sync_state import lacks
 
 
-def start(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:
+def run_and_report(session: Session, *, adopt: bool = False, keep_going: bool = False) -> int:
     """The exit code, see `executor.scheduler.run_loop.run_session`."""
-    if session.is_complete and _is_closed(session):
-        _tell(session)
+    if session.is_complete and _close(session):
+        _report_complete(session)
         return OK
-    from executor.scheduler.run_outcome import run_and_tell
+    from executor.scheduler.plain_display import make_display
+    from executor.scheduler.run_loop import run_session
 
-    return run_and_tell(session, adopt=adopt, keep_going=keep_going)
+    record = session.record
+    display = make_display(record.state)
+    code = run_session(session, display, adopt=adopt, keep_going=keep_going)
+    print_results(record.state, session.graph.result_nodes, session.graph)
+    if code == OK:
+        print_lines(f"run {record.run} is done{_where(session)}")
+    elif code == FAILED:
+        print_lines(
+            f"run {record.run} failed; after a fix of code or data: dflow resume {record.run}; "
+            "after a change of the pipeline file: dflow run FILE",
+            error=True,
+        )
+    else:
+        print_lines(f"run {record.run} was stopped; go on with: dflow resume {record.run}", error=True)
+    for text in display.last:
+        print_lines(text)
+    return code
 
 
-def _is_closed(session: Session) -> bool:
-    """Put down that the run is done, unless MLflow lacks something of it: it has to be sent then."""
+def _close(session: Session) -> bool:
+    """Record that the run is done, unless MLflow lacks something of it: it has to be sent then."""
     record = session.record
     state = record.state
     before = state.status
@@ -40,7 +57,7 @@ def _is_closed(session: Session) -> bool:
     return True
 
 
-def _tell(session: Session) -> None:
+def _report_complete(session: Session) -> None:
     record = session.record
     state = record.state
     is_own = state.results_run == record.run
@@ -49,7 +66,10 @@ def _tell(session: Session) -> None:
         f"run {record.run} is complete: nothing to do" if session.is_resumed else f"nothing to do: {number} cached"
     )
     print_figures(state, state.result_nodes, graph=session.graph)
-    parent = mlflow_ids(session.store.records, record)["parent"]
-    where = f"; results in MLflow run {parent}" if parent else ""
     source = "" if is_own or state.results_run is None else f", its results are those of run {state.results_run}"
-    print_lines(f"run {record.run} is done{source}{where}")
+    print_lines(f"run {record.run} is done{source}{_where(session)}")
+
+
+def _where(session: Session) -> str:
+    parent = mlflow_ids(session.store.records, session.record)["parent"]
+    return f"; results in MLflow run {parent}" if parent else ""

@@ -1,18 +1,16 @@
-"""The attempts that run now, side by side within what the run may use of this machine.
-
-Loaded by name when the first stage starts: a run in which nothing runs needs none of it.
-"""
+"""The attempts that run now, side by side within what the run may use of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
 from executor.launchers.forkserver_client import Children
 from executor.launchers.stage_process import stage_environment
 from executor.records.run_record import Record
-from executor.scheduler.attempt import Attempt, Work
+from executor.scheduler.attempt import Attempt, AttemptResult, AttemptStart, Task
 from executor.scheduler.plain_display import Display
 from executor.store.artifact_store import Store
 from executor.system.resource_pool import Capacity, Free, threads_of
@@ -21,7 +19,7 @@ from executor.system.system_metrics import Usage
 ENDED_WITHIN_S = 10.0
 
 
-class Stages:
+class StagePool:
     """Starts attempts, watches over them and ends them; only the loop's thread calls it."""
 
     def __init__(
@@ -30,14 +28,15 @@ class Stages:
         graph: Graph,
         record: Record,
         display: Display,
-        tell: Callable[[Callable[[], None]], None],
+        call: Callable[[Callable[[], None]], None],
     ) -> None:
+        """call: lets the loop's thread make a call."""
         self.running: dict[str, Attempt] = {}
         self._useful: dict[str, int | None] = {}
         self._store = store
         self._graph = graph
         self._display = display
-        self._tell = tell
+        self._call = call
         self._capacity = Capacity.of_this_machine(graph.machine)
         self._free = Free(self._capacity)
         self._children = Children(stage_environment(1))
@@ -56,22 +55,29 @@ class Stages:
         return self._useful[node.id]
 
     def works_on(self, key: str) -> bool:
-        return any(attempt.work.key == key for attempt in self.running.values())
+        return any(attempt.task.key == key for attempt in self.running.values())
 
-    def start(self, work: Work, done: Callable[[Attempt], None]) -> None:
-        """`done` is called by the loop when the attempt has ended, its part of the machine being free again."""
-        useful = self._threads(work.node, work.digests)
-        demand = self._capacity.demand(work.node, useful)
-        share = self._free.take(demand, threads_of(work.node.launch, self._graph.machine, useful))
+    def start(
+        self,
+        task: Task,
+        on_start: Callable[[str, AttemptStart], int],
+        on_end: Callable[[str, AttemptResult], None],
+    ) -> None:
+        """Both are called by the loop's thread with the node's id: on_start when a stage is about to start, on_end when
+        the attempt has ended, its lease and its part of the machine being free again.
+        """
+        node_id = task.node.id
+        useful = self._threads(task.node, task.digests)
+        demand = self._capacity.demand(task.node, useful)
+        share = self._free.take(demand, threads_of(task.node.launch, self._graph.machine, useful))
 
-        def ended(attempt: Attempt) -> None:
-            del self.running[work.node.id]
+        def ended(result: AttemptResult) -> None:
+            del self.running[node_id]
             self._free.give_back(demand, share)
-            work.lease.release()
-            done(attempt)
+            on_end(node_id, result)
 
-        attempt = Attempt(work, share, self._children, self._display, self._tell, ended)
-        self.running[work.node.id] = attempt
+        attempt = Attempt(task, share, self._children, self._call, partial(on_start, node_id), ended)
+        self.running[node_id] = attempt
         attempt.start()
 
     def _watched(self) -> list[tuple[str, int, Sequence[str] | None]]:
@@ -96,6 +102,6 @@ class Stages:
         """End what still runs, which is nothing unless the loop itself failed."""
         self._usage.close()
         self._children.close()
+        self.kill()
         for attempt in self.running.values():
             attempt.join(ENDED_WITHIN_S)
-            attempt.work.lease.release()

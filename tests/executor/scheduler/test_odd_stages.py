@@ -95,7 +95,7 @@ def test_a_mistake_of_dflow_at_one_node_fails_it_and_the_others_go_on(tmp_path):
 import executor.scheduler.attempt
 
 def begun(self, before=executor.scheduler.attempt.Attempt._result):
-    return {}["no such thing"] if self.work.node.id == "a" else before(self)
+    return {}["no such thing"] if self.task.node.id == "a" else before(self)
 
 executor.scheduler.attempt.Attempt._result = begun
 """

@@ -11,7 +11,7 @@ from side_ops import side
 from toy_ops import wait_for
 
 from dsl.launch import Machine
-from executor.scheduler.ready_queue import Schedule
+from executor.scheduler.ready_queue import ReadyQueue
 from executor.system.resource_pool import Capacity, Demand, Free
 
 ONE_CPU = "launch = { cpus = 1 }\n"
@@ -172,7 +172,7 @@ def test_nodes_come_after_their_parents_and_else_in_the_order_of_the_graph():
     parents = {"a": [], "b": ["a"], "c": [], "d": ["b", "c"], "e": []}
 
     nodes = {name: SimpleNamespace(id=name, parents=parents[name]) for name in parents}
-    schedule = Schedule(SimpleNamespace(nodes=nodes))
+    schedule = ReadyQueue(SimpleNamespace(nodes=nodes))
     handed = [schedule.next() for _ in range(4)]
     assert handed == ["a", "c", "e", None]
     for name in ("c", "a"):
