@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import attrs
+import tomli
 from cattrs import ClassValidationError, Converter
 from cattrs.errors import ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn
 
 from dsl.errors import ConfigError, Mistake, StructureError, did_you_mean, shortened
 from dsl.shown import shown_value
+from dsl.toml import refused_values
 
 T = TypeVar("T")
 Hook = Callable[[Any, Any], Any]
+
+OPENINGS = ('"', "'", "[", "{")
 
 converter = Converter(unstruct_collection_overrides={tuple: list})
 
@@ -68,6 +72,40 @@ def type_name(expected: Any) -> str:
     return "table" if attrs.has(expected) else getattr(expected, "__name__", str(expected))
 
 
+def typed_value(text: str, expected: Any) -> Any:
+    """A text of the command line or of an environment variable as TOML, or as it is where it is none: a bare word.
+
+    `none` is None where the type has that. Raises ValueError for a text that begins as a quoted TOML string, a list or
+    a table and is none.
+    """
+    if text == "none" and type_mistake(expected, None) is None:
+        return None
+    try:
+        document = tomli.loads(f"value = {text}")
+    except ValueError as error:
+        if text.startswith(OPENINGS):
+            reason = getattr(error, "msg", str(error))
+            raise ValueError(f"not TOML: {reason}; a text in a list stands in quotes, as in TOML") from error
+        return text
+    if len(document) > 1:
+        return text
+    for _path, message in refused_values(document):
+        raise ValueError(message)
+    return document["value"]
+
+
+def member_type(expected: Any, container: type) -> Any:
+    """What the members of a list (tuple) or table (dict) of this type are; str where it is neither."""
+    for choice in _choices(expected):
+        if typing.get_origin(choice) is container:
+            return typing.get_args(choice)[0 if container is tuple else 1]
+    return str
+
+
+def takes_table(expected: Any) -> bool:
+    return any(typing.get_origin(choice) is dict for choice in _choices(expected))
+
+
 def readable(error: Exception) -> str:
     """What a validator says: `'lr' must be > 0: -1`, as attrs words it, -> `must be > 0, got -1`."""
     message = str(error.args[0]) if error.args else str(error)
@@ -77,6 +115,10 @@ def readable(error: Exception) -> str:
     if re.fullmatch(r"Length of '\w+' must be >= 1: 0", message):
         return "must not be empty"
     return message
+
+
+def _choices(expected: Any) -> tuple[Any, ...]:
+    return typing.get_args(expected) if _is_union(expected) else (expected,)
 
 
 def _is_union(expected: Any) -> bool:

@@ -15,7 +15,7 @@ from dsl.encoding import encode, fingerprint
 from dsl.errors import ConfigError
 from dsl.graph import GraphNode
 from dsl.import_side_effects import may_change
-from dsl.search_path import INSTALLED, is_standard, places_of
+from dsl.imports import INSTALLED, is_standard, places_of
 from dsl.secrets import without_secrets
 from dsl.source import MODULE_LEVEL, Binding, DataFile, SourceModule, read_module
 from dsl.syntax import Chain, used_names

@@ -14,13 +14,12 @@ from typing import Any
 
 import attrs
 
-from dsl.convert import type_mistake
+from dsl.convert import member_type, type_mistake, typed_value
 from dsl.edge_checks import external_value
 from dsl.errors import Mistake, did_you_mean
 from dsl.op import ConfigField
 from dsl.pipeline import TABLE_NAMES
 from dsl.secrets import secret_names
-from dsl.typed_text import member_type, typed_value
 from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode
 
 OPENING = "${"

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 from dsl.errors import DflowError, Mistake, PipelineError, Position, did_you_mean, shortened
-from dsl.from_source import import_from_source, source_of
+from dsl.imports import import_from_source, path_without_added, put_on_path, source_of
 from dsl.named_function import named_function
 from dsl.op import OpSpec, op_of
 from dsl.paths import is_there
-from dsl.search_path import path_without_added, put_on_path
 
 
 def load_op(name: str, op_files: Sequence[Path] = ()) -> OpSpec:

@@ -16,14 +16,13 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.convert import type_mistake
+from dsl.convert import member_type, takes_table, type_mistake, typed_value
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, known_nodes, shortened
 from dsl.for_each import expanded
 from dsl.graph import Graph, compile_pipeline, graph_to_pipeline
 from dsl.interpolation import interpolate
 from dsl.pipeline import TABLE_NAMES, Pipeline
 from dsl.tables import pipeline_of, tables_of
-from dsl.typed_text import member_type, takes_table, typed_value
 from dsl.unchecked_node import LAUNCH_FIELDS, WrittenNode, add_checked_node, written_nodes
 from dsl.variants import Sweep
 

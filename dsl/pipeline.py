@@ -18,11 +18,10 @@ import attrs
 from attrs import frozen
 
 from dsl.document import Places
-from dsl.errors import ConfigError
+from dsl.errors import ConfigError, did_you_mean
 from dsl.launch import Launch, Machine
 from dsl.op import OpSpec, Ref, op_of
 from dsl.shown import shown_value
-from dsl.tracking_uri import check_tracking_uri
 
 __all__ = ["Launch", "Machine", "Node", "Pipeline", "check_tags"]
 
@@ -30,6 +29,10 @@ NODE_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 TABLE_NAMES = ("pipeline", "mlflow", "machine")
 TAKEN_ID = 'node id "{0}": that is the table [{0}], in -s and in ${{...}}'
 RESERVED_TAGS = ("dflow.", "mlflow.")
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # with the name of a driver too: mysql+pymysql
+# The kinds of addresses that MLflow knows without plugins.
+SCHEMES = (*DATABASES, "http", "https", "file", "databricks", "databricks-uc", "uc")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]*)(\+\w+)?:")
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
@@ -41,6 +44,22 @@ def check_tags(tags: Mapping[str, str]) -> None:
             raise ConfigError(f'the tag "{name}": names that begin with {" or ".join(RESERVED_TAGS)} are taken')
         if not isinstance(value, str):
             raise ConfigError(f'the tag "{name}": expected a text, got {shown_value(value)}')
+
+
+def check_tracking_uri(uri: str) -> None:
+    """Raises ConfigError for a scheme that neither MLflow nor an installed plugin of it has. A path has none."""
+    found = SCHEME.match(uri)
+    if found is None:
+        return
+    scheme, driver = found[1].lower(), found[2]
+    if scheme in SCHEMES and (driver is None or scheme in DATABASES):
+        return
+    from importlib.metadata import entry_points  # slow to import
+
+    if entry_points(group="mlflow.tracking_store", name=scheme):
+        return
+    hint = did_you_mean(scheme, SCHEMES) or f"it knows {', '.join(SCHEMES)}"
+    raise ConfigError(f'MLflow knows no tracking server of the kind "{found[0]}" ({hint})')
 
 
 @frozen
@@ -110,24 +129,6 @@ class Pipeline:
         self.machine = machine or Machine()
         self.sort_by = sort_by
         self.nodes: dict[str, Node] = {}
-
-    def without_nodes(self) -> Pipeline:
-        """Another pipeline with the same name and settings, to which nodes can be added."""
-        pipeline = Pipeline(
-            self.name,
-            seed=self.seed,
-            experiment=self.experiment,
-            tracking=self.tracking,
-            tracking_uri=self.tracking_uri,
-            root=self.root,
-            op_files=self.op_files,
-            tags=self.tags,
-            notes=self.notes,
-            machine=self.machine,
-            sort_by=self.sort_by,
-        )
-        pipeline.root_given = self.root_given
-        return pipeline
 
     def node(
         self,

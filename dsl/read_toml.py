@@ -11,17 +11,15 @@ import attrs
 from dsl.document import Document, Places, read_document
 from dsl.edge_checks import Absent, absolute_path, wiring_mistakes
 from dsl.errors import Mistake, PipelineError, Position, did_you_mean, shortened
-from dsl.for_each import expanded
-from dsl.from_source import import_from_source
+from dsl.for_each import expanded, merged_mistakes
 from dsl.graph import Graph, compiled
+from dsl.imports import import_from_source, put_on_path
 from dsl.interpolation import TRACKING_URI, interpolate
-from dsl.merge_copy_errors import told_once
 from dsl.op import OpSpec
 from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, unknown_op, user_ops
 from dsl.overrides import apply_overrides, parsed_overrides, put_into, unknown_owners
 from dsl.paths import is_there
 from dsl.pipeline import TABLE_NAMES, TAKEN_ID, Pipeline
-from dsl.search_path import put_on_path
 from dsl.shown import shown_value
 from dsl.tables import pipeline_of, written_table
 from dsl.unchecked_node import WrittenNode, add_checked_node, written_nodes
@@ -116,9 +114,9 @@ def _read_toml(file: Path, texts: Sequence[str], sweeps: Sequence[Sweep], absent
         mistakes += add_checked_node(pipeline, node)
     mistakes += wiring_mistakes(nodes, root, pipeline.machine, absent)
     if mistakes:
-        raise PipelineError(_in_order(told_once(mistakes, nodes), document))
+        raise PipelineError(_in_order(merged_mistakes(mistakes, nodes), document))
     if absent:
-        absent |= {node_id: told_once(lacking, nodes) for node_id, lacking in absent.items()}
+        absent |= {node_id: merged_mistakes(lacking, nodes) for node_id, lacking in absent.items()}
     return pipeline
 
 

@@ -13,8 +13,7 @@ from dsl.document import Places
 from dsl.errors import Mistake
 from dsl.launch import Machine
 from dsl.op import config_fields
-from dsl.pipeline import Pipeline, check_tags
-from dsl.tracking_uri import check_tracking_uri
+from dsl.pipeline import Pipeline, check_tags, check_tracking_uri
 from dsl.unchecked_node import WrittenNode, table_mistakes
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from attrs import frozen
 
+from dsl.convert import typed_value
 from dsl.document import Document
 from dsl.errors import Mistake, Position
 from dsl.shown import toml_text
 from dsl.toml import KeyPath
-from dsl.typed_text import typed_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 VALUE_LENGTH = 32

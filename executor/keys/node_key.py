@@ -16,7 +16,7 @@ from attrs import frozen
 from dsl.encoding import Encoded
 from dsl.fingerprint import fingerprint, is_path, key_config
 from dsl.graph import Graph, GraphNode
-from dsl.search_path import PROJECT, search_path
+from dsl.imports import PROJECT, search_path
 from executor.keys.code_cache import CodeHashes, CodeMemo
 from executor.keys.external_inputs import ExternalDigests
 from executor.keys.library_versions import LibraryVersions

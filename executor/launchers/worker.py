@@ -30,11 +30,10 @@ from typing import Any
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested
-from dsl.from_source import import_from_source
 from dsl.graph import GraphNode
 from dsl.graph_json import node_from_json
+from dsl.imports import PROJECT, import_from_source, is_below, is_interpreters, take_search_path
 from dsl.named_function import named_function
-from dsl.search_path import PROJECT, is_below, is_interpreters, take_search_path
 from dsl.secrets import redact, resolved, secret_values
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import Failure

@@ -23,7 +23,7 @@ from attrs import frozen
 from dsl.errors import DflowError, StopRequested
 from dsl.graph import GraphNode
 from dsl.graph_json import node_to_json
-from dsl.search_path import search_path
+from dsl.imports import search_path
 from dsl.secrets import secret_values
 from executor.keys.code_archive import keep_texts
 from executor.keys.differences import differences, reasons

@@ -24,7 +24,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import IO, NamedTuple, Self
 
-from dsl.search_path import PROJECT
+from dsl.imports import PROJECT
 
 GONE = 70  # the exit code of a process whose parent is gone
 GRACE_S = 10.0

@@ -8,11 +8,11 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.convert import typed_value
 from dsl.graph import Graph
 from dsl.overrides import override_graph
 from dsl.read_toml import read_graph
 from dsl.shown import toml_text
-from dsl.typed_text import typed_value
 from executor.records.run_record import NodeState
 from executor.results.combinations import combinations, differing_params
 from executor.results.sweep_order import doubt

@@ -81,4 +81,3 @@ def test_a_resumed_run_stays_untracked_and_the_graph_keeps_the_switch(tmp_path):
     assert [False, True] == [graph_to_json(g)["tracking"] for g in (off, on)]
     assert [False, True] == [graph_from_json(json.loads(json.dumps(graph_to_json(g)))).tracking for g in (off, on)]
     assert not graph_to_pipeline(off).tracking
-    assert not graph_to_pipeline(off).without_nodes().tracking
