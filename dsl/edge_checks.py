@@ -160,8 +160,8 @@ def _launch_mistakes(node: WrittenNode, op: OpSpec) -> Iterator[Mistake]:
     if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
         message = f'the op "{op.name}" does no sequence parallelism'
         yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")
-    told: Mapping[str, str] = getattr(op.config_class, "launch_mistakes", _none)(node.values, node.launch)
-    for name, message in told.items():
+    found: Mapping[str, str] = getattr(op.config_class, "launch_mistakes", _none)(node.values, node.launch)
+    for name, message in found.items():
         yield node.mistake(name, message)
 
 
@@ -174,9 +174,9 @@ def _mistakes_with_nodes_above(node: WrittenNode, op: OpSpec, nodes: Mapping[str
             reached = _read_by(reached, edge, nodes) if reached is not None else None
         return {} if reached is None else _known_values(reached)
 
-    tell = getattr(op.config_class, "mistakes_with_nodes_above", None)
-    told: Mapping[str, str] = {} if tell is None else tell(_known_values(node), above)
-    for name, message in told.items():
+    check = getattr(op.config_class, "mistakes_with_nodes_above", None)
+    found: Mapping[str, str] = {} if check is None else check(_known_values(node), above)
+    for name, message in found.items():
         yield node.mistake(name, message)
 
 

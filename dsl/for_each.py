@@ -207,9 +207,9 @@ class _Expansion:
                         variant.place.file if isinstance(variant.place, Position) else ".".join(map(str, variant.place))
                     )
                     message = f"{where} sets this very value"
-                    told = Mistake(message, position=position, hint=f"name one copy: -s {copy_id}.{name}=...")
-                    if all(told.position != other.position for other in self.mistakes):
-                        self.mistakes.append(told)
+                    mistake = Mistake(message, position=position, hint=f"name one copy: -s {copy_id}.{name}=...")
+                    if all(mistake.position != other.position for other in self.mistakes):
+                        self.mistakes.append(mistake)
 
     def _rewired(self, value: Any, names: Mapping[str, str], is_edge: bool) -> Any:
         if isinstance(value, Ref) and is_edge:

@@ -57,10 +57,10 @@ def search_path(op_files: Sequence[Path]) -> list[str]:
     return _in_order(front, own, behind)
 
 
-def take_search_path(told: Sequence[str]) -> None:
-    """Look for modules where the executor said; the interpreter's own folders are those of this one."""
-    end = _end_of_front(told)
-    sys.path[:] = _in_order(told[:end], [entry for entry in sys.path if is_interpreters(entry)], told[end:])
+def take_search_path(folders: Sequence[str]) -> None:
+    """Look for modules in the executor's folders; the interpreter's own folders are those of this one."""
+    end = _end_of_front(folders)
+    sys.path[:] = _in_order(folders[:end], [entry for entry in sys.path if is_interpreters(entry)], folders[end:])
 
 
 def is_standard(path: str) -> bool:

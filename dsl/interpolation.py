@@ -34,7 +34,7 @@ Cell = tuple[str, str]  # a node's id or a table's name; "field" or "launch.fiel
 
 
 class _Refused(Exception):
-    """A reference that means nothing; hint as in Mistake. Without a message it is told elsewhere."""
+    """A reference that means nothing; hint as in Mistake. Without a message it is reported elsewhere."""
 
     def __init__(self, message: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -119,8 +119,8 @@ class _Interpolation:
             self._store(cell, filled)
             return
         self._take_out(cell)
-        told = dict.fromkeys((refused.message, refused.hint) for refused in self.refused if refused.message)
-        self.mistakes += [node.mistake(cell[1], *each) for each in told]
+        wrong = dict.fromkeys((refused.message, refused.hint) for refused in self.refused if refused.message)
+        self.mistakes += [node.mistake(cell[1], *each) for each in wrong]
 
     def _report_cycle(self, cells: list[Cell]) -> None:
         names = [".".join(cell) for cell in cells]
@@ -246,7 +246,7 @@ class _Interpolation:
                 raise _Refused
             raise _Refused(f'node "{owner}" gives no {name}')
         if type_mistake(field.type, value) is not None:
-            raise _Refused  # told at that field
+            raise _Refused  # reported at that field
         if name == "seed" and value is None:
             return self._value_of("pipeline", "seed", cell)
         return self._as_seen_from(value, field, node, cell)

@@ -158,7 +158,7 @@ def _put_key(node: WrittenNode, override: Override, name: str, key: str) -> list
     field = node.fields.get(name)
     if field is None or not takes_table(field.type):
         if node.op is None and node.id not in TABLE_NAMES:
-            return []  # the op is unknown, which is told already
+            return []  # the op is unknown, which is reported already
         if field is not None or name in node.edges:
             return [Mistake(f'"{name}" has no keys', position=override.position)]
         hint = did_you_mean(name, [*node.fields, *node.edges])

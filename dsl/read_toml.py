@@ -161,7 +161,7 @@ def _op_files(
     else:
         head.values.pop("ops", None)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return ()  # told with the table's other mistakes
+        return ()  # reported with the table's other mistakes
     folder = head.places.folder("ops") or root
     return tuple(absolute_path(name, folder) for name in names)
 
@@ -257,8 +257,8 @@ def _run_python(file: Path) -> Pipeline:
         make = getattr(module, "pipeline", None)
         returned = make() if callable(make) else None
     except Exception as error:
-        told = raised_in(place, error, str(file))  # of a config, every mistake on a line
-        raise PipelineError([attrs.evolve(told, message=line) for line in told.message.split("\n")]) from error
+        mistake = raised_in(place, error, str(file))  # of a config, every mistake on a line
+        raise PipelineError([attrs.evolve(mistake, message=line) for line in mistake.message.split("\n")]) from error
     if not isinstance(returned, Pipeline):
         message = "a pipeline file in Python has a function pipeline() that returns a Pipeline"
         if callable(make):

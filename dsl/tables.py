@@ -1,4 +1,4 @@
-"""The tables of a pipeline file beside its nodes: what the pipeline is called, what MLflow is told, the machine."""
+"""The tables of a pipeline file beside its nodes: what the pipeline is called, what MLflow records, the machine."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def pipeline_of(
     """A pipeline without nodes, made of what is right in the tables, and all mistakes in them."""
     mistakes = []
     for name, table in tables.items():
-        if table.values or table.places.position("") is not None:  # a missing table is told by itself
+        if table.values or table.places.position("") is not None:  # a missing table is reported by itself
             mistakes += table_mistakes(table, CLASSES[name])
     head, mlflow, machine = (tables[name].values for name in CLASSES)
     pipeline = Pipeline(

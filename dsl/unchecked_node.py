@@ -23,7 +23,7 @@ class WrittenNode:
     """Values of a node's fields and edges as far as they are known; op is None where the op is unknown.
 
     A table outside the nodes, `[pipeline]` say, is one as well, without an op: table_fields are its fields. wrong: the
-    fields ("launch.field" too) that were given, but have a mistake that is told already. keys outside the op's fields
+    fields ("launch.field" too) that were given, but are reported as wrong already. keys outside the op's fields
     and edges are mistakes. copy: the written node that this one is a copy of, and which.
     """
 
