@@ -90,5 +90,5 @@ def accepted_lengths(answer: Answer) -> str:
     """tau as dflow counts it, beside SGLang's figure."""
     own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens behind the first in {answer.steps} verification steps)"
     if answer.spec_accept_length is None:
-        return f"{own}; the server tells no spec_accept_length"
+        return f"{own}; the server reports no spec_accept_length"
     return f"{own}; SGLang's spec_accept_length, which counts the first token too: {answer.spec_accept_length:.3g}"

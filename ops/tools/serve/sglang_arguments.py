@@ -1,4 +1,4 @@
-"""What SGLang's server may not be given beside dflow's own arguments, and what it refuses itself."""
+"""SGLang arguments that `dflow serve` sets itself, and what SGLang says where it cannot serve a draft."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refuse_own(extra: Sequence[str]) -> None:
         if own is not None:
             wrong.append(f"  {argument}: {OWN[own]}")
     if wrong:
-        raise ConfigError("behind -- stand arguments that dflow serve gives itself:\n" + "\n".join(wrong))
+        raise ConfigError("arguments after -- that dflow serve sets itself:\n" + "\n".join(wrong))
 
 
 def refusal(log: str) -> str | None:

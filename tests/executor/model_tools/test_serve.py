@@ -20,12 +20,11 @@ import pytest
 from ports import free_port
 from serve_cases import CHECK, SECOND, install_server, make_artifacts, record_run
 
-from dsl.errors import ServerError, StoreError
+from dsl.errors import StoreError
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from ops.lib.sglang.version import SGLANG_VERSION
-from ops.tools.serve.chat import Answer, accepted_lengths, read_answer
 from ops.tools.serve.prompts import ChatPrompt
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -166,49 +165,12 @@ def test_a_run_without_its_target_is_refused(tmp_path, states, problem):
         found(tmp_path, states=states)
 
 
-def test_tau_leaves_the_first_token_out_and_sglangs_figure_does_not():
-    response = {
-        "choices": [{"message": {"content": "It is."}, "meta_info": {"spec_verify_ct": 3, "spec_accept_length": 4.0}}],
-        "usage": {"completion_tokens": 12},
-    }
-    answer = read_answer(response)
-
-    assert Answer("It is.", 12, 3, 4.0) == answer
-    assert 11 / 3 == answer.tau
-    assert (
-        "tau: 3.67 (11 tokens behind the first in 3 verification steps); "
-        "SGLang's spec_accept_length, which counts the first token too: 4"
-    ) == accepted_lengths(answer)
-
-
-def test_a_server_that_tells_no_figure_of_its_own_is_no_error():
-    answer = Answer("It is.", 12, 3, None)
-
-    assert accepted_lengths(answer).endswith("in 3 verification steps); the server tells no spec_accept_length")
-
-
-@pytest.mark.parametrize(
-    "response",
-    [
-        {"error": {"message": "no such model"}},
-        {"choices": []},
-        {"choices": [{"message": None}], "usage": {"completion_tokens": 2}},
-        {"choices": [{"message": {"content": "x"}}], "usage": None},
-        {"choices": "no list", "usage": {"completion_tokens": 2}},
-    ],
-)
-def test_a_response_of_another_kind_is_told_as_it_is(response):
-    with pytest.raises(ServerError, match="the server's response is no chat completion of SGLang") as error:
-        read_answer(response)
-    assert json.dumps(response) in str(error.value)
-
-
 def test_every_refused_argument_is_told_at_once_and_with_what_to_do(tmp_path):
     result = Served(tmp_path).dflow("--check", extra=("--port=8000", "--model-path", "other"))
 
     assert (1, "") == (result.returncode, result.stdout)
     assert (
-        "dflow: behind -- stand arguments that dflow serve gives itself:\n"
+        "dflow: arguments after -- that dflow serve sets itself:\n"
         "  --port=8000: give --port before the --\n"
         "  --model-path: the run decides it; for another draft name its run, or choose with --node\n"
     ) == result.stderr
