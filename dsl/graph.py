@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from attrs import frozen
@@ -19,6 +19,8 @@ from dsl.unchecked_node import written_nodes
 
 if TYPE_CHECKING:
     import networkx as nx
+
+T = TypeVar("T")
 
 
 @frozen
@@ -39,6 +41,14 @@ class GraphNode:
     def parents(self) -> tuple[str, ...]:
         """Ids of all nodes this one reads, each once, in the order of the edges."""
         return tuple(dict.fromkeys(parent for parents in self.inputs.values() for parent in parents))
+
+    def by_edge(self, known: Mapping[str, T]) -> dict[str, T | tuple[T, ...] | None]:
+        """Of each edge what is known of its producer, None where nothing is; all that is known for a `tuple` edge."""
+        found: dict[str, T | tuple[T, ...] | None] = {}
+        for name, edge in self.op.edges.items():
+            read = tuple(known[parent] for parent in self.inputs.get(name, ()) if parent in known)
+            found[name] = read if edge.many else next(iter(read), None)
+        return found
 
 
 @frozen

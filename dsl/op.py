@@ -27,6 +27,7 @@ from attrs import frozen
 
 from dsl.convert import converter, structure
 from dsl.errors import ConfigError, Mistake, StructureError
+from dsl.op_class import class_attributes
 from dsl.shown import shown_value
 
 T = TypeVar("T")
@@ -74,18 +75,8 @@ def field(
     "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id;
     pinned_by names the config field that then has to hold a commit, 40 hex digits: the key sees the id and the commit,
     and would not see what a branch holds tomorrow.
-    An op whose external file names further files may have a method `external_files(self) -> Mapping[str, Path | None]`,
-    called when the key is made, with all paths absolute: name -> file, None for a name without a file. The names and
-    the contents of those files enter the key as well. An op with a field that chooses the library which does the work
-    may have a method `chosen_libraries(self) -> tuple[str, ...]`: they enter the key beside the op's key_libraries.
-    Where its run function imports the code for it by a constant or a computed name, which nobody can follow, a method
-    `chosen_code(self) -> tuple[str, ...]` names it as "module:symbol". An op with a field that has to fit the launch
-    may have a static method `launch_mistakes(values, launch) -> Mapping[str, str]`: field -> what is wrong, by the
-    values and the keys of launch that are given and right by themselves. One with a field that has to fit those of a
-    node above may have a static method `mistakes_with_nodes_above(values, above) -> Mapping[str, str]` likewise:
-    `above("draft", "draft")` are the values, defaults included, of the node that is reached by these edges; none where
-    there is none. schema: what the JSON schema is to ask of the value beside its type, the bounds that attrs' own
-    validators tell, and what dsl/field_rules.py lets a value ask of other fields.
+    schema: what the JSON schema asks of the value beside its type, the bounds of attrs' own validators, and what
+    dsl/field_rules.py lets a value ask of other fields.
     """
     metadata = {
         "help": help,
@@ -160,31 +151,16 @@ class ConfigField:
 
 @frozen
 class OpSpec:
-    """What `@op` knows about a config class. `run`, `resources` and the like are "module:function".
+    """What is known of an op: the arguments of `@op`, and what its config class says (dsl/op_class.py).
 
+    run: the run function, as "module:function".
+    key_libraries: distributions whose versions enter the key.
     resumable: a killed stage goes on from its work_dir.
     single_process: the run function does not share its work between ranks, so a launch on several ranks is refused when
     the pipeline is compiled.
     sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1
     is refused.
-    shows_results: its figures are those of the whole pipeline, also where another node reads its artifact.
     gpu: it computes on a GPU where there is one: without launch.gpus, the node gets one for each rank to itself.
-    transient: errors that may pass, by the qualified names of their classes or of bases, "httpx.TransportError" say: as
-    after TransientError, the node is tried again.
-
-    No part of the key is what follows.
-    resources: tells `dflow plan` what a node needs (dsl/resources.py).
-    threads: the most CPU threads that a rank makes use of (dsl/threads.py).
-    unmet: loads no torch and tells of a config what it needs of this machine and is not there, a library say, or what a
-    file that the node alone reads has wrong: field -> sentence with the way out, or a sentence a line. Asked before a
-    run's first stage.
-    smoke, work: for `dflow run --smoke` (dsl/smoke.py).
-    report: shows an artifact in `dflow report`, without torch (ops/lib/report_sections.py).
-    model: where the artifact is a model that MLflow shows as one (ops/lib/logged_model.py).
-    judged_by: the metric of this op that tells how good a pipeline's result is, which sorts the table of a sweep; "-"
-    before it where less is better.
-    main_figures: a regular expression of the names of those of its metrics that are told where few have room, in
-    MLflow's description of a run, ends of intervals aside; empty: all.
     """
 
     name: str
@@ -194,16 +170,9 @@ class OpSpec:
     resumable: bool
     single_process: bool
     sequence_parallel: bool
-    shows_results: bool
     gpu: bool
     transient: tuple[str, ...]
-    resources: str | None
-    threads: str | None
-    unmet: str | None
-    smoke: str | None
-    work: str | None
-    report: str | None
-    model: str | None
+    shows_results: bool
     judged_by: str
     main_figures: str
     config_class: type
@@ -221,22 +190,11 @@ def op(
     resumable: bool = False,
     single_process: bool = False,
     sequence_parallel: bool = False,
-    shows_results: bool = False,
     gpu: bool = False,
-    transient: tuple[str, ...] = (),
-    resources: str | None = None,
-    threads: str | None = None,
-    unmet: str | None = None,
-    smoke: str | None = None,
-    work: str | None = None,
-    report: str | None = None,
-    model: str | None = None,
-    judged_by: str = "",
-    main_figures: str = "",
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
 
-    What each argument says of the op stands at OpSpec.
+    OpSpec describes the arguments. Raises ConfigError for a wrong member of the class, see dsl/op_class.py.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -249,18 +207,8 @@ def op(
             resumable=resumable,
             single_process=single_process,
             sequence_parallel=sequence_parallel,
-            shows_results=shows_results,
             gpu=gpu,
-            transient=transient,
-            resources=resources,
-            threads=threads,
-            unmet=unmet,
-            smoke=smoke,
-            work=work,
-            report=report,
-            model=model,
-            judged_by=judged_by,
-            main_figures=main_figures,
+            **class_attributes(cls, (*edges, *fields)),
             config_class=cls,
             output=_output(cls),
             edges=edges,

@@ -23,6 +23,7 @@ from dsl.import_side_effects import (
     globals_of,
     may_change,
 )
+from dsl.op_class import OUTSIDE_KEY
 from dsl.syntax import Chain, bound_names, chain_of, data_files, encode_tree, is_docstring, used_names
 
 _ANNOTATION = re.compile(rb" (annotation|returns)[ )]")  # as encode_tree names these fields
@@ -204,7 +205,7 @@ def _bind(
 
 
 def _what_counts(statement: ast.stmt, module: SourceModule) -> list[ast.AST]:
-    """The statement; of the config class of an op all but its fields and the `@op`.
+    """The statement; of the config class of an op all but the `@op`, its fields, class attributes and hooks.
 
     The fields' values are in the key by themselves, so that a better help text does not train anew.
     """
@@ -213,13 +214,18 @@ def _what_counts(statement: ast.stmt, module: SourceModule) -> list[ast.AST]:
     others = [decorator for decorator in statement.decorator_list if not _is_op(decorator, module)]
     if len(others) == len(statement.decorator_list):
         return [statement]
-    body = [member for member in statement.body if not is_docstring(member) and not _is_field(member, module)]
+    body = [member for member in statement.body if not (is_docstring(member) or _is_outside_key(member, module))]
     return [*others, *statement.bases, *statement.keywords, *body]
 
 
 def _is_op(decorator: ast.expr, module: SourceModule) -> bool:
     chain = chain_of(decorator.func if isinstance(decorator, ast.Call) else decorator)
     return "dsl.op.op" in _meanings(chain, module)
+
+
+def _is_outside_key(member: ast.stmt, module: SourceModule) -> bool:
+    names = bound_names([member])
+    return _is_field(member, module) or (bool(names) and names <= OUTSIDE_KEY)
 
 
 def _is_field(member: ast.stmt, module: SourceModule) -> bool:

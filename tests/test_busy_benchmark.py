@@ -26,7 +26,7 @@ class Text(Artifact):
     """text.txt"""
 
 
-@op(version=1, run="counting:target", threads="counting:one")
+@op(version=1, run="counting:target")
 @frozen(kw_only=True)
 class Target:
     """Counts."""
@@ -34,9 +34,8 @@ class Target:
     seed: int = 0
     output = Text
 
-
-def one(config, folders):
-    return 1
+    def threads(self, folders):
+        return 1
 
 
 def target(config, stage):

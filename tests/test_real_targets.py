@@ -19,7 +19,7 @@ from dsl.fingerprint import key_config
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from dsl.sizes import shown_bytes
-from executor.planning.resources import graph_resources, resources_row
+from executor.planning.estimates import estimate_row, graph_estimates
 from ops.lib.drafts.dflash.footprint import draft_parameters
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.sizes import TargetSizes
@@ -68,8 +68,8 @@ def compiled(name: str, folder: Path, *overrides: str) -> Graph:
 
 def resources(name: str, folder: Path, *overrides: str, free_disk: int = 2 * 10**12) -> dict[str, dict[str, Any]]:
     """What `dflow plan` tells of every node."""
-    needs = graph_resources(compiled(name, folder, *overrides), {}, free_disk)
-    return {node_id: resources_row(need) for node_id, need in needs.items()}
+    needs = graph_estimates(compiled(name, folder, *overrides), {}, free_disk)
+    return {node_id: estimate_row(need) for node_id, need in needs.items()}
 
 
 def planned(name: str, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dsl.errors import DataError
 from dsl.op_table import all_ops
 from dsl.schema import pipeline_schema
 from executor.commands.arguments import add_store
-from executor.planning.resources import free_bytes
+from executor.planning.estimates import free_bytes
 from executor.store.artifact_store import store_path
 from executor.system.exits import OK
 from executor.system.os_errors import clear_errors

@@ -9,11 +9,11 @@ from dsl.edge_checks import Absent
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
+from executor.planning.estimates import estimate_row, free_bytes, graph_estimates, too_large_for_gpus
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_rows import plan_rows
-from executor.planning.plan_text import print_plan, print_resources
+from executor.planning.plan_text import print_estimates, print_plan
 from executor.planning.preflight import unmet
-from executor.planning.resources import free_bytes, graph_resources, resources_row, too_large_for_gpus
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store, store_path
@@ -46,15 +46,15 @@ def main(options: argparse.Namespace) -> int:
     ]
     made = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
     free_disk = free_bytes(store.path)
-    told = graph_resources(graph, made, free_disk)
-    needs = {node_id: need for node_id, need in told.items() if node_id not in absent}
+    estimates = graph_estimates(graph, made, free_disk)
+    needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
     if options.json:
-        sizes = {node_id: resources_row(need) for node_id, need in needs.items()}
+        sizes = {node_id: estimate_row(need) for node_id, need in needs.items()}
         whole = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk, "unmet": missing}
         print_json(whole)
     else:
         print_plan(rows, missing)
-        print_resources(graph, needs, free_disk, store.path)
+        print_estimates(graph, needs, free_disk, store.path)
         for line in too_large_for_gpus(graph, needs, gpu_memory):
             print_lines(line)
     return OK

@@ -11,7 +11,7 @@ from pathlib import Path
 from dsl.errors import StoreError
 from dsl.sizes import shown_bytes
 from executor.doctor.finding import Finding
-from executor.planning.resources import free_bytes
+from executor.planning.estimates import free_bytes
 from executor.store.artifact_store import Store
 from executor.store.integrity import check, committed
 from executor.store.lease import lock_holders

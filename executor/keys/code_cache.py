@@ -26,8 +26,8 @@ from executor.system.jsonl_cache import Memo
 from executor.system.stamps import Stamp, is_settled
 
 FINGERPRINTING = tuple(
-    Path(dsl.__file__).with_name(name)
-    for name in ("fingerprint.py", "search_path.py", "source.py", "import_side_effects.py", "syntax.py", "encoding.py")
+    Path(dsl.__file__).with_name(f"{name}.py")
+    for name in ("fingerprint", "search_path", "source", "import_side_effects", "syntax", "encoding", "op_class")
 )
 SPARE_LINES = 20  # of some 10 kB each
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsl.estimate import Estimate
 from dsl.graph import Graph
-from dsl.resources import Resources
 from dsl.sizes import shown_bytes
 from executor.results.run_table import shown_digest
 from executor.system.output import columns, print_lines
@@ -27,7 +27,7 @@ def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> Non
         print_lines("\n".join(["", "not there or not right, so that `dflow run` would refuse:", *missing]))
 
 
-def print_resources(graph: Graph, needs: Mapping[str, Resources], free_disk: int, store: Path) -> None:
+def print_estimates(graph: Graph, needs: Mapping[str, Estimate], free_disk: int, store: Path) -> None:
     """What the nodes need of memory and of the disk: a table of the sums, then the parts and what is to be said.
 
     Nothing is printed for a graph whose ops tell nothing. Memory is that of one rank.
@@ -53,7 +53,7 @@ def _total(parts: Mapping[str, int]) -> str:
     return shown_bytes(sum(parts.values())) if parts else ""
 
 
-def _disk(need: Resources) -> str:
+def _disk(need: Estimate) -> str:
     return _total(need.disk) + (f" for {need.disk_per}" if need.disk_per else "")
 
 

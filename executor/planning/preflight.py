@@ -9,7 +9,7 @@ from typing import Any
 
 from dsl.errors import Mistake, PipelineError
 from dsl.graph import Graph, GraphNode
-from dsl.named_function import named_function
+from dsl.hooks import hook
 from executor.planning.planner import Decision
 
 
@@ -53,7 +53,5 @@ def _asks_for_something(node: GraphNode) -> bool:
 
 
 def _of_node(node: GraphNode) -> Mapping[str, str]:
-    if node.op.unmet is None:
-        return {}
-    function: Callable[[Any], Mapping[str, str]] = named_function(node.op.unmet)
-    return function(node.config)
+    lacking: Callable[[Any], Mapping[str, str]] | None = hook(node.op, "unmet")
+    return {} if lacking is None else lacking(node.config)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DflowError
+from dsl.hooks import hook
 from dsl.op_table import load_op
 from executor.report.op_sections import section_to_json
 from executor.store.run_measurements import with_own_files
 from executor.system.jsonlines import append_line
-from ops.lib.report_sections import Section, load_report
+from ops.lib.report_sections import Section
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
 
 def _answer(one: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        show = load_report(load_op(one["op"], tuple(map(Path, one["op_files"]))))
+        show = hook(load_op(one["op"], tuple(map(Path, one["op_files"]))), "report")
         if show is None:
             return {"sections": []}
         folder = with_own_files(

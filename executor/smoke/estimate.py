@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
-from dsl.smoke import Amount, Work
+from dsl.estimate import Amount, Growth
 
 
 @frozen
@@ -76,7 +76,7 @@ def series_of(told: Sequence[Report]) -> list[list[Report]]:
     return series
 
 
-def full_time(started: float, ended: float, told: Sequence[Report], work: Work) -> Spread:
+def full_time(started: float, ended: float, told: Sequence[Report], growth: Growth) -> Spread:
     """The time of the full run. Series without an amount of their own stay as they are.
 
     An amount without a series, of a stage that told no progress, may be all of the time or nothing of it.
@@ -85,13 +85,13 @@ def full_time(started: float, ended: float, told: Sequence[Report], work: Work) 
     stays = max(0.0, ended - started)
     grown = NOTHING
     begun = started
-    for reported, amount in zip(series, work.series, strict=False):
+    for reported, amount in zip(series, growth.series, strict=False):
         taken, full = _grown(begun, reported, amount)
         stays, grown = max(0.0, stays - taken), grown + full
         begun = reported[-1].time
-    left = [amount.growth for amount in work.series[len(series) :]]
+    left = [amount.growth for amount in growth.series[len(series) :]]
     tail = max(0.0, ended - told[-1].time) if told else 0.0
-    most = stays * max([1.0, *left]) + tail * (work.tail - 1)
+    most = stays * max([1.0, *left]) + tail * (growth.tail - 1)
     return grown + Spread(stays * min([1.0, *left]), most)
 
 

@@ -6,7 +6,7 @@ The small run is a run like any other, in <store>/smoke: what has not changed si
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError
+from dsl.estimate import Amount, Estimate, Growth, Trial
 from dsl.graph import Graph, GraphNode
+from dsl.hooks import hook
 from dsl.op_table import user_ops
-from dsl.resources import Resources
-from dsl.smoke import Amount, Trial, Work, load_smoke, load_work
-from executor.planning.resources import free_bytes, graph_resources
+from executor.planning.estimates import free_bytes, graph_estimates
 from executor.planning.session import Session, make_planner, new_run
 from executor.records.events import read_events
 from executor.records.run_record import NodeState, Record
@@ -59,7 +59,7 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
     as_they_are = _without_smoke(session)
     if as_they_are:
         print_lines(
-            f"as in the full run, since their ops name no smoke=: {', '.join(as_they_are)}; "
+            f"as in the full run, since their ops have no smoke(): {', '.join(as_they_are)}; "
             "only what they read is smaller"
         )
     record = session.record
@@ -84,18 +84,18 @@ def _without_smoke(session: Session) -> list[str]:
     return [
         node_id
         for node_id, node in session.graph.nodes.items()
-        if node.op.name in own and node.op.smoke is None and session.decisions[node_id].cache != "hit"
+        if node.op.name in own and hook(node.op, "smoke") is None and session.decisions[node_id].cache != "hit"
     ]
 
 
 def small_graph(graph: Graph, samples: int) -> Graph:
-    """The graph on a few samples, as its ops say how; tracked in its own store alone."""
+    """The graph on a few samples, as its ops say how; tracked in its own store only."""
     nodes = {node_id: attrs.evolve(node, config=_small(node, samples)) for node_id, node in graph.nodes.items()}
     return attrs.evolve(graph, nodes=nodes, tracking_uri=None)
 
 
 def _small(node: GraphNode, samples: int) -> Any:
-    smoke = load_smoke(node.op)
+    smoke: Callable[[Any, int], Mapping[str, Any]] | None = hook(node.op, "smoke")
     return node.config if smoke is None else attrs.evolve(node.config, **smoke(node.config, samples))
 
 
@@ -107,17 +107,23 @@ def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEst
         for node_id, decision in decisions.items()
         if decision.cache == "hit" and decision.digest is not None
     }
-    needs = graph_resources(graph, made, free_bytes(store.path))
     measured = {node_id: _measured(session, node_id) for node_id in graph.nodes}
-    works: dict[str, Work] = {}
-    told = {}
+    artifacts = {node_id: one.artifact for node_id, one in measured.items()}
+    trials = {
+        node_id: Trial(config=node.config, artifact=artifacts[node_id], inputs=node.by_edge(artifacts))
+        for node_id, node in session.graph.nodes.items()
+    }
+    needs = graph_estimates(graph, made, free_bytes(store.path), trials)
+    growths: dict[str, Growth] = {}
+    found = {}
     for node_id, node in graph.nodes.items():
-        works[node_id] = _work(node, session.graph.nodes[node_id], measured, works)
+        need = needs.get(node_id, Estimate())
+        growths[node_id] = need.growth or _growth_of_inputs(node, measured[node_id], growths)
         if node_id in made:
-            told[node_id] = NodeEstimate(cached=True)
+            found[node_id] = NodeEstimate(cached=True)
         else:
-            told[node_id] = _estimate(node, measured[node_id], works[node_id], needs.get(node_id, Resources()))
-    return told
+            found[node_id] = _estimate(node, measured[node_id], need, growths[node_id])
+    return found
 
 
 def _measured(session: Session, node_id: str) -> Measured:
@@ -142,42 +148,28 @@ def _measured(session: Session, node_id: str) -> Measured:
     )
 
 
-def _work(node: GraphNode, small: GraphNode, measured: Mapping[str, Measured], works: Mapping[str, Work]) -> Work:
-    """What the op says that grows; else all of it is taken to grow as its largest input does."""
-    inputs: dict[str, Any] = {}
-    foreseen: dict[str, Any] = {}
-    for name, edge in node.op.edges.items():
-        producers = node.inputs.get(name, ())
-        paths = tuple(measured[parent].artifact for parent in producers)
-        told = tuple(works[parent].foreseen for parent in producers)
-        inputs[name] = paths if edge.many else next(iter(paths), None)
-        foreseen[name] = told if edge.many else next(iter(told), None)
-    work = load_work(node.op)
-    here = measured[node.id]
-    trial = Trial(config=node.config, small=small.config, artifact=here.artifact, inputs=inputs, foreseen=foreseen)
-    said = work(trial) if work is not None else None
-    if said is not None:
-        return said
-    growth = max([1.0, *(works[parent].output for parent in node.parents)])
+def _growth_of_inputs(node: GraphNode, measured: Measured, growths: Mapping[str, Growth]) -> Growth:
+    """All of a node's work is taken to grow as its largest input does."""
+    growth = max([1.0, *(growths[parent].output for parent in node.parents)])
     notes = (f"its op does not say what grows: all of it is taken to, {growth:,.3g} times",) if growth > 1 else ()
-    series = (Amount(1, growth, ""),) * max(1, len(series_of(here.told)))
-    return Work(series=series, output=growth, notes=notes)
+    series = (Amount(1, growth, ""),) * max(1, len(series_of(measured.told)))
+    return Growth(series=series, output=growth, notes=notes)
 
 
-def _estimate(node: GraphNode, measured: Measured, work: Work, need: Resources) -> NodeEstimate:
+def _estimate(node: GraphNode, measured: Measured, need: Estimate, growth: Growth) -> NodeEstimate:
     state = measured.state
     started, seconds = state.started or 0.0, state.seconds or 0.0
-    counted = work.output > 1 and node.op.work is not None  # which is better than what a plan expects
-    foretold = 0 if counted or need.disk_per else sum(need.disk.values())
+    is_counted = growth.output > 1 and need.growth is not None  # which is better than what a plan expects
+    foretold = 0 if is_counted or need.disk_per else sum(need.disk.values())
     return NodeEstimate(
         cached=False,
         tried=seconds,
-        time=full_time(started, started + seconds, measured.told, work),
-        disk=max(measured.size * work.output, foretold),
+        time=full_time(started, started + seconds, measured.told, growth),
+        disk=max(measured.size * growth.output, foretold),
         memory=state.memory,
         gpu_memory=state.gpu_memory,
         needed=sum(need.memory.values()),
         ranks=node.launch.world_size,
         device=measured.device,
-        notes=work.notes,
+        notes=growth.notes,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import attrs
 
 from dsl.errors import StageError
 from dsl.graph import Graph, GraphNode
+from dsl.hooks import hook
 from dsl.op_table import load_op
 from executor.system.supervisor import run_module
-from ops.lib.logged_model import LoggedModel, Tensor, logged_model
+from ops.lib.logged_model import LoggedModel, Tensor
 
 WITHIN_S = 30.0
 
@@ -28,7 +30,7 @@ def described(graph: Graph, node: GraphNode, folder: Path) -> LoggedModel:
     arguments = (node.op.name, str(folder), *map(str, graph.op_files))
     asked = run_module("executor.tracking.ask_model", *arguments, within_s=WITHIN_S)
     if asked.code != 0:
-        raise StageError(f"{node.op.model}: {asked.reason}")
+        raise StageError(f'logged_model() of op "{node.op.name}" failed: {asked.reason}')
     told: dict[str, Any] = json.loads(asked.output)
     tensors = {name: tuple(_tensor(each) for each in told[name]) for name in ("inputs", "outputs")}
     return LoggedModel(**{**told, **tensors})
@@ -36,9 +38,9 @@ def described(graph: Graph, node: GraphNode, folder: Path) -> LoggedModel:
 
 def main() -> int:
     op, folder, *op_files = sys.argv[1:]
-    model = logged_model(load_op(op, tuple(map(Path, op_files))), Path(folder))
-    assert model is not None
-    sys.stdout.write(json.dumps(attrs.asdict(model)))
+    describe: Callable[[Path], LoggedModel] | None = hook(load_op(op, tuple(map(Path, op_files))), "logged_model")
+    assert describe is not None
+    sys.stdout.write(json.dumps(attrs.asdict(describe(Path(folder)))))
     return 0
 
 

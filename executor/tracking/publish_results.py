@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.graph import Graph, GraphNode
+from dsl.hooks import hook
 from executor.records.run_record import Record
 from executor.results.combinations import final_metrics
 from executor.results.metric_order import is_judged
@@ -34,7 +35,7 @@ def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph
     """
     folder = store / "objects" / digest
     child = sent["nodes"][node.id]
-    if node.op.model is None or not folder.is_dir():
+    if hook(node.op, "logged_model") is None or not folder.is_dir():
         return
     model = described(graph, node, folder)
     small, large = artifact_files(folder, {})  # a model is one for all runs, whatever they measured

@@ -41,12 +41,6 @@ def sglang_args(_instance: object, _attribute: object, given: dict[str, object] 
 @op(
     version=1,
     run="ops.capture_targets.run:capture_targets",
-    report="ops.capture_targets.report:capture_targets_sections",
-    resources="ops.capture_targets.resources:capture_targets_resources",
-    threads="ops.lib.threads:threads_of_batches",
-    unmet="ops.capture_targets.unmet:unmet",
-    smoke="ops.capture_targets.smoke:capture_targets_smoke",
-    work="ops.capture_targets.smoke:capture_targets_work",
     key_libraries=("torch", "transformers"),
     resumable=True,
     gpu=True,

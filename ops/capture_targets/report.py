@@ -9,7 +9,7 @@ from ops.lib.data.files import read_json
 from ops.lib.report_sections import Account, Section, Table, facts, shard_counts
 
 
-def capture_targets_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """Which samples were captured, and how."""
     info = read_json(folder / "features.json")
     samples, tokens = shard_counts(info["shards"])

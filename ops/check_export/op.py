@@ -21,16 +21,8 @@ def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, o
 @op(
     version=1,
     run="ops.check_export.run:check_export",
-    report="ops.check_export.report:check_export_sections",
-    unmet="ops.check_export.unmet:unmet",
-    resources="ops.check_export.resources:check_export_resources",
-    threads="ops.lib.threads:threads_of_decoding",
-    smoke="ops.check_export.smoke:check_export_smoke",
-    work="ops.check_export.smoke:check_export_work",
     key_libraries=("safetensors", "torch", "transformers"),
     single_process=True,
-    shows_results=True,
-    main_figures="check/(tau_served(_.+)?|live_skipped)",
     gpu=True,
 )
 @frozen(kw_only=True)
@@ -64,6 +56,8 @@ class CheckExport:
         help="further arguments of SGLang's ServerArgs for the live stage: those that capture_targets takes",
     )
     output = CheckedDraft
+    shows_results = True
+    main_figures = "check/(tau_served(_.+)?|live_skipped)"
 
     def chosen_libraries(self) -> tuple[str, ...]:
         """SGLang, so that the node runs again where it was installed since."""

@@ -9,7 +9,7 @@ from ops.lib.data.files import read_json
 from ops.lib.report_sections import Section, Table, facts
 
 
-def check_export_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """What passed, and tau as it was measured and as SGLang served it."""
     check = read_json(folder / "check.json")
     live = {f"live: {name}": value for name, value in check["live"].items()}

@@ -29,18 +29,9 @@ def _temperature(_instance: object, _attribute: object, temperature: float) -> N
 @op(
     version=1,
     run="ops.evaluate.run:evaluate",
-    resources="ops.evaluate.resources:evaluate_resources",
-    threads="ops.lib.threads:threads_of_decoding",
-    unmet="ops.evaluate.unmet:unmet",
-    smoke="ops.evaluate.smoke:evaluate_smoke",
-    work="ops.evaluate.smoke:evaluate_work",
-    report="ops.evaluate.report:evaluate_sections",
     key_libraries=("torch", "transformers", "numpy", "scipy", "tokenizers", "pillow"),
     resumable=True,
     single_process=True,
-    shows_results=True,
-    judged_by="eval/tau",
-    main_figures="eval/(tau(_(?!random|unclipped).+)?|speedup|lossless_errors|ties|prompts)",
     gpu=True,
 )
 @frozen(kw_only=True)
@@ -92,6 +83,9 @@ class Evaluate:
     bootstrap: int = field(default=2000, validator=validators.ge(1), help="resamplings for the 95 % intervals")
     seed: int | None = seed_field()
     output = Report
+    shows_results = True
+    judged_by = "eval/tau"
+    main_figures = "eval/(tau(_(?!random|unclipped).+)?|speedup|lossless_errors|ties|prompts)"
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from ops.lib.report_sections import Cell, Chart, Html, Section, Series, Table
 PAGE_HEIGHT = 640
 
 
-def evaluate_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """tau, where it is won and lost, losslessness, speed, and the answers themselves."""
     report = read_json(folder / "report.json")
     return [

@@ -12,7 +12,7 @@ KIND = "dflash-draft"
 SHELL_BEGIN, SHELL_END = "```sh\n", "\n```"  # of the model card
 
 
-def draft_model(folder: Path) -> LoggedModel:
+def logged_model(folder: Path) -> LoggedModel:
     """Of a serving directory. A step takes the target's hidden states and an anchor token, and proposes tokens."""
     serving = read_json(folder / "config.json")
     draft = from_serving(serving)

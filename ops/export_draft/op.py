@@ -13,10 +13,6 @@ from ops.artifacts import Draft, DraftCheckpoint, TargetModel
 @op(
     version=1,
     run="ops.export_draft.run:export_draft",
-    report="ops.export_draft.report:export_draft_sections",
-    resources="ops.export_draft.resources:export_draft_resources",
-    threads="ops.lib.threads:threads_of_decoding",
-    model="ops.export_draft.model:draft_model",
     key_libraries=("safetensors",),
     single_process=True,
 )

@@ -22,7 +22,7 @@ SHOWN = (
 )
 
 
-def export_draft_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """The shape of the draft, and what the serving contract says of it."""
     config = read_json(folder / "config.json")
     contract = {**facts_of_contract(config), "bytes": (folder / "model.safetensors").stat().st_size}

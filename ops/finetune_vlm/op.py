@@ -37,11 +37,6 @@ def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
 @op(
     version=1,
     run="ops.finetune_vlm.run:finetune_vlm",
-    report="ops.load_target.report:target_sections",
-    resources="ops.finetune_vlm.resources:finetune_vlm_resources",
-    threads="ops.lib.threads:threads_of_finetuning",
-    smoke="ops.finetune_vlm.smoke:finetune_vlm_smoke",
-    work="ops.finetune_vlm.smoke:finetune_vlm_work",
     key_libraries=("torch", "transformers"),
     resumable=True,
     sequence_parallel=True,

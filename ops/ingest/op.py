@@ -18,9 +18,6 @@ from ops.ingest.read import Reading, named_images
 @op(
     version=1,
     run="ops.ingest.run:ingest",
-    report="ops.ingest.report:ingest_sections",
-    smoke="ops.ingest.smoke:ingest_smoke",
-    work="ops.ingest.smoke:ingest_work",
     key_libraries=("pillow", "pyarrow", "datasets"),
     single_process=True,
 )

@@ -9,7 +9,7 @@ from ops.lib.data.files import read_json
 from ops.lib.report_sections import Section, Table, account_sections
 
 
-def ingest_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """The account of samples, and with max_samples what the whole source holds."""
     sections = account_sections(folder)
     source = folder / "source.json"

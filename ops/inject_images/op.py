@@ -13,8 +13,6 @@ from ops.artifacts import ImageSamples, Samples
 @op(
     version=1,
     run="ops.inject_images.run:inject_images",
-    report="ops.inject_images.report:inject_images_sections",
-    work="ops.inject_images.smoke:inject_images_work",
     key_libraries=("pillow",),
     single_process=True,
 )

@@ -8,6 +8,6 @@ from pathlib import Path
 from ops.lib.report_sections import Section, account_sections
 
 
-def inject_images_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """The account of samples."""
     return account_sections(folder)

@@ -1,44 +1,97 @@
-"""What is known of artifacts before they are made: by these the `resources` functions of the ops tell each other."""
+"""What is foreseen of artifacts before they are made: by these the `estimate` hooks of the ops inform each other.
+
+After a trial on a few samples, samples and tokens are counted as well, in the trial and for the full run: by kind,
+since images and texts differ in size, and splits in number.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
 from dsl.errors import DataError
+from dsl.estimate import Amount
+from ops.lib.data.files import read_jsonl
+from ops.lib.data.sample_account import SPLITS
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.target.sizes import TargetSizes
 
 MILLION = 1_000_000
 
+Kind = tuple[str, str]  # category ("image" or "text"), split
+
+
+@frozen
+class Counts:
+    """Something counted by kind, in the trial and in the full run."""
+
+    trial: Mapping[Kind, float]
+    full: Mapping[Kind, float]
+
+    def of(self, splits: Iterable[str]) -> tuple[float, float]:
+        """The sums over some splits: trial, full."""
+        chosen = self.only(splits)
+        return sum(chosen.trial.values()), sum(chosen.full.values())
+
+    def only(self, splits: Iterable[str]) -> Counts:
+        chosen = set(splits)
+        trial, full = (
+            {kind: count for kind, count in counts.items() if kind[1] in chosen} for counts in (self.trial, self.full)
+        )
+        return Counts(trial, full)
+
+    def amount(self, unit: str, splits: Iterable[str] = SPLITS) -> Amount:
+        return Amount(*self.of(splits), unit)
+
 
 @frozen(kw_only=True)
 class TargetForeseen:
-    """A target's config.json, and its sizes."""
+    """A target's config.json, and its sizes. is_tried: a trial trained it, for a few steps only."""
 
     config: Mapping[str, Any]
     sizes: TargetSizes
+    is_tried: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> TargetForeseen:
+    def of(cls, config: Mapping[str, Any], *, is_tried: bool = False) -> TargetForeseen:
         """Raises DataError for a config that lacks a size."""
-        return cls(config=config, sizes=TargetSizes.of(config))
+        return cls(config=config, sizes=TargetSizes.of(config), is_tried=is_tried)
+
+
+@frozen(kw_only=True)
+class SamplesForeseen:
+    """Samples, after a trial."""
+
+    samples: Counts
+
+
+@frozen(kw_only=True)
+class TokensCounted(SamplesForeseen):
+    """Tokenised samples, and their tokens, after a trial."""
+
+    tokens: Counts
+
+    def only(self, splits: Iterable[str]) -> TokensCounted:
+        return TokensCounted(samples=self.samples.only(splits), tokens=self.tokens.only(splits))
 
 
 @frozen(kw_only=True)
 class TokensForeseen:
     """Token shards. by_split: counted tokens, None before they are made. expected: by the user's word, None without it.
-    longest: tokens of the longest sample that is kept. vocab_size: of a built-in processor, else None.
+    longest: tokens of the longest sample that is kept. vocab_size: of a built-in processor, else None. counted: the
+    samples and their tokens, after a trial.
     """
 
     by_split: Mapping[str, int] | None
     expected: int | None
     longest: int
     vocab_size: int | None
+    counted: TokensCounted | None = None
 
     def count(self, splits: tuple[str, ...]) -> int | None:
         """Tokens of the splits; the expected number stands for any of them."""
@@ -49,11 +102,20 @@ class TokensForeseen:
 
 @frozen(kw_only=True)
 class FeaturesForeseen:
-    """Stored features: of how many layers, of what dtype, and of which tokens."""
+    """Stored features: of how many layers, of what dtype, and of which tokens. counted: as of TokensForeseen."""
 
     num_layers: int
     dtype: str
     tokens: TokensForeseen | None
+    counted: TokensCounted | None = None
+
+
+@frozen(kw_only=True)
+class StepsForeseen:
+    """A plan of batches, after a trial: steps, and tokens of a step of the full run."""
+
+    steps: Amount
+    tokens_per_step: float
 
 
 @frozen(kw_only=True)
@@ -73,6 +135,11 @@ class ReportForeseen:
     dtype: str
 
 
+def first_counted(*foreseen: TokensForeseen | FeaturesForeseen | None) -> TokensCounted | None:
+    """The samples and tokens of the first of these that has them counted."""
+    return next((one.counted for one in foreseen if one is not None and one.counted is not None), None)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """A config.json without any library. Raises DataError where it is not there or no JSON object."""
     try:
@@ -87,3 +154,27 @@ def read_config(path: Path) -> dict[str, Any]:
 def amount(count: int | None) -> tuple[int, str]:
     """How many tokens a need is told for, and the words for it: of the data, or a million where their count is open."""
     return (MILLION, "a million tokens") if count is None else (count, "")
+
+
+def kept_samples(artifact: Path, given: Counts) -> Counts:
+    """The samples in an artifact. Of each kind the full run keeps the share that the trial kept."""
+    kept: Counter[Kind] = Counter((row["category"], row["split"]) for row in read_jsonl(artifact / "samples.jsonl"))
+    return Counts(kept, {kind: count * _share(kind, kept, given.trial) for kind, count in given.full.items()})
+
+
+def counted_tokens(artifact: Path, samples: Counts) -> Counts:
+    """The tokens of an artifact's samples. Of each kind those of the full run are as long as those of the trial."""
+    tokens: Counter[Kind] = Counter()
+    for row in read_jsonl(artifact / "samples.jsonl"):
+        tokens[row["category"], row["split"]] += row["tokens"]
+    return Counts(tokens, {kind: count * _share(kind, tokens, samples.trial) for kind, count in samples.full.items()})
+
+
+def _share(kind: Kind, part: Mapping[Kind, float], whole: Mapping[Kind, float]) -> float:
+    """How much of `part` there is for one of `whole`: of this kind, else of its category, else of all."""
+    alike = [{kind}, {other for other in whole if other[0] == kind[0]}, set(whole)]
+    for kinds in alike:
+        count = sum(whole.get(other, 0) for other in kinds)
+        if count:
+            return sum(part.get(other, 0) for other in kinds) / count
+    return 0.0

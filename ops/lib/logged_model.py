@@ -1,17 +1,13 @@
-"""An artifact that is a model, as MLflow shows it. An op whose artifact is one names a function that loads no torch:
+"""An artifact that is a model, as MLflow shows it. An op whose artifact is one has a hook (dsl/op_class.py):
 
-@op(..., model="module:function")   (folder of the artifact) -> LoggedModel
+logged_model(folder of the artifact) -> LoggedModel
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from attrs import field, frozen
-
-from dsl.named_function import named_function
-from dsl.op import OpSpec
 
 
 @frozen
@@ -32,11 +28,3 @@ class LoggedModel:
     outputs: tuple[Tensor, ...]
     params: Mapping[str, str] = field(factory=dict)
     tags: Mapping[str, str] = field(factory=dict)
-
-
-def logged_model(op: OpSpec, folder: Path) -> LoggedModel | None:
-    """What MLflow shows of an artifact of the op; None where it is no model."""
-    if op.model is None:
-        return None
-    function: Callable[[Path], LoggedModel] = named_function(op.model)
-    return function(folder)

@@ -1,8 +1,8 @@
 """What an op shows of an artifact of its own in `dflow report`, and sections that several ops share.
 
-An op names one function, without torch:
+An op has a hook for that (dsl/op_class.py), which loads no torch:
 
-    @op(..., report="module:function")   (folder of the artifact) -> Sequence[Section]
+    report(folder of the artifact) -> Sequence[Section]
 
 All text is plain: the report escapes it. The one exception is `Html`, which is shown in a frame of its own in which no
 script runs and nothing is loaded.
@@ -16,7 +16,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,6 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, shortened
-from dsl.named_function import named_function
-from dsl.op import OpSpec
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.sample_account import NOT_TAKEN
 
@@ -143,14 +141,6 @@ class Section:
     title: str
     body: Body
     note: str = ""
-
-
-def load_report(spec: OpSpec) -> Callable[[Path], Sequence[Section]] | None:
-    """The function that shows an artifact of the op, None where it names none."""
-    if spec.report is None:
-        return None
-    function: Callable[[Path], Sequence[Section]] = named_function(spec.report)
-    return function
 
 
 def account_sections(folder: Path) -> list[Section]:

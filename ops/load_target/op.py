@@ -11,8 +11,6 @@ from ops.artifacts import TargetModel
 @op(
     version=1,
     run="ops.load_target.run:load_target",
-    report="ops.load_target.report:target_sections",
-    resources="ops.load_target.resources:load_target_resources",
     key_libraries=("transformers",),
     single_process=True,
 )

@@ -9,7 +9,7 @@ from ops.lib.data.files import read_json
 from ops.lib.report_sections import Section, facts
 
 
-def target_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """What the target is, and what was measured while it was made."""
     sections = [Section("target", facts(read_json(folder / "target.json")))]
     metrics = read_json(folder / "metrics.json")

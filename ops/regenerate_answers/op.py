@@ -35,12 +35,6 @@ NO_SERVER = Only("backend", "huggingface", "'{name}' is the server's affair with
 @op(
     version=1,
     run="ops.regenerate_answers.run:regenerate_answers",
-    report="ops.regenerate_answers.report:regenerate_answers_sections",
-    resources="ops.regenerate_answers.resources:regenerate_answers_resources",
-    threads="ops.lib.threads:threads_of_decoding",
-    unmet="ops.regenerate_answers.unmet:unmet",
-    smoke="ops.regenerate_answers.smoke:regenerate_answers_smoke",
-    work="ops.regenerate_answers.smoke:regenerate_answers_work",
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),
     resumable=True,
     single_process=True,

@@ -16,7 +16,7 @@ ANSWERS_SHOWN = 12
 LETTERS = 400
 
 
-def regenerate_answers_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """The account of samples, finish reasons, lengths, the first answers, and what the server took."""
     rows = first_rows(folder / "samples.jsonl")
     reasons = Counter(reason for row in rows for reason in row.get("finish_reasons", ()))

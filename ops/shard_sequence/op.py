@@ -21,9 +21,6 @@ ONE_SOURCE = (
 @op(
     version=1,
     run="ops.shard_sequence.run:shard_sequence",
-    report="ops.shard_sequence.report:shard_sequence_sections",
-    smoke="ops.shard_sequence.smoke:shard_sequence_smoke",
-    work="ops.shard_sequence.smoke:shard_sequence_work",
     single_process=True,
 )
 @frozen(kw_only=True)

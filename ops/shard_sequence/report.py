@@ -9,7 +9,7 @@ from ops.lib.data.files import read_json
 from ops.lib.report_sections import Account, Chart, Section, Series, facts, first_rows
 
 
-def shard_sequence_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """The plan of batches, and how full its steps are."""
     plan = read_json(folder / "plan.json")
     steps = first_rows(folder / "steps.jsonl")

@@ -15,10 +15,6 @@ from ops.artifacts import ImageSamples, TargetModel, TokenShards
 @op(
     version=2,
     run="ops.tokenize_chat.run:tokenize_chat",
-    report="ops.tokenize_chat.report:tokenize_chat_sections",
-    resources="ops.tokenize_chat.resources:tokenize_chat_resources",
-    unmet="ops.tokenize_chat.unmet:unmet",
-    work="ops.tokenize_chat.smoke:tokenize_chat_work",
     key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy"),
     single_process=True,
 )

@@ -19,7 +19,7 @@ from ops.lib.report_sections import (
 )
 
 
-def tokenize_chat_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """The account of samples, tokens by split, how long samples are, and preview.html."""
     rows = first_rows(folder / "samples.jsonl")
     lengths = [row["tokens"] for row in rows]

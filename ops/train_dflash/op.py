@@ -86,11 +86,6 @@ PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
 @op(
     version=1,
     run="ops.train_dflash.run:train_dflash",
-    report="ops.train_dflash.report:train_dflash_sections",
-    resources="ops.train_dflash.resources:train_dflash_resources",
-    threads="ops.lib.threads:threads_of_drafting",
-    smoke="ops.train_dflash.smoke:train_dflash_smoke",
-    work="ops.train_dflash.smoke:train_dflash_work",
     key_libraries=("torch", "transformers"),
     resumable=True,
     sequence_parallel=True,

@@ -13,7 +13,7 @@ SHOWN = ("steps", "selected_step", "tokens", "anchors", "skipped_steps", "nonfin
 NOT_REACHED = "in no step before max_steps"
 
 
-def train_dflash_sections(folder: Path) -> Sequence[Section]:
+def report(folder: Path) -> Sequence[Section]:
     """Which samples it saw, what it did, and what it measured in the end."""
     training = read_json(folder / "training.json")
     measured = {**(training.get("final_metrics") or {}), **(training.get("val_metrics") or {})}

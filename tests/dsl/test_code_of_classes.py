@@ -49,6 +49,12 @@ class Make:
     WIDTH: "ClassVar[int]" = 14
     LIMIT = 15
     output = Text
+    judged_by = "eval/tau"
+
+    @staticmethod
+    def report(folder): return [half(len(folder.name))]
+
+    def unmet(self): return {"text": "missing"}
 
     def scaled(self): return half(self.steps) * 16
 
@@ -94,7 +100,10 @@ def graph(tmp_path: Path) -> Iterator[Graph]:
         ('help="what', 'validator=print, help="what', set()),
         ("Makes a text.", "Makes one.", set()),
         ("pages.txt", "other.txt", set()),
-        ("@op(version=1", '@op(resources="classes_ops:half", version=1', set()),
+        ("@op(version=1", "@op(resumable=True, version=1", set()),
+        ("eval/tau", "eval/speedup", set()),
+        ("len(folder.name)", "3", set()),
+        ('"missing"', '"missing, install it"', set()),
     ],
 )
 def test_the_code_of_a_node_has_the_classes_of_its_op(

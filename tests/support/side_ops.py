@@ -77,7 +77,7 @@ class VeryBusy(Busy):
     pass
 
 
-@op(version=1, run="toy:flaky", resumable=True, transient=("toy.Busy",))
+@op(version=1, run="toy:flaky", resumable=True)
 @frozen(kw_only=True)
 class Flaky:
     """Fails so many times, and counts its steps."""
@@ -85,6 +85,7 @@ class Flaky:
     error: str = "transient"
     text: Text | None = None
     output = Text
+    transient = ("toy.Busy",)
 
 
 def flaky(config, stage):
@@ -129,7 +130,7 @@ def look(config, stage):
         raise DataError(f"{config.token} is refused")
 
 
-@op(version=1, run="toy:small", threads="toy:one_for_small")
+@op(version=1, run="toy:small")
 @frozen(kw_only=True)
 class Small:
     """Writes its threads, beside another one where asked; loads torch's OpenMP runtime, which tells how it waits."""
@@ -138,12 +139,11 @@ class Small:
     text: Text | None = None
     output = Text
 
-
-def one_for_small(config, folders):
-    text = folders["text"]
-    if config.size < 0:
-        return config.size if config.size < -1 else {}[config.size]
-    return 1 if config.size + (len((text / "text.txt").read_text()) if text else 0) < 100 else None
+    def threads(self, folders):
+        text = folders["text"]
+        if self.size < 0:
+            return self.size if self.size < -1 else {}[self.size]
+        return 1 if self.size + (len((text / "text.txt").read_text()) if text else 0) < 100 else None
 
 
 def small(config, stage):

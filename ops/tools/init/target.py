@@ -13,7 +13,7 @@ from ops.capture_targets.layers import spread_layers
 from ops.lib.estimates import read_config
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.vision.pixel_limits import PREPROCESSOR, pixel_limits
-from ops.load_target.resources import TARGETS, dtype_of, find_config
+from ops.load_target.estimate import TARGETS, dtype_of, find_config
 
 MOST_LAYERS = 5  # of the paper
 TOKENIZER = "tokenizer.json"

@@ -9,13 +9,13 @@ import torch
 from side_ops import side
 
 from dsl.errors import ConfigError
+from dsl.estimate import Estimate
 from dsl.graph import Graph
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
-from dsl.resources import Resources
 from executor.launchers.stage_process import stage_environment
 from executor.launchers.worker import _device
-from executor.planning.resources import too_large_for_gpus
+from executor.planning.estimates import too_large_for_gpus
 from executor.system.resource_pool import Capacity, device_order, too_much
 
 OPS = """
@@ -130,7 +130,7 @@ def test_more_ranks_than_gpus_are_told_by_plan_and_refused_by_run(tmp_path: Path
 
 def test_a_node_that_no_gpu_here_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    needs = {"n": Resources(memory={"weights": 90 * 10**9, "gradients": 41 * 10**9})}
+    needs = {"n": Estimate(memory={"weights": 90 * 10**9, "gradients": 41 * 10**9})}
     said = "n: memory: DOES NOT FIT: each rank needs 131.0 GB, and a GPU here has 80.0 GB"
     whole, on_cpu = graph(tmp_path, ""), graph(tmp_path, 'device = "cpu"')
     assert too_large_for_gpus(whole, needs, lambda: 80 * 10**9) == [said]

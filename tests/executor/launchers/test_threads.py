@@ -82,5 +82,5 @@ def test_an_op_whose_own_function_of_threads_fails_fails_alone(tmp_path):
         name: node["state"] for name, node in toy.state()["nodes"].items()
     }
     errors = [toy.state()["nodes"][name]["error"] for name in "ab"]
-    assert 'the function toy:one_for_small of op "small" failed: KeyError: -1' in errors[0]
+    assert 'threads() of op "small" failed: KeyError: -1' in errors[0]
     assert "it returned -2, not a number of threads or None" in errors[1]

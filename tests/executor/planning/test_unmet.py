@@ -26,7 +26,7 @@ from dsl.op import field, op
 from toy import Text
 
 
-@op(version=1, run="needing:need", unmet="needing:need_unmet")
+@op(version=1, run="needing:need")
 @frozen(kw_only=True)
 class Need:
     """Needs a variable."""
@@ -34,15 +34,13 @@ class Need:
     variable: str = field(help="has to be set")
     output = Text
 
+    def unmet(self):
+        return {} if self.variable in os.environ else {"variable": f"set {self.variable}"}
+
 
 def need(config, stage):
     (stage.out_dir / "text.txt").write_text(os.environ[config.variable])
 
-
-def need_unmet(config):
-    if config.variable in os.environ:
-        return {}
-    return {"variable": f"set {config.variable}"}
 '''
 PIPELINE = """
 [pipeline]

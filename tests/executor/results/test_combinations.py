@@ -27,7 +27,7 @@ class Text(Artifact):
     name = "text"
 
 
-@op(version=1, run="toy:no", judged_by="eval/tau")
+@op(version=1, run="toy:no")
 @frozen(kw_only=True)
 class First:
     tags: tuple[str, ...] = ()
@@ -35,6 +35,7 @@ class First:
     is_new: bool = False
     size: int = 1
     output = Text
+    judged_by = "eval/tau"
 """
 PIPELINE = """
 [pipeline]

@@ -110,7 +110,8 @@ executor.scheduler.attempt.Attempt._result = begun
 def test_an_attempt_that_took_too_long_is_tried_again_where_the_op_declares_timeouts(tmp_path):
     toy = odd(tmp_path, "slow", retries=1, timeout=1.0)
     source = toy.folder / "toy.py"
-    declared = source.read_text().replace('run="toy:make")', 'run="toy:make", transient=("TimeoutError",))')
+    seconds = 'help="how long it takes")\n    output = Text\n'
+    declared = source.read_text().replace(seconds, f'{seconds}    transient = ("TimeoutError",)\n', 1)
     source.write_text(declared)
     result = toy.dflow("run", str(toy.file))
     assert result.returncode == 0, result.stderr

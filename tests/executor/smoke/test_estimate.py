@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.smoke import Amount, Work
+from dsl.estimate import Amount, Growth
 from executor.smoke.estimate import Report, Spread, full_time, reports, series_of
 
 START = 1000.0
@@ -17,7 +17,7 @@ def told(*times_and_counts: tuple[float, int], total: int) -> list[Report]:
 
 
 def full(told: list[Report], seconds: float, *series: Amount, tail: float = 1.0) -> tuple[float, float]:
-    spread = full_time(START, START + seconds, told, Work(series=series, tail=tail))
+    spread = full_time(START, START + seconds, told, Growth(series=series, tail=tail))
     return round(spread.low, 6), round(spread.high, 6)
 
 
@@ -33,7 +33,7 @@ def test_a_stage_of_constant_pace_takes_its_start_up_once_and_each_unit_alike(
 ) -> None:
     progress = told(*((start_up + pace * done, done) for done in range(trial + 1)), total=trial)
     spread = full_time(
-        START, START + start_up + pace * trial + tail, progress, Work(series=(Amount(trial, full_amount, "steps"),))
+        START, START + start_up + pace * trial + tail, progress, Growth(series=(Amount(trial, full_amount, "steps"),))
     )
     truth = start_up + pace * full_amount + tail
     assert spread.low == pytest.approx(truth, rel=1e-4, abs=1e-4)
@@ -92,7 +92,7 @@ def test_more_at_once_takes_less_but_not_surely() -> None:
 
 def test_a_clock_that_went_back_makes_no_time_negative() -> None:
     spread = full_time(
-        START, START - 50, told((5, 0), (-7, 1), (-9, 2), total=2), Work(series=(Amount(2, 9, "steps"),))
+        START, START - 50, told((5, 0), (-7, 1), (-9, 2), total=2), Growth(series=(Amount(2, 9, "steps"),))
     )
     assert Spread(0.0, 0.0) == spread
 

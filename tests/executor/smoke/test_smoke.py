@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
+from dsl.hooks import hook
 from dsl.read_toml import read_graph
 from executor.records.run_record import Record
 from executor.smoke.estimate import NodeEstimate, Spread
@@ -20,8 +21,7 @@ from pathlib import Path
 from attrs import frozen
 from dsl.errors import DataError
 from dsl.op import Artifact, field, op
-from dsl.resources import Resources
-from dsl.smoke import Amount, Work
+from dsl.estimate import Amount, Estimate, Growth
 
 
 @frozen
@@ -38,12 +38,22 @@ def lines_of(artifact):
     return (artifact / "lines.txt").read_text().splitlines()
 
 
-@op(version=1, run="small:take", smoke="small:fewer", work="small:take_work")
+@op(version=1, run="small:take")
 @frozen(kw_only=True)
 class Take:
     """Writes lines."""
     count: int = field(help="how many")
     output = Lines
+
+    def smoke(self, samples):
+        return {"count": min(self.count, samples)}
+
+    def estimate(self, outlook):
+        if outlook.trial is None:
+            return None
+        small = len(lines_of(outlook.trial.artifact))
+        assert small == outlook.trial.config.count
+        return Estimate(growth=Growth(output=self.count / small, notes=("reads all",)), foreseen=self.count)
 
 
 def take(config, stage):
@@ -51,22 +61,19 @@ def take(config, stage):
     (stage.out_dir / "lines.txt").write_text("a line of twenty byte\\n" * config.count)
 
 
-def fewer(config, samples):
-    return {"count": min(config.count, samples)}
-
-
-def take_work(trial):
-    assert len(lines_of(trial.artifact)) == trial.small.count
-    return Work(output=trial.config.count / trial.small.count, notes=("reads all",), foreseen=trial.config.count)
-
-
-@op(version=1, run="small:copy", work="small:copy_work")
+@op(version=1, run="small:copy")
 @frozen(kw_only=True)
 class Copy:
     """Copies lines, one after the other; of fewer than `least` it is afraid."""
     lines: Lines
     least: int = field(default=0, help="lines")
     output = Lines
+
+    def estimate(self, outlook):
+        if outlook.trial is None:
+            return None
+        small, full = len(lines_of(outlook.trial.inputs["lines"])), outlook.inputs["lines"]
+        return Estimate(growth=Growth(series=(Amount(small, full, "lines"),), output=full / small))
 
 
 def copy(config, stage):
@@ -79,26 +86,21 @@ def copy(config, stage):
     (stage.out_dir / "lines.txt").write_text("\\n".join(lines))
 
 
-def copy_work(trial):
-    small = len(lines_of(trial.inputs["lines"]))
-    return Work(series=(Amount(small, trial.foreseen["lines"], "lines"),), output=trial.foreseen["lines"] / small)
-
-
-@op(version=1, run="small:count", resources="small:count_resources")
+@op(version=1, run="small:count")
 @frozen(kw_only=True)
 class Count:
     """Counts lines, and says nothing of what grows."""
     lines: Lines
     output = Lines
 
+    def estimate(self, outlook):
+        return Estimate(memory={"lines": 3 * 10**9}, disk={"checkpoints": 7 * 10**9})
+
 
 def count(config, stage):
     count_call("count")
     (stage.out_dir / "lines.txt").write_text(str(len(lines_of(stage.inputs["lines"].path))))
 
-
-def count_resources(outlook):
-    return Resources(memory={"lines": 3 * 10**9}, disk={"checkpoints": 7 * 10**9})
 '''
 
 PIPELINE = """
@@ -173,11 +175,11 @@ def test_the_artifacts_of_the_full_run_are_foretold_in_proportion(toy: Toy) -> N
 def test_own_ops_that_run_as_they_are_are_named_before_they_run(toy: Toy) -> None:
     first = toy.dflow("run", str(toy.file), "--smoke", "4").stdout.splitlines()[0]
     graph = read_graph(toy.file)
-    without = [node_id for node_id, node in graph.nodes.items() if node.op.smoke is None]
+    without = [node_id for node_id, node in graph.nodes.items() if hook(node.op, "smoke") is None]
     assert 0 < len(without) < len(graph.nodes)
-    told = f"as in the full run, since their ops name no smoke=: {', '.join(without)}; only what they read is smaller"
+    told = f"as in the full run, since their ops have no smoke(): {', '.join(without)}; only what they read is smaller"
     assert told == first
-    assert "no smoke=" not in toy.dflow("run", str(toy.file), "--smoke", "4").stdout
+    assert "no smoke()" not in toy.dflow("run", str(toy.file), "--smoke", "4").stdout
 
 
 def test_a_second_smoke_run_runs_nothing_and_tells_the_same(toy: Toy) -> None:

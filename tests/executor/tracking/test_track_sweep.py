@@ -56,8 +56,8 @@ def as_model(folder):
 
 def changed_ops():
     """upper is a model that can be swept, join judges it, by its weight."""
-    ops = OPS.replace('run="toy:upper")', 'run="toy:upper", model="toy:as_model")')
-    ops = ops.replace('run="toy:join")', 'run="toy:join", judged_by="join/weight")')
+    weight = '    weight: float = field(default=1.0, help="a number")\n    output = Text\n'
+    ops = OPS.replace(weight, f'{weight}    judged_by = "join/weight"\n')
     ops = ops.replace("    text: Text\n    output = Text\n\n\ndef upper", TIMES)
     return ops.replace(".read_text().upper())", ".read_text().upper() * config.times)") + MODEL
 
@@ -65,6 +65,10 @@ def changed_ops():
 TIMES = """    text: Text
     times: int = field(default=1, help="how often")
     output = Text
+
+    @staticmethod
+    def logged_model(folder):
+        return as_model(folder)
 
 
 def upper"""

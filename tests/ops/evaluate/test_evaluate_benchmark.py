@@ -15,12 +15,13 @@ from lively_target import make_lively
 from PIL import Image
 
 from dsl.errors import DataError
+from dsl.estimate import Outlook, Trial
+from dsl.launch import Launch
 from dsl.op import Ref
-from dsl.smoke import Trial
 from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
 from ops.evaluate.benchmark import read_benchmark
+from ops.evaluate.estimate import estimate
 from ops.evaluate.prompts import first_of_each
-from ops.evaluate.smoke import evaluate_work
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
@@ -233,6 +234,8 @@ def test_the_images_that_a_benchmark_names_are_part_of_its_key(tmp_path):
 def test_a_trial_knows_how_many_prompts_the_full_run_has(tmp_path):
     config = evaluate_config(benchmark=written(tmp_path, good_rows()), max_prompts=None)
     small = evaluate_config(benchmark=config.benchmark, max_prompts=1)
-    trial = Trial(config=config, small=small, artifact=tmp_path, inputs={}, foreseen={"tokens": None})
-    (amount,) = evaluate_work(trial).series
+    trial = Trial(config=small, artifact=tmp_path, inputs={})
+    inputs = dict.fromkeys(("draft", "target", "tokens"))
+    outlook = Outlook(launch=Launch(), inputs=inputs, artifact=None, root=tmp_path, free_disk=0, trial=trial)
+    (amount,) = estimate(config, outlook).growth.series
     assert (3, 5) == (amount.trial, amount.full)

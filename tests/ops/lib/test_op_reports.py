@@ -12,20 +12,22 @@ from fake_stage import FakeStage
 
 from dsl.op import Ref
 from ops.artifacts import BatchPlan
-from ops.capture_targets.report import capture_targets_sections
-from ops.check_export.report import check_export_sections
-from ops.export_draft.report import export_draft_sections
-from ops.ingest.report import ingest_sections
+from ops.capture_targets.report import report as capture_targets_sections
+from ops.check_export.report import report as check_export_sections
+from ops.export_draft.report import report as export_draft_sections
+from ops.ingest.report import report as ingest_sections
 from ops.lib.data.files import json_line, read_json, write_json
 from ops.lib.data.sample_account import NOT_TAKEN, Tally
 from ops.lib.report_sections import DROPPED_SHOWN, Account, Html, Section, histogram, shown_value
-from ops.load_target.report import target_sections
-from ops.regenerate_answers.report import LETTERS, regenerate_answers_sections
+from ops.load_target.report import report as target_sections
+from ops.regenerate_answers.report import LETTERS
+from ops.regenerate_answers.report import report as regenerate_answers_sections
 from ops.shard_sequence.op import ShardSequence
-from ops.shard_sequence.report import shard_sequence_sections
+from ops.shard_sequence.report import report as shard_sequence_sections
 from ops.shard_sequence.run import shard_sequence
-from ops.tokenize_chat.report import tokenize_chat_sections
-from ops.train_dflash.report import NOT_REACHED, train_account, train_dflash_sections
+from ops.tokenize_chat.report import report as tokenize_chat_sections
+from ops.train_dflash.report import NOT_REACHED, train_account
+from ops.train_dflash.report import report as train_dflash_sections
 
 
 def body(sections: Sequence[Section], title: str) -> Any:

@@ -7,14 +7,15 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from attrs import evolve, frozen
+from attrs import frozen
 
 import ops.lib.report_sections
 from dsl.errors import ConfigError
+from dsl.hooks import hook
 from dsl.op import Artifact, field, op, op_of
 from dsl.op_table import all_ops
 from executor.report.op_sections import section_from_json, section_to_json
-from ops.lib.report_sections import Chart, Series, Table, load_report
+from ops.lib.report_sections import Chart, Series, Table
 
 
 @frozen
@@ -22,7 +23,7 @@ class Text(Artifact):
     """text.txt"""
 
 
-@op(version=1, run="shown:run", report="shown:sections")
+@op(version=1, run="shown:run")
 @frozen(kw_only=True)
 class Shown:
     """Writes a text."""
@@ -59,24 +60,24 @@ def test_a_table_with_a_row_of_another_length_and_a_chart_over_names_and_numbers
         Chart([Series("tau", ["image"], [1.0])], "category", "tau", "lines")
 
 
-def test_every_built_in_op_names_a_function_that_is_there() -> None:
-    functions = {name: load_report(spec) for name, spec in all_ops().items()}
+def test_every_built_in_op_shows_its_artifact() -> None:
+    functions = {name: hook(spec, "report") for name, spec in all_ops().items()}
     assert [] == [name for name, function in functions.items() if function is None]
     assert all(map(callable, functions.values()))
 
 
-def test_an_op_without_such_a_function_shows_nothing() -> None:
-    assert load_report(evolve(op_of(Shown), report=None)) is None
+def test_an_op_without_such_a_hook_shows_nothing() -> None:
+    assert hook(op_of(Shown), "report") is None
 
 
 def test_the_example_in_the_documentation_gives_sections_that_a_report_takes(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "report.md").read_text()
-    code = text[text.index("    def shorten_sections") : text.index("The function gets the folder")]
+    code = text[text.index("        def report(folder") : text.index("The hook gets the folder")]
     names = {**vars(ops.lib.report_sections), "json": json, "Path": Path}
     exec(textwrap.dedent(code), names)
     summary = {"in": 3, "kept": 2, "dropped": {"too long": 1}, "splits": {"train": 2}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    sections = names["shorten_sections"](tmp_path)
+    sections = names["report"](tmp_path)
     assert ["samples", "lengths", "first rows"] == [section.title for section in sections]
     carried = [section_to_json(section, tmp_path) for section in sections]
     assert ["Account", "Chart", "Table"] == [section["kind"] for section in carried]

@@ -1,4 +1,4 @@
-"""What the nodes of a graph need, asked of their ops in the order of the data."""
+"""What the nodes of a graph need, estimated by their ops in the order of the data."""
 
 from __future__ import annotations
 
@@ -8,40 +8,48 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DflowError
-from dsl.graph import Graph, GraphNode
-from dsl.resources import Outlook, Resources, load_resources
+from dsl.estimate import Estimate, Outlook, Trial
+from dsl.graph import Graph
+from dsl.hooks import hook
 from dsl.sizes import shown_bytes
 from executor.system.resource_pool import computes_on_gpu, devices
 
+NO_TRIALS: Mapping[str, Trial] = {}
 
-def graph_resources(graph: Graph, made: Mapping[str, Path], free_disk: int) -> dict[str, Resources]:
-    """The resources of every node whose op tells them. made: where the store holds artifacts, by node id.
+
+def graph_estimates(
+    graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial] = NO_TRIALS
+) -> dict[str, Estimate]:
+    """The estimate of every node whose op gives one. made: where the store holds artifacts, by node id.
 
     A node that is made needs nothing more, but its readers learn from it. What an op refuses becomes a note.
     """
-    told: dict[str, Resources] = {}
+    found: dict[str, Estimate] = {}
+    foreseen: dict[str, Any] = dict.fromkeys(graph.nodes)
     for node_id, node in graph.nodes.items():
-        function = load_resources(node.op)
-        if function is None:
+        estimate: Callable[[Any, Outlook], Estimate | None] | None = hook(node.op, "estimate")
+        if estimate is None:
             continue
         outlook = Outlook(
-            config=node.config,
             launch=node.launch,
-            inputs=_foreseen(node, told),
+            inputs=node.by_edge(foreseen),
             artifact=made.get(node_id),
             root=graph.root,
             free_disk=free_disk,
+            trial=trials.get(node_id),
         )
         try:
-            needed = function(outlook)
+            needed = estimate(node.config, outlook)
         except DflowError as error:
-            needed = Resources(notes=(f"what it needs cannot be told: {error}",))
-        told[node_id] = Resources(foreseen=needed.foreseen) if node_id in made else needed
-    return told
+            needed = Estimate(notes=(f"what it needs cannot be estimated: {error}",))
+        if needed is not None:
+            foreseen[node_id] = needed.foreseen
+            found[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
+    return found
 
 
-def resources_row(need: Resources) -> dict[str, Any]:
-    """What `dflow plan --json` says of a node; sizes in bytes."""
+def estimate_row(need: Estimate) -> dict[str, Any]:
+    """What `dflow plan --json` shows of a node; sizes in bytes."""
     return {
         "memory": dict(need.memory),
         "memory_total": sum(need.memory.values()),
@@ -52,7 +60,7 @@ def resources_row(need: Resources) -> dict[str, Any]:
     }
 
 
-def too_large_for_gpus(graph: Graph, needs: Mapping[str, Resources], gpu_memory: Callable[[], int | None]) -> list[str]:
+def too_large_for_gpus(graph: Graph, needs: Mapping[str, Estimate], gpu_memory: Callable[[], int | None]) -> list[str]:
     """A line for each node that computes on a GPU and needs more memory than the smallest one here has."""
     needed = {node_id: sum(need.memory.values()) for node_id, need in needs.items() if need.memory}
     on_gpu = {node_id: size for node_id, size in needed.items() if computes_on_gpu(graph.nodes[node_id])}
@@ -70,12 +78,3 @@ def free_bytes(folder: Path) -> int:
     """Free disk where a folder lies, or would lie: that of the nearest folder above that is there."""
     here = folder.absolute()
     return shutil.disk_usage(next(place for place in (here, *here.parents) if place.exists())).free
-
-
-def _foreseen(node: GraphNode, told: Mapping[str, Resources]) -> dict[str, Any]:
-    """By edge, what the producers foresee of their outputs."""
-    inputs: dict[str, Any] = {}
-    for name, edge in node.op.edges.items():
-        producers = [told[parent].foreseen if parent in told else None for parent in node.inputs.get(name, ())]
-        inputs[name] = tuple(producers) if edge.many else next(iter(producers), None)
-    return inputs

@@ -5,27 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dsl.estimate import Amount, Estimate, Growth, Outlook
 from dsl.op import is_builtin
-from dsl.resources import Outlook, Resources
 from dsl.sizes import shown_bytes
 from ops.finetune_vlm.op import FinetuneVlm
 from ops.lib.drafts.dflash.footprint import MASTER
-from ops.lib.estimates import TargetForeseen, TokensForeseen, read_config
+from ops.lib.estimates import TargetForeseen, TokensCounted, TokensForeseen, first_counted, read_config
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes, head_dim
 from ops.lib.target.tiny_config import tiny_config
-from ops.load_target.resources import find_config
+from ops.lib.threads import threads_of_finetuning
+from ops.load_target.estimate import find_config
 
 MERGE_SIZE = 2  # of the built-in processor
+STEPS = 8  # of a trial
+
+threads = threads_of_finetuning
 
 
-def finetune_vlm_resources(outlook: Outlook) -> Resources:
+def smoke(config: FinetuneVlm, samples: int) -> dict[str, Any]:
+    """A few steps of full size with a checkpoint between them; measured at the end only."""
+    return {
+        "steps": min(config.steps, STEPS),
+        "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
+        "eval_every": None,
+    }
+
+
+def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
     """Masters and moments are sharded over the ranks, gradients whole until a step's end. Raises DataError where no
     config.json tells the sizes.
     """
+    growth, is_tried = _growth(config, outlook), outlook.trial is not None
     if outlook.artifact is not None:
-        return Resources(foreseen=TargetForeseen.of(read_config(outlook.artifact / "model" / "config.json")))
-    config, tokens = outlook.config, outlook.inputs["tokens"]
-    target = TargetForeseen.of(_start(config, tokens, outlook))
+        made = read_config(outlook.artifact / "model" / "config.json")
+        return Estimate(growth=growth, foreseen=TargetForeseen.of(made, is_tried=is_tried))
+    tokens = outlook.inputs["tokens"]
+    target = TargetForeseen.of(_start(config, tokens, outlook), is_tried=is_tried)
     sizes, ranks, item_size = target.sizes, outlook.launch.world_size, ITEM_SIZES[config.dtype]
     trained = _trained(config, sizes)
     longest = tokens.longest if tokens is not None else 0
@@ -44,7 +59,26 @@ def finetune_vlm_resources(outlook: Outlook) -> Resources:
     }
     kept = shown_bytes(states * MASTER)
     notes = (f"rank 0 holds {kept} of weights and moments in the machine's memory while a checkpoint is written",)
-    return Resources(memory=memory, disk=disk, notes=notes, foreseen=target)
+    return Estimate(memory=memory, disk=disk, notes=notes, growth=growth, foreseen=target)
+
+
+def _growth(config: FinetuneVlm, outlook: Outlook) -> Growth | None:
+    """The steps, and the answers to val and test that are compared; those to val after every eval_every steps too."""
+    if outlook.trial is None:
+        return None
+    counted = first_counted(outlook.inputs["tokens"])
+    series = [Amount(outlook.trial.config.steps, config.steps, "steps")]
+    if config.metric != "none" and counted is not None:
+        measured = 1 if config.eval_every is None else 1 + (config.steps - 1) // config.eval_every
+        series += [_answers(config, counted, "val", measured), _answers(config, counted, "test", 1)]
+    return Growth(series=tuple(amount for amount in series if amount.trial))
+
+
+def _answers(config: FinetuneVlm, counted: TokensCounted, split: str, times: int) -> Amount:
+    trial, full = counted.samples.of((split,))
+    if config.eval_samples is not None:
+        trial, full = min(trial, config.eval_samples), min(full, config.eval_samples)
+    return Amount(trial, full * times, "answers")
 
 
 def _start(config: FinetuneVlm, tokens: TokensForeseen | None, outlook: Outlook) -> Mapping[str, Any]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dsl.resources import Outlook, Resources
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from dsl.estimate import Amount, Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
-from ops.capture_targets.resources import capture_memory, feature_bytes
+from ops.capture_targets.estimate import capture_memory, feature_bytes
+from ops.lib.data.files import read_jsonl
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.footprint import (
     MASTER,
@@ -17,19 +22,32 @@ from ops.lib.drafts.dflash.footprint import (
     joined_bytes,
     waiting_bytes,
 )
-from ops.lib.estimates import DraftForeseen, TargetForeseen, TokensForeseen
+from ops.lib.estimates import DraftForeseen, Kind, StepsForeseen, TargetForeseen, TokensForeseen, first_counted
 from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.threads import threads_of_drafting
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 from ops.train_dflash.shape import foreseen_shape
 
 LONGEST = 3072  # tokens of a sample where nothing says how long they get
+STEPS = 8  # of a trial
+
+threads = threads_of_drafting
 
 
-def train_dflash_resources(outlook: Outlook) -> Resources:
+def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
+    """A few steps with a checkpoint between them; measured at the end only, where the full run measures too."""
+    return {
+        "max_steps": min(config.max_steps or STEPS, STEPS),
+        "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
+        "eval_every": None if config.eval_every is None else STEPS,
+    }
+
+
+def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
     """The rank that needs most: one that trains, together with the target where it captures for itself."""
-    config, launch, target = outlook.config, outlook.launch, outlook.inputs["target"]
+    launch, target = outlook.launch, outlook.inputs["target"]
     if target is None:
-        return Resources()
+        return Estimate(growth=_growth(config, outlook))
     features, tokens = outlook.inputs["features"], outlook.inputs["tokens"]
     online = config.capture == "online"
     layers = len(config.target_layer_ids or ()) or config.capture_layers
@@ -53,8 +71,12 @@ def train_dflash_resources(outlook: Outlook) -> Resources:
             need = shown_bytes(sum(capture.values()))
             notes.append(f"{ranks} ranks train; {config.capture_ranks} capture for them and need {need} each")
         training = larger(training, capture) if config.capture_ranks else {**training, **capture}
-    return Resources(
-        memory=training, disk=_disk(config, shape), notes=tuple(notes), foreseen=DraftForeseen(shape=shape)
+    return Estimate(
+        memory=training,
+        disk=_disk(config, shape),
+        notes=tuple(notes),
+        growth=_growth(config, outlook),
+        foreseen=DraftForeseen(shape=shape),
     )
 
 
@@ -147,3 +169,39 @@ def _instead(config: TrainDflash, target: TargetForeseen, tokens: TokensForeseen
     told = f"online: no features are stored; they would take {shown_bytes(size)}, and {shown_bytes(free)} are free"
     fits = "; capture_targets would make them once, and every epoch read them" if size <= free else ""
     return told + fits
+
+
+def _growth(config: TrainDflash, outlook: Outlook) -> Growth | None:
+    """A step of a few samples is not a full one, so steps are weighed by their tokens."""
+    trial = outlook.trial
+    plan: StepsForeseen | None = outlook.inputs["batches"]
+    if trial is None or plan is None:
+        return None
+    steps = min(plan.steps.full, config.max_steps or plan.steps.full)
+    rows = islice(read_jsonl(trial.inputs["batches"] / "steps.jsonl"), trial.config.max_steps)
+    small = sum(row["tokens"] for row in rows)
+    return Growth(
+        series=(Amount(small, steps * plan.tokens_per_step, "tokens"),),
+        tail=max(1.0, _measuring(config, outlook.inputs, steps)),
+        notes=(f"about {steps:,.0f} steps",),
+    )
+
+
+def _measuring(config: TrainDflash, inputs: Mapping[str, Any], steps: float) -> float:
+    """How many times longer the val split takes to be measured, over all the times that it is.
+
+    That of its loss, which grows with the split, or of tau, which stops at `eval_prompts`: the larger of the two.
+    """
+    given, counted = first_counted(inputs["features"], inputs["tokens"]), first_counted(inputs["tokens"])
+    if given is None:
+        return 1.0
+    times = 1 if config.eval_every is None else 1 + (steps - 1) // config.eval_every
+    growth = given.tokens.amount("tokens", ("val",)).growth
+    if config.measures_tau and counted is not None:
+        small = _prompts(counted.samples.trial, config.eval_prompts)
+        growth = max(growth, _prompts(counted.samples.full, config.eval_prompts) / max(small, 1))
+    return times * growth
+
+
+def _prompts(samples: Mapping[Kind, float], limit: int) -> float:
+    return sum(min(count, limit) for (_, split), count in samples.items() if split == "val")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from toy_ops import Toy
 
-from executor.planning.resources import free_bytes
+from executor.planning.estimates import free_bytes
 
 TELLING = '''
 from pathlib import Path
 from attrs import frozen
 from dsl.errors import DataError
 from dsl.op import Artifact, field, op
-from dsl.resources import Resources
+from dsl.estimate import Estimate
 
 
 @frozen
@@ -22,28 +22,27 @@ class Text(Artifact):
     """text.txt"""
 
 
-@op(version=1, run="telling:begin", resources="telling:begin_resources")
+@op(version=1, run="telling:begin")
 @frozen(kw_only=True)
 class Begin:
     """Writes a text."""
     length: int = field(default=3, help="letters")
     output = Text
 
+    def estimate(self, outlook):
+        if self.length < 0:
+            raise DataError("a text has no negative length")
+        foreseen = self.length
+        if outlook.artifact is not None:
+            foreseen = 100 * len((outlook.artifact / "text.txt").read_text())
+        return Estimate(disk={"text": 5_000_000}, notes=(f"writes {self.length}",), foreseen=foreseen)
+
 
 def begin(config, stage):
     (stage.out_dir / "text.txt").write_text("a" * config.length)
 
 
-def begin_resources(outlook):
-    if outlook.config.length < 0:
-        raise DataError("a text has no negative length")
-    foreseen = outlook.config.length
-    if outlook.artifact is not None:
-        foreseen = 100 * len((outlook.artifact / "text.txt").read_text())
-    return Resources(disk={"text": 5_000_000}, notes=(f"writes {outlook.config.length}",), foreseen=foreseen)
-
-
-@op(version=1, run="telling:end", resources="telling:end_resources")
+@op(version=1, run="telling:end")
 @frozen(kw_only=True)
 class End:
     """Reads texts."""
@@ -51,19 +50,18 @@ class End:
     one: Text | None = None
     output = Text
 
+    def estimate(self, outlook):
+        known = [*outlook.inputs["texts"], outlook.inputs["one"]]
+        return Estimate(
+            memory={"small": 10**9, "large": 2 * 10**9},
+            disk={"all": 10**9},
+            disk_per="a page",
+            notes=(f"sees {known} in {outlook.root.name} on {outlook.launch.device}",),
+        )
+
 
 def end(config, stage):
     (stage.out_dir / "text.txt").write_text("b")
-
-
-def end_resources(outlook):
-    known = [*outlook.inputs["texts"], outlook.inputs["one"]]
-    return Resources(
-        memory={"small": 10**9, "large": 2 * 10**9},
-        disk={"all": 10**9},
-        disk_per="a page",
-        notes=(f"sees {known} in {outlook.root.name} on {outlook.launch.device}",),
-    )
 
 
 @op(version=1, run="telling:begin")
@@ -127,7 +125,7 @@ def test_a_node_that_is_made_needs_nothing_and_tells_its_readers_what_it_is(tmp_
 
 def test_what_an_op_refuses_is_a_note_and_the_plan_stands(tmp_path: Path) -> None:
     refused = told(telling(tmp_path), "-s", "a.length=-1")
-    assert ["what it needs cannot be told: a text has no negative length"] == refused["a"]["notes"]
+    assert ["what it needs cannot be estimated: a text has no negative length"] == refused["a"]["notes"]
     assert [f"sees [None, None, None] in {tmp_path.name} on cpu"] == refused["c"]["notes"]
 
 

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from dsl.resources import Outlook, Resources
+from typing import Any
+
+from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
 from ops.capture_targets.layers import check_layers, eagle3_layers, spread_layers
 from ops.capture_targets.op import CaptureTargets
-from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, amount
+from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, amount, first_counted
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
-from ops.tokenize_chat.resources import TOKEN_BYTES
+from ops.lib.threads import threads_of_batches
+from ops.tokenize_chat.estimate import TOKEN_BYTES
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 8192, 1024
 
 
-def capture_targets_resources(outlook: Outlook) -> Resources:
+threads = threads_of_batches
+
+
+def smoke(config: CaptureTargets, samples: int) -> dict[str, Any]:
+    """Shards of one batch, so that there are several of them to tell the pace by."""
+    return {"shard_tokens": min(config.shard_tokens, config.batch_tokens or GPU_BATCH_TOKENS)}
+
+
+def estimate(config: CaptureTargets, outlook: Outlook) -> Estimate:
     """Features of the tokens that are counted or expected, else of a million; memory of one rank."""
-    config = outlook.config
     target, tokens = outlook.inputs["target"], outlook.inputs["tokens"]
     layers = config.layer_count
-    foreseen = FeaturesForeseen(num_layers=layers, dtype=config.dtype, tokens=tokens)
+    read = first_counted(tokens)
+    kept = read.only(config.splits) if read is not None else None
+    foreseen = FeaturesForeseen(num_layers=layers, dtype=config.dtype, tokens=tokens, counted=kept)
+    growth = None
+    if kept is not None:
+        captured = kept.tokens.amount("tokens")
+        growth = Growth(series=(captured,), output=captured.growth)
     if target is None:
-        return Resources(foreseen=foreseen)
+        return Estimate(growth=growth, foreseen=foreseen)
     _check_layers(config, int(target.sizes.text["num_hidden_layers"]))
     per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)
     counted = tokens.count(config.splits) if tokens is not None else None
@@ -33,11 +49,12 @@ def capture_targets_resources(outlook: Outlook) -> Resources:
     memory = capture_memory(target, tokens, layers, config.dtype, batch)
     if config.backend == "sglang":
         memory = _in_sglang(memory, target, max(batch, tokens.longest if tokens is not None else 0), config)
-    return Resources(
+    return Estimate(
         memory=memory,
         disk={"features": size},
         disk_per=per,
         notes=tuple(notes),
+        growth=growth,
         foreseen=foreseen,
     )
 

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from dsl.resources import Outlook, Resources
-from ops.evaluate.resources import LONGEST
+from typing import Any
+
+from dsl.estimate import Estimate, Growth, Outlook
+from ops.check_export.op import CheckExport
+from ops.evaluate.estimate import LONGEST
 from ops.lib.drafts.dflash.footprint import draft_parameters
 from ops.lib.estimates import DraftForeseen, ReportForeseen, TargetForeseen
 from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.threads import threads_of_decoding
 
 TOGETHER = 16  # requests of a batch, as in ops/check_export/live.py, which loads SGLang
 RESERVED_BLOCKS = 3  # of a request, as in ops/lib/sglang/dflash_worker.py
+PROMPTS = 2  # of a trial
+
+threads = threads_of_decoding
 
 
-def check_export_resources(outlook: Outlook) -> Resources:
+def smoke(config: CheckExport, samples: int) -> dict[str, Any]:
+    """A few prompts of each category where SGLang decodes some."""
+    return {"live_prompts": min(config.live_prompts or PROMPTS, PROMPTS)}
+
+
+def estimate(config: CheckExport, outlook: Outlook) -> Estimate:
     """Target and draft in SGLang with a pool for a batch of prompts; then dflow's own target in their place.
 
     The draft is there twice while the two forward passes are compared. dflow's target, which says where accepted
     lengths part, is loaded when SGLang's is gone, and needs no pool.
     """
-    config, on_cpu = outlook.config, outlook.launch.device == "cpu"
+    on_cpu = outlook.launch.device == "cpu"
+    growth = None if outlook.trial is None else Growth()  # starting the engine takes the time, not the prompts
     target: TargetForeseen | None = outlook.inputs["target"]
     draft: DraftForeseen | None = outlook.inputs["draft"]
     report: ReportForeseen | None = outlook.inputs["report"]
     if target is None or draft is None or report is None:
-        return Resources()
+        return Estimate(growth=growth)
     sizes, shape = target.sizes, draft.shape
     disk = {"draft": draft_parameters(shape) * ITEM_SIZES[draft.dtype]}
     if config.live == "off":
-        return Resources(disk=disk)
+        return Estimate(disk=disk, growth=growth)
     item_size = ITEM_SIZES[config.dtype or (report.dtype if on_cpu else "bfloat16")]
     tokens = outlook.inputs["tokens"]
     prompt = tokens.longest if tokens is not None else LONGEST
@@ -37,7 +50,7 @@ def check_export_resources(outlook: Outlook) -> Resources:
     pool = requests * (prompt + report.max_new_tokens + RESERVED_BLOCKS * shape.block_size)
     own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
     elements = pool * (sizes.cache_per_token + own_cache) + requests * sizes.state_per_sequence
-    return Resources(
+    return Estimate(
         memory={
             "target": sizes.parameters * item_size,
             "drafts": 2 * draft_parameters(shape) * item_size,
@@ -45,5 +58,6 @@ def check_export_resources(outlook: Outlook) -> Resources:
             "prefill": sizes.forward_bytes(requests * prompt, item_size),
         },
         disk=disk,
+        growth=growth,
         notes=("one process: SGLang's live stage does not share the target out over GPUs",),
     )

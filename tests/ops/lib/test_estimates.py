@@ -19,9 +19,10 @@ from live_tensors import LiveTensors
 from safetensors import safe_open
 
 from dsl.errors import ConfigError, DataError
+from dsl.estimate import Estimate, Outlook
+from dsl.hooks import hook
 from dsl.op import Ref
 from dsl.pipeline import Launch
-from dsl.resources import Outlook, Resources, load_resources
 from ops.artifacts import TargetFeatures
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
@@ -66,14 +67,16 @@ DELTA_RULE = {
 }
 
 
-def foresee(config: Any, **outlook: Any) -> Resources:
-    """What an op's own function tells."""
+def foresee(config: Any, **outlook: Any) -> Estimate:
+    """The estimate of an op's own hook."""
     defaults = {"launch": Launch(device="cpu"), "artifact": None, "root": Path("/"), "free_disk": 10**12}
-    function = load_resources(type(config).__op__)
-    assert function is not None
+    estimate = hook(type(config).__op__, "estimate")
+    assert estimate is not None
     edges = dict.fromkeys(type(config).__op__.edges)
     given = {**defaults, **outlook}
-    return function(Outlook(config=config, **{**given, "inputs": {**edges, **given.get("inputs", {})}}))
+    found = estimate(config, Outlook(**{**given, "inputs": {**edges, **given.get("inputs", {})}}))
+    assert isinstance(found, Estimate)
+    return found
 
 
 def checkpoint(family: str, folder: Path, **changes: Any) -> Path:

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dsl.resources import Outlook, Resources
+from dsl.estimate import Estimate, Growth, Outlook
 from dsl.sizes import shown_bytes
 from ops.lib.data.files import read_json
-from ops.lib.estimates import MILLION, TargetForeseen, TokensForeseen, amount
+from ops.lib.estimates import (
+    MILLION,
+    SamplesForeseen,
+    TargetForeseen,
+    TokensCounted,
+    TokensForeseen,
+    amount,
+    counted_tokens,
+    kept_samples,
+)
+from ops.tokenize_chat.op import TokenizeChat
 
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
 
 
-def tokenize_chat_resources(outlook: Outlook) -> Resources:
+def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
     """Counted where the tokens are made, else by expected_tokens, else for a million tokens."""
-    config = outlook.config
     by_split, vocab_size = None, config.vocab_size if config.processor == "builtin" else None
     if outlook.artifact is not None:
         info = read_json(outlook.artifact / "tokens.json")
         vocab_size, by_split = info["vocab_size"], Counter[str]()
         for shard in info["shards"]:
             by_split[shard["split"]] += shard["tokens"]
+    given: SamplesForeseen | None = outlook.inputs["samples"]
+    counted = growth = None
+    if outlook.trial is not None and given is not None:
+        samples = kept_samples(outlook.trial.artifact, given.samples)
+        counted = TokensCounted(samples=samples, tokens=counted_tokens(outlook.trial.artifact, samples))
+        growth = Growth(series=(given.samples.amount("samples"),), output=counted.tokens.amount("tokens").growth)
     foreseen = TokensForeseen(
-        by_split=by_split, expected=config.expected_tokens, longest=config.max_length, vocab_size=vocab_size
+        by_split=by_split,
+        expected=config.expected_tokens,
+        longest=config.max_length,
+        vocab_size=vocab_size,
+        counted=counted,
     )
     count, per = amount(config.expected_tokens)
-    return Resources(
+    return Estimate(
         disk={"tokens": count * TOKEN_BYTES},
         disk_per=per,
         notes=_pixels(outlook.inputs.get("target")),
+        growth=growth,
         foreseen=foreseen,
     )
 

@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from dsl.resources import Outlook, Resources
+from dsl.estimate import Estimate, Outlook
 from dsl.sizes import shown_bytes
 from ops.lib.estimates import TargetForeseen, read_config
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.sizes import ITEM_SIZES
+from ops.load_target.op import LoadTarget
 
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
 
-def load_target_resources(outlook: Outlook) -> Resources:
+def estimate(config: LoadTarget, outlook: Outlook) -> Estimate:
     """The weights' files; raises DataError where no config.json tells the sizes."""
     if outlook.artifact is not None:
-        return Resources(foreseen=TargetForeseen.of(read_config(outlook.artifact / "model" / "config.json")))
-    config = outlook.config
+        return Estimate(foreseen=TargetForeseen.of(read_config(outlook.artifact / "model" / "config.json")))
     target = TargetForeseen.of(find_config(config.checkpoint, config.revision, outlook.root))
     directory = Path(config.checkpoint)
     if directory.is_dir():
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
-        return Resources(disk={"checkpoint": size}, foreseen=target)
+        return Estimate(disk={"checkpoint": size}, foreseen=target)
     size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
     note = f"the download takes another {shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
-    return Resources(disk={"checkpoint": size}, notes=(note,), foreseen=target)
+    return Estimate(disk={"checkpoint": size}, notes=(note,), foreseen=target)
 
 
 def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""What a node needs, estimated before it runs: for `dflow plan`, and after a trial on a few samples for `--smoke`.
+
+An op estimates by its hook `estimate(config, outlook)` (dsl/op_class.py), which loads no torch and computes nothing
+large. The estimates of a node's producers come before its own, which reads what they foresee.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.launch import Launch
+
+
+@frozen(kw_only=True)
+class Trial:
+    """A run of the node on a few samples.
+
+    config: the small one. artifact: what the trial made. inputs: edge -> the folder that it read, None for none, a
+    tuple for a `tuple` edge.
+    """
+
+    config: Any
+    artifact: Path
+    inputs: Mapping[str, Any]
+
+
+@frozen(kw_only=True)
+class Outlook:
+    """What is known of a node.
+
+    inputs: edge -> what its producer foresees, None where it foresees nothing, a tuple for a `tuple` edge.
+    artifact: what the node made, where the store holds it. root: the folder that the pipeline's paths start from.
+    free_disk: free bytes where the store lies. trial: None where none was made.
+    """
+
+    launch: Launch
+    inputs: Mapping[str, Any]
+    artifact: Path | None
+    root: Path
+    free_disk: int
+    trial: Trial | None = None
+
+
+@frozen
+class Amount:
+    """What one series of `stage.progress` counts: in the trial, in the full run, and its unit.
+
+    fewest: the least work of the full run; less than `full` where it does more of it at once.
+    """
+
+    trial: float
+    full: float
+    unit: str
+    fewest: float | None = None
+
+    @property
+    def growth(self) -> float:
+        return self.full / self.trial if self.trial else 1.0
+
+    @property
+    def least_growth(self) -> float:
+        return self.growth if self.fewest is None or not self.trial else self.fewest / self.trial
+
+
+@frozen(kw_only=True)
+class Growth:
+    """What grows from a trial to the full run; all else is taken to stay: imports, loading a model.
+
+    series: one for each series of progress that the stage reports, in order. tail: how many times longer what follows
+    the last of them may get. output: how many times larger the artifact. notes: sentences for the user.
+    """
+
+    series: tuple[Amount, ...] = ()
+    tail: float = 1.0
+    output: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class Estimate:
+    """What a node needs, each part by its name in bytes.
+
+    memory: of the rank that needs most, on its GPU where it has one. disk: what the node leaves in the store, by all
+    ranks; disk_per: the amount of data that it holds for ("a million tokens") where the amount is not known, "" for the
+    whole. notes: sentences for the user. growth: after a trial; None where the op cannot tell. foreseen: of the output,
+    anything that the readers' own hooks understand.
+    """
+
+    memory: Mapping[str, int] = {}
+    disk: Mapping[str, int] = {}
+    disk_per: str = ""
+    notes: tuple[str, ...] = ()
+    growth: Growth | None = None
+    foreseen: Any = None

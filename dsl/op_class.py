@@ -1,0 +1,149 @@
+"""What the config class of an op may have beside its fields: class attributes, methods and hooks."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+from dsl.convert import structure
+from dsl.errors import ConfigError, Mistake, StructureError
+
+Folders = Mapping[str, Path | tuple[Path, ...] | None]  # of the artifacts that a node reads, by edge
+NEAR = 0.85  # from which likeness on a name is taken for a misspelled one
+# The files beside a built-in op's op.py in which its hooks lie, as functions of the same names.
+HOOK_FILES = {
+    "report": "report",
+    "unmet": "unmet",
+    "estimate": "estimate",
+    "smoke": "estimate",
+    "threads": "estimate",
+    "logged_model": "model",
+}
+
+
+class OpClass(Protocol):
+    """The members that dflow looks for. Each may be left out; `@op` refuses wrong types, parameters and near names.
+
+    Class attributes and hooks do not affect the key, so a run function must not use them. A hook is a method here, or
+    a function in a file beside the op.py of a built-in op (HOOK_FILES), which then takes the config in place of self.
+    It loads no torch. Methods that are no hooks are part of the node's code; edits of them run the node again.
+    """
+
+    transient: tuple[str, ...] = ()
+    """Errors that may pass, by the qualified names of their classes or of bases ("httpx.TransportError"): as after
+    TransientError, the node is tried again."""
+    shows_results: bool = False
+    """A run shows the op's metrics at its end also where another node reads its artifact."""
+    judged_by: str = ""
+    """The metric of this op that tells how good a pipeline's result is; it sorts the table of a sweep. "-" before it
+    where less is better."""
+    main_figures: str = ""
+    """A regular expression of the names of its main metrics, ends of intervals aside; they stand in MLflow's
+    description of a run. Empty: all."""
+
+    def external_files(self) -> Mapping[str, Path | None]:
+        """The files that an external file names: name -> absolute path, None for a name without a file.
+
+        Names and contents enter the key.
+        """
+
+    def chosen_libraries(self) -> tuple[str, ...]:
+        """Distributions whose versions enter the key beside key_libraries, chosen by a field."""
+
+    def chosen_code(self) -> tuple[str, ...]:
+        """Code as "module:symbol" that the run function imports by a constant or computed name; it enters the key."""
+
+    @staticmethod
+    def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> Mapping[str, str]:
+        """Field -> what is wrong with it and the launch, by the values and launch keys that are given and valid."""
+
+    @staticmethod
+    def mistakes_with_nodes_above(
+        values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]
+    ) -> Mapping[str, str]:
+        """Field -> what is wrong with it and a node above: `above("draft", "draft")` are the values, defaults included,
+        of the node that is reached by these edges; none where there is none.
+        """
+
+    def unmet(self) -> Mapping[str, str]:
+        """Field -> what this machine, or a file that only this node reads, lacks: a sentence with the way out, or one
+        on each line. Called before a run's first stage.
+        """
+
+    def estimate(self, outlook: Any) -> Any:
+        """The `Estimate` of what the node needs, for `dflow plan` and `--smoke` (dsl/estimate.py)."""
+
+    def smoke(self, samples: int) -> Mapping[str, Any]:
+        """Field -> value for a trial run on so many samples (`dflow run --smoke`)."""
+
+    def threads(self, folders: Folders) -> int | None:
+        """How many CPU threads a rank makes use of at most (dsl/threads.py)."""
+
+    @staticmethod
+    def report(folder: Path) -> Iterable[Any]:
+        """The sections of `dflow report` for an artifact (ops/lib/report_sections.py)."""
+
+    @staticmethod
+    def logged_model(folder: Path) -> Any:
+        """The `LoggedModel` as which MLflow shows an artifact (ops/lib/logged_model.py)."""
+
+
+ATTRIBUTES = typing.get_type_hints(OpClass)
+METHODS = {
+    name: inspect.signature(getattr(OpClass, name))
+    for name in vars(OpClass)
+    if not name.startswith("_") and name not in ATTRIBUTES
+}
+OUTSIDE_KEY = frozenset({*ATTRIBUTES, *HOOK_FILES})
+
+
+def class_attributes(cls: type, fields: Iterable[str]) -> dict[str, Any]:
+    """The values of OpClass's attributes in a config class. Raises ConfigError for any wrong member of OpClass."""
+    values = {name: getattr(OpClass, name) for name in ATTRIBUTES}
+    mistakes = []
+    for name in sorted(members_of(cls, fields)):
+        try:
+            if name in ATTRIBUTES:
+                values[name] = structure(ATTRIBUTES[name], getattr(cls, name))
+            elif name in METHODS:
+                _check_parameters(name, getattr(cls, name))
+            else:
+                _check_name(name)
+        except StructureError as error:
+            mistakes += [f"{cls.__name__}.{name}: {mistake}" for mistake in error.mistakes]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return values
+
+
+def members_of(cls: type, fields: Iterable[str]) -> set[str]:
+    """The public names of a config class beside its fields and `output`."""
+    names = {name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("_")}
+    return names - {*fields, "output"}
+
+
+def _check_parameters(name: str, given: object) -> None:
+    """Raises StructureError where dflow could not call a method of this name as it will."""
+    expected = METHODS[name]
+    kind = "" if "self" in expected.parameters else "@staticmethod "
+    message = f"expected {kind}def {name}{expected}"
+    if callable(given):
+        actual = inspect.signature(given)
+        message = f"{message}, got {actual}"
+        with suppress(TypeError):
+            actual.bind(*expected.parameters)
+            return
+    raise StructureError([Mistake(message.replace("'", ""))])
+
+
+def _check_name(name: str) -> None:
+    """Raises StructureError for what was probably meant to be a member of OpClass."""
+    near = get_close_matches(name, [*ATTRIBUTES, *METHODS, "output"], n=1, cutoff=NEAR)
+    if near:
+        hint = f'did you mean "{near[0]}"? Rename it, or begin it with _, if it is your own'
+        raise StructureError([Mistake("no such member of an op", hint=hint)])

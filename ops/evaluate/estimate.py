@@ -1,0 +1,83 @@
+"""What `evaluate` needs: the memory of target, drafts and caches for one batch of prompts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.estimate import Amount, Estimate, Growth, Outlook
+from ops.evaluate.op import Evaluate
+from ops.ingest.records import json_records
+from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.estimates import DraftForeseen, Kind, ReportForeseen, TargetForeseen, first_counted
+from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.threads import threads_of_decoding
+
+LONGEST = 3072  # tokens of a prompt where nothing says how long they get
+PROMPTS = 4  # of a trial
+UNTRAINED = "a draft that was trained in full needs fewer steps for an answer, and a target may end it sooner"
+
+threads = threads_of_decoding
+
+
+def smoke(config: Evaluate, samples: int) -> dict[str, Any]:
+    """A few prompts of each category."""
+    return {"max_prompts": min(config.max_prompts or PROMPTS, PROMPTS)}
+
+
+def estimate(config: Evaluate, outlook: Outlook) -> Estimate:
+    foreseen = ReportForeseen(max_prompts=config.max_prompts, max_new_tokens=config.max_new_tokens, dtype=config.dtype)
+    target: TargetForeseen | None = outlook.inputs["target"]
+    draft: DraftForeseen | None = outlook.inputs["draft"]
+    if target is None or draft is None:
+        return Estimate(growth=_growth(config, outlook), foreseen=foreseen)
+    sizes, shape, item_size = target.sizes, draft.shape, ITEM_SIZES[config.dtype]
+    tokens = outlook.inputs["tokens"]
+    prompt = tokens.longest if tokens is not None and config.benchmark is None else LONGEST
+    drafts = 1 + config.random_draft
+    own_cache = shape.num_hidden_layers * 2 * shape.num_key_value_heads * shape.head_dim
+    length = prompt + config.max_new_tokens + shape.block_size
+    cached = length * (sizes.cache_per_token + own_cache) + 2 * sizes.state_per_sequence
+    features = len(shape.target_layer_ids) * shape.hidden_size * prompt
+    batch = config.batch_size
+    return Estimate(
+        memory={
+            "target": sizes.parameters * item_size,
+            "drafts": drafts * draft_parameters(shape) * item_size,
+            "caches": batch * cached * item_size,
+            "prefill": sizes.forward_bytes(batch * prompt, item_size) + batch * features * item_size,
+        },
+        growth=_growth(config, outlook),
+        foreseen=foreseen,
+    )
+
+
+def _growth(config: Evaluate, outlook: Outlook) -> Growth | None:
+    """That of the prompts."""
+    if outlook.trial is None:
+        return None
+    given, tried = first_counted(outlook.inputs["tokens"]), outlook.trial.config
+    if config.benchmark is not None:
+        sizes = Counter(_categories(Path(config.benchmark)))
+        small, full = (_prompts(sizes, limit) for limit in (tried.max_prompts, config.max_prompts))
+    elif given is not None:
+        small = _prompts(_of_split(given.samples.trial, config.split), tried.max_prompts)
+        full = _prompts(_of_split(given.samples.full, config.split), config.max_prompts)
+    else:
+        return None
+    return Growth(series=(Amount(small, full, "prompts"),), output=max(1.0, full / max(small, 1)), notes=(UNTRAINED,))
+
+
+def _of_split(samples: Mapping[Kind, float], split: str) -> dict[str, float]:
+    return {category: count for (category, of), count in samples.items() if of == split}
+
+
+def _categories(file: Path) -> Iterator[str]:
+    """Of each line of a benchmark that the trial has read without a mistake."""
+    return (str(record.row["category"]) for record in json_records(file))
+
+
+def _prompts(by_category: Mapping[str, float], limit: int | None) -> float:
+    return sum(min(count, limit or count) for count in by_category.values())

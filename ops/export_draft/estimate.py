@@ -1,0 +1,22 @@
+"""What `export_draft` needs: the disk for the serving directory."""
+
+from __future__ import annotations
+
+from dsl.estimate import Estimate, Outlook
+from ops.export_draft.op import ExportDraft
+from ops.lib.drafts.dflash.footprint import draft_parameters
+from ops.lib.estimates import DraftForeseen
+from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.threads import threads_of_decoding
+
+threads = threads_of_decoding
+
+
+def estimate(config: ExportDraft, outlook: Outlook) -> Estimate:
+    draft: DraftForeseen | None = outlook.inputs["draft"]
+    if draft is None:
+        return Estimate()
+    return Estimate(
+        disk={"draft": draft_parameters(draft.shape) * ITEM_SIZES[config.dtype]},
+        foreseen=DraftForeseen(shape=draft.shape, dtype=config.dtype),
+    )

@@ -1,0 +1,35 @@
+"""What `ingest` will make, known after a trial on a few samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsl.estimate import Estimate, Growth, Outlook
+from ops.ingest.op import Ingest
+from ops.ingest.quotas import quotas
+from ops.lib.data.files import read_json
+from ops.lib.data.sample_account import SPLITS
+from ops.lib.estimates import Counts, Kind, SamplesForeseen, kept_samples
+
+READ_WHOLE = "the source is read to its end in the smoke run too; in the full one the images are written beside"
+
+
+def smoke(config: Ingest, samples: int) -> dict[str, Any]:
+    """So many samples with images, and so many without, spread over the splits."""
+    return {"max_samples": samples if config.max_samples is None else min(samples, config.max_samples)}
+
+
+def estimate(config: Ingest, outlook: Outlook) -> Estimate | None:
+    """The trial has counted the whole source; before it nothing is known."""
+    trial = outlook.trial
+    if trial is None:
+        return None
+    held: dict[Kind, float] = {}
+    taken: dict[Kind, float] = {}
+    for category, by_split in read_json(trial.artifact / "source.json").items():
+        counts = {split: by_split[split] for split in SPLITS if split in by_split}
+        held |= {(category, split): count for split, count in quotas(counts, config.max_samples).items()}
+        taken |= {(category, split): count for split, count in quotas(counts, trial.config.max_samples).items()}
+    samples = kept_samples(trial.artifact, Counts(taken, held))
+    growth = Growth(output=samples.amount("samples").growth, notes=(READ_WHOLE,))
+    return Estimate(growth=growth, foreseen=SamplesForeseen(samples=samples))

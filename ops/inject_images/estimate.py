@@ -1,0 +1,16 @@
+"""What `inject_images` will make, known after a trial on a few samples."""
+
+from __future__ import annotations
+
+from dsl.estimate import Estimate, Growth, Outlook
+from ops.inject_images.op import InjectImages
+from ops.lib.estimates import SamplesForeseen, kept_samples
+
+
+def estimate(config: InjectImages, outlook: Outlook) -> Estimate | None:
+    given: SamplesForeseen | None = outlook.inputs["samples"]
+    if outlook.trial is None or given is None:
+        return None
+    samples = kept_samples(outlook.trial.artifact, given.samples)
+    growth = Growth(series=(given.samples.amount("samples"),), output=samples.amount("samples").growth)
+    return Estimate(growth=growth, foreseen=SamplesForeseen(samples=samples))

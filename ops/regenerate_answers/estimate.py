@@ -1,0 +1,72 @@
+"""What `regenerate_answers` needs where the target answers here: its weights, a batch's cache and passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dsl.estimate import Amount, Estimate, Growth, Outlook
+from ops.lib.estimates import Counts, SamplesForeseen, TargetForeseen, kept_samples
+from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.threads import threads_of_decoding
+from ops.regenerate_answers.op import RegenerateAnswers
+
+HARDLY_TRAINED = (
+    "a target that was trained for a few steps only gives answers as long as they may be: time, tokens and features "
+    "from here on are at most what is told"
+)
+
+threads = threads_of_decoding
+
+
+def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
+    """Tokens are drawn, and every answer is kept: the likeliest token of a target that was trained for a few steps may
+    be one without a text, again and again, and its answers come to no end.
+    """
+    return {
+        "temperature": max(config.temperature, 1.0),
+        "top_p": min(config.top_p, 0.5),
+        "finish_reasons": ("stop", "length"),
+        "min_answer_tokens": 1,
+        "max_answer_tokens": None,
+        "drop_retokenised": False,
+        "max_dropped": None,
+    }
+
+
+def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
+    """No memory where a server answers. A batch holds at most batch_tokens, the new tokens included, or one sample."""
+    target: TargetForeseen | None = outlook.inputs["target"]
+    given: SamplesForeseen | None = outlook.inputs["samples"]
+    growth = foreseen = None
+    if outlook.trial is not None and given is not None:
+        foreseen = SamplesForeseen(samples=kept_samples(outlook.trial.artifact, given.samples))
+        growth = Growth(
+            series=(_answered(config, given.samples),),
+            output=foreseen.samples.amount("samples").growth,
+            notes=(HARDLY_TRAINED,) if target is not None and target.is_tried else (),
+        )
+    if target is None or config.backend != "huggingface":
+        return Estimate(growth=growth, foreseen=foreseen)
+    sizes, item_size = target.sizes, ITEM_SIZES[config.dtype]
+    tokens = max(config.batch_tokens, config.max_prompt_tokens + config.max_new_tokens)
+    sequences = max(1, config.batch_tokens // (config.max_new_tokens + 1))
+    vocabulary = int(sizes.text["vocab_size"])
+    return Estimate(
+        memory={
+            "target": sizes.parameters * item_size,
+            "caches": (tokens * sizes.cache_per_token + sequences * sizes.state_per_sequence) * item_size,
+            "forward pass": sizes.forward_bytes(tokens, item_size) + sequences * vocabulary * (item_size + 8),
+        },
+        growth=growth,
+        foreseen=foreseen,
+    )
+
+
+def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
+    """Samples that are asked together take hardly longer than one alone, so the batches tell the least time."""
+    small, full = samples.of(config.splits)
+    together = config.concurrency if config.backend == "endpoint" else config.batch_tokens / config.max_new_tokens
+    batches = math.ceil(small / max(together, 1))
+    fewest = small * math.ceil(full / max(together, 1)) / max(batches, 1)
+    return Amount(small, full, "samples", fewest=min(fewest, full))

@@ -1,0 +1,30 @@
+"""What `shard_sequence` will plan, known after a trial on a few samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dsl.estimate import Amount, Estimate, Growth, Outlook
+from ops.lib.data.files import read_json
+from ops.lib.estimates import StepsForeseen, first_counted
+from ops.shard_sequence.op import ShardSequence
+
+EPOCHS = 4
+
+
+def smoke(config: ShardSequence, samples: int) -> dict[str, Any]:
+    """A few samples make one step of an epoch: several of them, so that training can be measured."""
+    return {"epochs": max(config.epochs, EPOCHS)}
+
+
+def estimate(config: ShardSequence, outlook: Outlook) -> Estimate | None:
+    given = first_counted(outlook.inputs["features"], outlook.inputs["tokens"])
+    if outlook.trial is None or given is None:
+        return None
+    tokens, samples = given.tokens.of(("train",))[1], given.samples.of(("train",))[1]
+    left_free = tokens / max(samples, 1) / 2  # a step ends where the next sample does not fit: half of one, on average
+    of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
+    steps = Amount(read_json(outlook.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs, "steps")
+    foreseen = StepsForeseen(steps=steps, tokens_per_step=tokens / of_epoch)
+    return Estimate(growth=Growth(output=max(1.0, steps.growth)), foreseen=foreseen)
