@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from benchmarks.gpu_report import page, reason
 from benchmarks.gpu_sizes import CHUNK, TINY_CHUNK, contexts, step_sizes
 from benchmarks.harness import ROOT, installed_version
 from executor.launchers.stage_process import stage_environment
+from executor.system.supervisor import ChildGroup
 
 DEADLINE_S = 470.0
 PATIENCE = {"cuda": 1, "cpu": 10}  # a dry run may share its machine with others
@@ -120,33 +120,21 @@ def run_part(part: Part, limit: float, start: Start) -> dict[str, Any]:
 
 
 def in_process(part: Part, limit: float) -> dict[str, Any]:
-    """Run a part as a process in a session of its own, all of which is killed at the limit."""
+    """Run a part as a process, which is killed at the limit with all that it started."""
+    environment = stage_environment(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        command = [
-            str(part.python),
-            "-m",
-            part.module,
-            *part.options,
-            *([f"--json={file}"] if part.writes_file else []),
-        ]
-        with (Path(folder) / "output").open("w+") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=stage_environment(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired:
+        command = [str(part.python), "-m", part.module, *part.options]
+        command += [f"--json={file}"] if part.writes_file else []
+        with (
+            (Path(folder) / "output").open("w+b") as output,
+            ChildGroup(command, environment, output=output, grace_s=0) as group,
+        ):
+            if not group.ended_within(limit):
                 return {"status": "timed out", "why": f"ended after {limit:.0f} s"}
-            finally:
-                _kill(process)
+            code = group.close()
             output.seek(0)
-            printed = output.read()
+            printed = output.read().decode(errors="replace")
         if code:
             return {"status": "failed", "why": f"exit code {code}", "output": printed[-KEPT:]}
         return {"status": "done", "figures": figures_of(printed, file if part.writes_file else None)}
@@ -170,15 +158,6 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}+" if changes else head
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The part and all that it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,7 +9,8 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def attention_figures(
 ) -> dict[str, Any]:
     """One row: which attention was chosen, its errors, and in bfloat16 its times at full size."""
     name, attend = choose_attention(device, draft_config(sizes), dtype)
-    few = fewer_anchors(sizes, min(sizes.anchors, FEW_BLOCKS))
+    few = replace(sizes, anchors=min(sizes.anchors, FEW_BLOCKS))
     seen, inputs = attention_inputs(few, torch.float64, device)
     upstream = torch.randn(inputs[0].shape, generator=_generator(device), device=device, dtype=torch.float64)
     expected = attended(dense_attention, inputs, upstream, seen, window)
@@ -96,14 +97,9 @@ def head_figures(sizes: Sizes, dtype: torch.dtype, device: torch.device, repeats
         slots = sizes.anchors * (sizes.block - 1)
         for name, run in (("ours", our_head), ("plain", plain_head)):
             inputs = head_inputs(sizes, slots, dtype, device)
-            row[name] = times_of(_of(run, inputs), device, repeats)
-            row[f"{name}_mib"] = peak_mib(_of(run, inputs), device)
+            row[name] = times_of(partial(run, *inputs), device, repeats)
+            row[f"{name}_mib"] = peak_mib(partial(run, *inputs), device)
     return row
-
-
-def fewer_anchors(sizes: Sizes, anchors: int) -> Sizes:
-    """The same with fewer anchors."""
-    return Sizes(**{**vars(sizes), "anchors": anchors})
 
 
 def attention_inputs(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> tuple[Seen, list[Tensor]]:
@@ -145,10 +141,6 @@ def error(expected: list[Tensor], actual: list[Tensor]) -> float:
     """The largest difference of an element over the largest element of its tensor."""
     pairs = zip(expected, actual, strict=True)
     return max(float((a.double() - e.double()).abs().max() / e.double().abs().max()) for e, a in pairs)
-
-
-def _of(run: Callable[..., object], inputs: tuple[Tensor, ...]) -> Callable[[], object]:
-    return lambda: run(*inputs)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -131,7 +131,7 @@ def anchors_only(sizes: Sizes) -> Problem:
     """A problem without its large tensors, for counting: the same anchors as those of the whole problem."""
     small = Sizes(context=sizes.context, anchors=sizes.anchors, hidden=1, layers=0, vocabulary=2, target_layers=1)
     problem = make_problem(small)
-    return Problem(**{**vars(problem), "sizes": sizes})
+    return replace(problem, sizes=sizes)
 
 
 def main() -> None:
