@@ -195,16 +195,17 @@ def _list(value: Any, expected: Any) -> tuple[Any, ...]:
 
 
 def _table(value: Any, expected: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+    if not isinstance(value, dict) or not all(type(key) is str for key in value):
         _refuse(expected, value)
     return dict(zip(value, _members(value.items(), typing.get_args(expected)[1]), strict=True))
 
 
 def _members(named: Iterable[tuple[str, Any]], expected: Any) -> list[Any]:
+    hook = converter.get_structure_hook(expected)
     made, mistakes = [], []
     for name, value in named:
         try:
-            made.append(structure(expected, value))
+            made.append(hook(value, expected))
         except StructureError as error:
             mistakes += error.below(name)
     if mistakes:
@@ -218,7 +219,7 @@ def _object(cls: type) -> Hook:
     )
 
     def made(value: Any, _: Any) -> Any:
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             _refuse(cls, value)
         try:
             return make(value, cls)
