@@ -220,7 +220,7 @@ def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) ->
 def test_layers_that_the_target_does_not_have_are_told_before_anything_runs(tmp_path: Path) -> None:
     given = ("capture.num_layers=none", "capture.target_layer_ids=[1, 35]")
     assert resources("qwen3_8b", tmp_path, *given)["capture"]["notes"] == [
-        "what it needs cannot be told: target_layer_ids: 35 is the last of 36 layers, which cannot be captured; use "
+        "what it needs cannot be estimated: target_layer_ids: 35 is the last of 36 layers, which cannot be captured; use "
         "ids from 0 to 34"
     ]
 
@@ -303,7 +303,7 @@ def test_a_model_whose_config_is_not_here_is_said_to_be_unknown(tmp_path: Path) 
     told = resources("qwen3_8b", tmp_path, "target.checkpoint=owner/name")
     commit = PUBLISHED["qwen3_8b"][1]
     assert told["target"]["notes"] == [
-        f"what it needs cannot be told: the sizes of owner/name are not known here: put its config.json at "
+        f"what it needs cannot be estimated: the sizes of owner/name are not known here: put its config.json at "
         f"{tmp_path}/targets/owner/name/{commit}.json"
     ]
     assert {} == told["train"]["memory"]
