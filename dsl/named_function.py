@@ -1,4 +1,4 @@
-"""The one import by name: an op's "module:function" strings are loaded here, when they are needed."""
+"""Imports by name, "module:function": run functions, the table of ops, and what a `chosen_code` names. Hooks: hooks.py."""
 
 from __future__ import annotations
 
