@@ -9,7 +9,7 @@ from attrs import frozen
 from ops.check_export.live_result import Prompt
 from ops.evaluate.statistics import Tau, acceptance_length
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.dflash.contract_mistake import Mistake
+from ops.lib.drafts.dflash.serving_contract import Mistake
 
 SHOWN = 5
 RESAMPLINGS = 2000

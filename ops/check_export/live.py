@@ -3,7 +3,7 @@
 Identical output does not prove a good draft, since the target verifies every token: the accepted lengths of every step
 decide. In float32 they must be equal, ties of two logits apart; in bfloat16 and float16 rounding makes ties common,
 and there tau must not lie below the evaluation's interval. Whatever tau is, what the draft was given of some prompts
-and answers must be what dflow's target gives for the same tokens (live_seen.py).
+and answers must be what dflow's target gives for the same tokens (live_cause.py).
 """
 
 from __future__ import annotations
@@ -27,16 +27,24 @@ from ops.check_export.departures import (
     tau_mistake,
     tau_of,
 )
-from ops.check_export.live_cause import find_cause, is_tie, other_dtype
+from ops.check_export.live_cause import (
+    Cause,
+    Watched,
+    compare_watched,
+    find_cause,
+    is_tie,
+    other_dtype,
+    prompts_to_watch,
+    seen_mistake,
+)
 from ops.check_export.live_result import LiveResult, LiveUnavailable, Prompt, ServedPrompt
-from ops.check_export.live_seen import Cause, Watched, compare_watched, prompts_to_watch, seen_mistake
 from ops.check_export.op import CheckExport
 from ops.lib.data.files import read_json
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.dflash.config import DraftConfig
-from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake
 from ops.lib.drafts.dflash.load import load_draft
 from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.dflash.serving_contract import REWRITE, Mistake
 from ops.lib.sglang.version import SGLANG_VERSION
 from ops.lib.target.model import Target, target_info
 

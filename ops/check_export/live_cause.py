@@ -1,23 +1,266 @@
-"""Why SGLang's accepted lengths are not `evaluate`'s: a tie, or what the same prompt gives by dflow's code.
+"""Why SGLang's accepted lengths are not `evaluate`'s: what SGLang gave its draft, a tie, or another report.
 
-S tokens, L captured layers, F = L * hidden size, V vocabulary
+Accepted lengths alone do not show what the draft was given: below float32 rounding moves them, and a draft that knows
+the answers hides wrong features. `compare_watched` puts what SGLang gave its draft of a prompt and its answer beside
+dflow's own target and draft on the same tokens: both sides see the sequence that SGLang decoded.
+
+    S tokens of prompt and answer that the draft was given, L captured layers, F = L * hidden size, M hidden size,
+    V vocabulary
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from ops.check_export.departures import Departure
-from ops.check_export.live_result import Prompt
-from ops.check_export.live_seen import BEHIND, OTHER_CODE, Cause, Comparison
-from ops.lib.drafts.decoding.decode import decode_speculative
-from ops.lib.drafts.dflash.contract_mistake import REWRITE
+from ops.check_export.live_result import Prompt, largest, nan_last
+from ops.lib.drafts.decoding.decode import Decoded, DraftContext, decode_speculative, matching_prefix, propose
 from ops.lib.drafts.dflash.model import DraftModel
+from ops.lib.drafts.dflash.serving_contract import REWRITE, Mistake
+from ops.lib.sglang.version import SGLANG_VERSION
 from ops.lib.target.model import Target
+from ops.lib.vision.families import VisionFamily
+
+WATCHED = 2  # prompts with images, and as many without, that are looked at whether or not they depart
+DEPARTED = 4  # departures that are looked at besides
+# Of a token's states, on average over the tokens of one kind.
+SAME = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+CLOSER = 0.5  # states that lie so much closer to another layer's are that layer's, however close the layers lie
+REPLAYED = 0.85  # of the steps, below float32: ties of the draft's two best logits are common there
+SPARED = 2  # steps that may be otherwise besides, so that a few short answers are no reason
+OTHER_CODE = (
+    "no draft of dflow can be served like this; install SGLang afresh (pip install --force-reinstall --no-deps "
+    f"sglang=={SGLANG_VERSION}), and where that changes nothing, report what stands here"
+)
+OTHER_FEATURES = (
+    'a server gives the draft the same: capture with backend = "sglang" and train again, so that the draft learns from '
+    "what it will be given"
+)
+BEHIND = (
+    "features and positions are the right ones, so what differs comes behind them: the block (its mask token, its "
+    "positions), or what is kept of accepted tokens"
+)
+
+
+@frozen
+class Cause:
+    """In words: what differs, and what to do about it."""
+
+    text: str
+    remedy: str
+
+
+@frozen(eq=False)
+class Watched:
+    """What SGLang's draft was given while it decoded one prompt alone.
+
+    features_SF: of the target, on the CPU. positions_S: theirs, on the CPU. answer: as decoded.
+    """
+
+    prompt: Prompt
+    features_SF: Tensor
+    positions_S: Tensor
+    answer: Decoded
+
+
+@frozen
+class Comparison:
+    """What came of it for all prompts together.
+
+    cause: what the draft is given otherwise, None where nothing. replayed: share of SGLang's steps in which dflow's
+    draft has as many tokens right on the same answer. feature_distance: largest of all layers and kinds of tokens.
+    """
+
+    cause: Cause | None
+    replayed: float
+    feature_distance: float
+
+    def figures(self) -> dict[str, float]:
+        return {"replayed_steps": self.replayed, "feature_distance": self.feature_distance}
+
+
+def prompts_to_watch(prompts: Sequence[Prompt], left: Sequence[Departure]) -> list[Prompt]:
+    """The first prompts with and without images, and those of the first departures."""
+    chosen = [departure.prompt for departure in left[:DEPARTED]]
+    for with_images in (False, True):
+        kind = [prompt for prompt in prompts if bool(len(prompt.sample.image_grid_thw)) == with_images]
+        chosen += kind[:WATCHED]
+    names = {prompt.sample.id for prompt in chosen}
+    return [prompt for prompt in prompts if prompt.sample.id in names]
+
+
+@torch.inference_mode()
+def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched]) -> Comparison:
+    """All that was watched beside dflow's target and draft, which are of the dtype and on the device of SGLang's.
+
+    The cause is that of the first prompt that has one: positions first, then features, then what the draft makes of
+    both.
+    """
+    cause: Cause | None = None
+    equal = steps = 0
+    farthest = 0.0
+    for one in watched:
+        along = Along.of(target, one)
+        layers = along.layers(one, draft.config.target_layer_ids)
+        farthest = largest((farthest, *(layer.distance for layer in layers)))
+        cause = cause or other_positions(one) or other_features(layers, target)
+        right, made = replay(target, draft, one, along.features_SF(draft.config.target_layer_ids))
+        equal, steps = equal + right, steps + made
+    few = steps - equal > (1 - REPLAYED) * steps + SPARED
+    if cause is None and target.embed_weight.dtype != torch.float32 and few:
+        cause = Cause(
+            f"on SGLang's own answers dflow's draft has as many tokens right in {equal} of {steps} steps, and "
+            f"{REPLAYED:.0%} are expected: {BEHIND}",
+            OTHER_CODE,
+        )
+    return Comparison(cause, equal / steps if steps else 1.0, farthest)
+
+
+def seen_mistake(cause: Cause) -> Mistake:
+    """Where the accepted lengths themselves are no mistake."""
+    return Mistake(
+        what=cause.text,
+        sglang="verifies every token, so that the answers are right all the same, and accepts less of what the draft "
+        "proposes the more it learned from the target's states",
+        remedy=cause.remedy,
+    )
+
+
+def other_positions(watched: Watched) -> Cause | None:
+    """Where the keys of the context are not turned by the tokens' own places."""
+    positions_S = watched.positions_S
+    expected_S = torch.arange(len(positions_S))
+    if torch.equal(positions_S, expected_S):
+        return None
+    place = int((positions_S != expected_S).nonzero()[0])
+    prompt = watched.prompt.sample.prompt_tokens
+    whose = f"token {place} of the prompt" if place < prompt else f"token {place - prompt} of the answer"
+    return Cause(
+        f"the draft gets position {int(positions_S[place])} for {whose}, and was trained on the tokens' own places, "
+        "0, 1, 2 and so on",
+        OTHER_CODE,
+    )
+
+
+@frozen
+class Layer:
+    """One captured layer's states. distance: from the right ones, of the kind of tokens that is farthest.
+
+    before: distance from the states before deepstack's features are added; others: from those of every other layer.
+    """
+
+    layer_id: int
+    kind: str
+    distance: float
+    before: float
+    others: Mapping[int, float]
+
+
+def other_features(layers: Sequence[Layer], target: Target) -> Cause | None:
+    """For each layer whose states are not the right ones, what they are instead, as far as that can be told."""
+    same = SAME[target.embed_weight.dtype]
+    found = []
+    for layer in layers:
+        closest = min(layer.others, key=lambda k: layer.others[k], default=None)
+        nearest = min(layer.before, *layer.others.values())
+        if layer.distance <= same and not nearest < CLOSER * layer.distance - same / 100:
+            continue
+        seems = f"are of no layer's {layer.kind}"
+        if layer.before < min(same, CLOSER * layer.distance):
+            seems = "are those before deepstack's visual features are added"
+        elif closest is not None and layer.others[closest] < min(same, CLOSER * layer.distance):
+            seems = f"are those of layer {closest}"
+        found.append(
+            f"the draft gets states for layer {layer.layer_id} that differ by {layer.distance:.2g} of their size and "
+            f"{seems}"
+        )
+    return Cause("; ".join(found), OTHER_FEATURES) if found else None
+
+
+@frozen(eq=False)
+class Along:
+    """One forward pass of dflow's target over prompt and answer.
+
+    outputs_SM: what leaves each layer; inputs_SM: what enters the one behind it, by the same number. kinds: which
+    tokens [S] are of an image, of the rest of the prompt, and of the answer; none without a token.
+    """
+
+    inputs_SM: Mapping[int, Tensor]
+    outputs_SM: Mapping[int, Tensor]
+    kinds: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, target: Target, watched: Watched) -> Along:
+        """Raises what the target raises; the tokens behind the answer's end are left out."""
+        sample, answer = watched.prompt.sample, watched.answer
+        ids_S = torch.cat([sample.input_ids[: sample.prompt_tokens], torch.tensor(answer.tokens)])
+        ids_S = ids_S[: max(sample.prompt_tokens, min(len(ids_S), len(watched.features_SF)))]
+        whole = evolve(sample, input_ids=ids_S, loss_mask=torch.zeros(len(ids_S), dtype=torch.bool))
+        with target.capture_inputs(range(target.num_layers - 1)) as captured:
+            states = target.forward(
+                target.inputs([whole]), use_cache=False, output_hidden_states=True, logits_to_keep=1
+            ).hidden_states
+        in_prompt_S = torch.arange(len(ids_S)) < sample.prompt_tokens
+        image_S = torch.zeros_like(in_prompt_S)
+        if len(sample.image_grid_thw):
+            assert isinstance(target.family, VisionFamily)  # no other takes images
+            image_S = in_prompt_S & (ids_S == target.family.image_token_id)
+        kinds = {"image tokens": image_S, "prompt": in_prompt_S & ~image_S, "answer": ~in_prompt_S}
+        return cls(
+            {k: captured.by_layer[k][0] for k in captured.layer_ids},
+            {k: states[k + 1][0] for k in captured.layer_ids},
+            {name: kind_S.to(target.device) for name, kind_S in kinds.items() if kind_S.any()},
+        )
+
+    def features_SF(self, layer_ids: Sequence[int]) -> Tensor:
+        return torch.cat([self.inputs_SM[k] for k in layer_ids], dim=-1)
+
+    def layers(self, watched: Watched, layer_ids: Sequence[int]) -> list[Layer]:
+        """Every captured layer's states beside the right ones and all others."""
+        return list(self._layers(watched, layer_ids))
+
+    def _layers(self, watched: Watched, layer_ids: Sequence[int]) -> Iterator[Layer]:
+        for layer_id, states_SM in zip(layer_ids, watched.features_SF.chunk(len(layer_ids), dim=-1), strict=True):
+            right_SM = self.inputs_SM[layer_id]
+            states_SM = states_SM[: len(right_SM)].to(right_SM.device)
+            by_kind = self._distances(states_SM, right_SM)
+            kind, distance = max(by_kind.items(), key=lambda item: nan_last(item[1]))
+            yield Layer(
+                layer_id,
+                kind,
+                distance,
+                self._distances(states_SM, self.outputs_SM[layer_id])[kind],
+                {k: self._distances(states_SM, other)[kind] for k, other in self.inputs_SM.items() if k != layer_id},
+            )
+
+    def _distances(self, states_SM: Tensor, expected_SM: Tensor) -> dict[str, float]:
+        """How far a token's states lie from what is expected, the expected ones' norm being 1, by kind of token."""
+        expected_SM = expected_SM.float()
+        size_S = expected_SM.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        distance_S = (states_SM.float() - expected_SM).norm(dim=-1) / size_S
+        return {name: float(distance_S[kind_S[: len(distance_S)]].mean()) for name, kind_S in self.kinds.items()}
+
+
+def replay(target: Target, draft: DraftModel, watched: Watched, features_SF: Tensor) -> tuple[int, int]:
+    """In how many steps of SGLang's answer dflow's draft has as many tokens right, and how many there are.
+
+    features_SF: of dflow's target. Behind the answer's end nothing is compared.
+    """
+    tokens, start = watched.answer.tokens, watched.prompt.sample.prompt_tokens
+    context = DraftContext(draft)
+    equal = done = 0
+    for accepted in watched.answer.accepted:
+        context.append(features_SF[context.length : start + done])
+        rest = list(tokens[done + 1 :])
+        ours = matching_prefix(propose(target, draft, context, tokens[done]), rest)
+        equal += min(ours, len(rest)) == min(accepted, len(rest))
+        done += accepted + 1
+    return equal, len(watched.answer.accepted)
+
 
 UNKNOWN = Cause(BEHIND, OTHER_CODE)
 OTHER_REPORT = Cause(

@@ -20,8 +20,8 @@ from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import choose_prompts, processor_of
-from ops.evaluate.repetition import is_repetition
 from ops.evaluate.report import interval_text
+from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import Decoder, decode_in_turns, journal_file
 from ops.lib.data.files import write_json, write_jsonl

@@ -205,3 +205,11 @@ def speedup(batches: Sequence[BatchTime], resamplings: int, seed: int) -> dict[s
         draws_RN = _draws(len(batches), resamplings, seed)
         low, high = _interval(found, ratio(seconds_N2[draws_RN].sum(1), tokens_N2[draws_RN].sum(1)), len(batches))
     return {"speedup": found, "speedup_low": low, "speedup_high": high}
+
+
+FEWEST_TOKENS, LEAST_KINDS = 12, 4  # an answer of fewer tokens repeats nothing; of fewer kinds of them, it is a cycle
+
+
+def is_repetition(tokens: Sequence[int]) -> bool:
+    """Whether the second half of an answer, by when it may have settled, has fewer than LEAST_KINDS distinct tokens."""
+    return len(tokens) >= FEWEST_TOKENS and len(set(tokens[len(tokens) // 2 :])) < LEAST_KINDS

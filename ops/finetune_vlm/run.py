@@ -33,8 +33,7 @@ from ops.lib.data.files import write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
-from ops.lib.target.model import Target, describe_target
-from ops.lib.target.save import write_target_json
+from ops.lib.target.model import Target, describe_target, write_target_json
 from ops.lib.training import ranks
 from ops.lib.training.background_checkpoints import Checkpoints
 from ops.lib.training.checkpoint import Kept, TrainState

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.finetune_vlm.op import FinetuneVlm
-from ops.finetune_vlm.tiny import tiny_qwen3_vl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.sequence_parallel.target_degree import check_target_degree
 from ops.lib.target.ends import stored_dtype
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
+from ops.lib.target.tiny_config import tiny_config
 from ops.lib.vision.processor import load_processor
 
 BUILTIN = "builtin:tiny-qwen3-vl"
@@ -47,6 +47,7 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
 
 
 def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:
+    """A Qwen3-VL of random weights, small enough to be trained on two CPU cores."""
     if config.init != BUILTIN:
         raise DataError(f'init = "{config.init}": the only built-in target is "{BUILTIN}"')
     tokenizer = AutoTokenizer.from_pretrained(reader.tokens.path / "processor")
@@ -56,5 +57,8 @@ def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:
         "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
     }
-    model = tiny_qwen3_vl(reader.info, special_ids, config.seed or 0).to(device)
-    return Target(model, {"eos_token_ids": reader.info["eos_token_ids"]}, torch.device(device))
+    tiny = Qwen3VLConfig(**tiny_config(reader.info, special_ids))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed or 0)
+        model = Qwen3VLForConditionalGeneration(tiny)
+    return Target(model.to(device), {"eos_token_ids": reader.info["eos_token_ids"]}, torch.device(device))

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsl.estimate import Estimate, Growth, Outlook
 from ops.ingest.op import Ingest
-from ops.ingest.quotas import quotas
+from ops.ingest.splits import quotas
 from ops.lib.data.files import read_json
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.estimates import Counts, Kind, SamplesForeseen, kept_samples

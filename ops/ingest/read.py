@@ -15,7 +15,7 @@ from ops.ingest.records import Record
 from ops.ingest.row_form import row_mistake
 from ops.ingest.rows import image_values, sample_of_row
 from ops.ingest.sample import DroppedSample, RawSample, Unusable
-from ops.ingest.source import SPLIT_NAMES, TableReaders, find_format, parts_of
+from ops.ingest.source import SPLIT_NAMES, find_format, parts_of
 
 SHOWN_MISTAKES = 20
 DRAWN_SPLITS = ("test", "val")
@@ -39,8 +39,8 @@ class Reading:
         return ImageFinder(folder if self.image_root is None else folder / self.image_root, self.allow_outside)
 
 
-def read_samples(reading: Reading, readers: TableReaders | None) -> Iterator[Read]:
-    """(share of the source that is behind it, sample) in order, one at a time. readers: as for `parts_of`.
+def read_samples(reading: Reading) -> Iterator[Read]:
+    """(share of the source that is behind it, sample) in order, one at a time.
 
     Raises DataError for a source that cannot be read, and, when all of it is read, with up to 20 mistakes of its rows
     as `file:line: what is wrong`; nothing is yielded behind the first mistake.
@@ -48,7 +48,7 @@ def read_samples(reading: Reading, readers: TableReaders | None) -> Iterator[Rea
     form = find_format(reading.source, reading.format)
     if form == "image-folder":
         return _image_folder(reading)
-    return _rows(reading, form, readers)
+    return _rows(reading, form)
 
 
 def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
@@ -77,15 +77,8 @@ def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
 
 
 def _names(reading: Reading, form: str) -> Iterator[tuple[Path, str]]:
-    """(folder that it starts from, name) in all rows; the reader of tables is imported only where there are some,
-    lest every plan load pyarrow.
-    """
-    readers = None
-    if form != "json":
-        from ops.ingest.tables import arrow_records, parquet_names
-
-        readers = TableReaders(parquet=parquet_names, arrow=arrow_records)
-    for part in parts_of(reading.source, form, readers):
+    """(folder that it starts from, name) in all rows."""
+    for part in parts_of(reading.source, form, with_bytes=False):
         for record in part.records():
             if record.mistake or row_mistake(record.row):
                 continue
@@ -102,8 +95,8 @@ def _image_folder(reading: Reading) -> Iterator[Read]:
         yield done / len(images), _with_split(sample, image.split, given)
 
 
-def _rows(reading: Reading, form: str, readers: TableReaders | None) -> Iterator[Read]:
-    parts = list(parts_of(reading.source, form, readers))
+def _rows(reading: Reading, form: str) -> Iterator[Read]:
+    parts = list(parts_of(reading.source, form))
     given = {part.split for part in parts}
     ids = _Ids(reading.duplicate_ids)
     mistakes: list[str] = []

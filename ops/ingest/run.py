@@ -14,12 +14,9 @@ from dsl.stage import Stage
 from ops.ingest.digits import digit_samples
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
-from ops.ingest.quotas import quotas
 from ops.ingest.read import Read, read_samples
 from ops.ingest.sample import DroppedSample, RawSample, Unusable
-from ops.ingest.source import TableReaders
-from ops.ingest.splits import hash_of, split_of
-from ops.ingest.tables import arrow_records, parquet_records
+from ops.ingest.splits import hash_of, quotas, split_of
 from ops.lib.data.files import json_line, write_json
 from ops.lib.data.image_packs import PACK_BYTES, PackWriter
 from ops.lib.data.sample_account import NOT_TAKEN, SPLITS, Tally
@@ -82,7 +79,7 @@ def read_source(config: Ingest) -> Iterator[Read]:
         return ((done / len(samples), sample) for done, sample in enumerate(samples, start=1))
     if is_builtin(config.source):
         raise DataError(f'source "{config.source}": the only built-in sample is "builtin:digits"')
-    return read_samples(config.reading(), TableReaders(parquet=parquet_records, arrow=arrow_records))
+    return read_samples(config.reading())
 
 
 @cache

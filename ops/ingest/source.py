@@ -29,14 +29,6 @@ class Part:
     records: Callable[[], Iterator[Record]]
 
 
-@frozen
-class TableReaders:
-    """Those of ops/ingest/tables.py, which is loaded only where a source needs it."""
-
-    parquet: Callable[[Path], Iterator[Record]]
-    arrow: Callable[[Path], Iterator[tuple[str | None, Iterator[Record]]]]
-
-
 def find_format(source: Path, wanted: str) -> str:
     """The format of a source by what lies there. Raises DataError where it is missing, and where nothing can tell."""
     if not source.exists():
@@ -48,18 +40,18 @@ def find_format(source: Path, wanted: str) -> str:
     return wanted
 
 
-def parts_of(source: Path, form: str, readers: TableReaders | None) -> Iterator[Part]:
-    """The parts of a source of rows, in order. readers: None will do for JSON alone."""
-    if form == "arrow":
-        assert readers is not None
-        for name, records in readers.arrow(source):
-            yield Part(name or "", split_named(name or ""), _giving(records))
-        return
+def parts_of(source: Path, form: str, with_bytes: bool = True) -> Iterator[Part]:
+    """The parts of a source of rows, in order. with_bytes: also what the binary columns of Parquet files hold."""
     suffixes: tuple[str, ...] = JSON_NAMES
     read: Callable[[Path], Iterator[Record]] = json_records
     if form != "json":
-        assert readers is not None
-        suffixes, read = (".parquet",), readers.parquet
+        from ops.ingest.tables import arrow_records, parquet_records  # here: a plan of JSON files loads no pyarrow
+
+        if form == "arrow":
+            for name, records in arrow_records(source):
+                yield Part(name or "", split_named(name or ""), _giving(records))
+            return
+        suffixes, read = (".parquet",), partial(parquet_records, with_bytes=with_bytes)
     files = _files(source, suffixes) if source.is_dir() else [source]
     if not files:
         raise DataError(f'{source}: holds no file that ends in {", ".join(suffixes)} (format = "{form}")')

@@ -1,8 +1,9 @@
-"""The split of a sample: the one that it was given, or else one that depends on the seed and its id alone."""
+"""Which split a sample gets, and how a limited number of samples is dealt over the splits."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from ops.ingest.op import Ingest
 from ops.ingest.sample import RawSample
@@ -22,3 +23,18 @@ def split_of(config: Ingest, sample: RawSample) -> str:
 def hash_of(seed: int, sample_id: str) -> int:
     """64 bits that depend on (seed, id) alone."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{sample_id}".encode()).digest()[:8], "big")
+
+
+def quotas(counts: Mapping[str, int], limit: int | None) -> dict[str, int]:
+    """`limit` things dealt over groups in proportion to their sizes, by largest remainder; each gets one if it can."""
+    total = sum(counts.values())
+    if limit is None or limit >= total:
+        return dict(counts)
+    shares = {split: limit * count // total for split, count in counts.items()}
+    by_remainder = sorted(counts, key=lambda split: -(limit * counts[split] % total))
+    for split in by_remainder[: limit - sum(shares.values())]:
+        shares[split] += 1
+    for split in [split for split, share in shares.items() if not share and limit >= len(counts)]:
+        shares[split] = 1
+        shares[max(shares, key=shares.__getitem__)] -= 1
+    return shares

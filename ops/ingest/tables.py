@@ -20,14 +20,19 @@ NEEDS_DATASETS = (
 )
 
 
-def parquet_records(file: Path) -> Iterator[Record]:
-    """The rows of a Parquet file, a few at a time. Raises DataError where it cannot be read."""
-    return _parquet(file, with_bytes=True)
+def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
+    """The rows of a Parquet file, a few at a time; with_bytes: also what binary columns hold.
 
-
-def parquet_names(file: Path) -> Iterator[Record]:
-    """The same without what binary columns hold: what is asked for are the names of files."""
-    return _parquet(file, with_bytes=False)
+    Raises DataError where it cannot be read.
+    """
+    try:
+        with parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as opened:
+            columns = None if with_bytes else _text_columns(opened)
+            batches = opened.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+            total = max(opened.metadata.num_rows, 1)
+            yield from _records(batches, str(file), file.parent, total)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{file}: cannot be read as Parquet: {error}") from error
 
 
 def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]:
@@ -48,17 +53,6 @@ def arrow_records(folder: Path) -> Iterator[tuple[str | None, Iterator[Record]]]
         batches = part.with_format("arrow").iter(batch_size=BATCH_ROWS)
         place = f"{folder}: {name}" if name else str(folder)
         yield name, _records(batches, place, folder, max(len(part), 1))
-
-
-def _parquet(file: Path, *, with_bytes: bool) -> Iterator[Record]:
-    try:
-        with parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as opened:
-            columns = None if with_bytes else _text_columns(opened)
-            batches = opened.iter_batches(batch_size=BATCH_ROWS, columns=columns)
-            total = max(opened.metadata.num_rows, 1)
-            yield from _records(batches, str(file), file.parent, total)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{file}: cannot be read as Parquet: {error}") from error
 
 
 def _records(batches: Iterator[Any], place: str, folder: Path, total: int) -> Iterator[Record]:

@@ -8,8 +8,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
-from ops.lib.target.model import describe_target
-from ops.lib.target.save import write_target_json
+from ops.lib.target.model import describe_target, write_target_json
 from ops.lib.target.served_config import complete_config
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget

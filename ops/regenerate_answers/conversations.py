@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import Factory, asdict, define, evolve, field
 
-from ops.regenerate_answers.journal import Answer, Key
+from ops.regenerate_answers.shards import Answer, Key
 from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Unusable
 
 LONG_PROMPT = "prompt longer than max_prompt_tokens"

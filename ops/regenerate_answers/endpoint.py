@@ -19,10 +19,9 @@ from dsl.errors import DataError, StopRequested
 from ops.lib.vision.images import DECODE_ERRORS, UNDECODABLE
 from ops.regenerate_answers.client import ChatClient, Refused
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
-from ops.regenerate_answers.journal import Answer, Journal
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
-from ops.regenerate_answers.shards import Shard
+from ops.regenerate_answers.shards import Answer, Journal, Shard
 from ops.regenerate_answers.wire import Reply, request_seed, wire_messages
 from ops.tokenize_chat.template import Unusable
 

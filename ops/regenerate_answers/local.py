@@ -18,10 +18,9 @@ from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation
 from ops.regenerate_answers.decode import Sampling, ended, generate
-from ops.regenerate_answers.journal import Answer, Journal, Key
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
-from ops.regenerate_answers.shards import Shard
+from ops.regenerate_answers.shards import Answer, Journal, Key, Shard
 from ops.tokenize_chat.template import Unusable
 
 

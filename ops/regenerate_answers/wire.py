@@ -16,8 +16,8 @@ from attrs import frozen
 from PIL import ExifTags, Image
 
 from ops.lib.vision.images import FORMATS, decode
-from ops.regenerate_answers.journal import Key
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.shards import Key
 from ops.tokenize_chat.template import END_OF_THOUGHT, THINK, Messages, texts_of
 
 # A checkpoint's generation_config.json would else choose what the config leaves out, a repetition penalty with greedy

@@ -22,9 +22,7 @@ from ops.artifacts import BatchPlan
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.drafts.dflash.step import MicroBatch
-from ops.lib.drafts.losses.anchors import block_labels, draw_anchors
-from ops.lib.drafts.losses.slot_weights import slot_weights
-from ops.lib.drafts.losses.weighted_slots import Weighted
+from ops.lib.drafts.losses.slots import Weighted, block_labels, draw_anchors, slot_weights
 from ops.lib.sequence_parallel.context_range import Seen
 from ops.lib.sequence_parallel.exchange import deal_blocks
 from ops.train_dflash.staging import Direct, Sent, Transfer

@@ -20,7 +20,7 @@ from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.step import Engine
 from ops.lib.drafts.losses.head import choose_head
 from ops.lib.drafts.losses.loss import Loss
-from ops.lib.drafts.losses.slot_weights import block_weights
+from ops.lib.drafts.losses.slots import block_weights
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.sequence_parallel.exchange import Alone, Exchange, choose_exchange, make_exchange
 from ops.lib.sequence_parallel.mesh import SP, flat_mesh, make_mesh

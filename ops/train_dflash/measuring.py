@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.training.background_checkpoints import Checkpoints
 from ops.lib.training.checkpoint import TrainState, saved_weights
 from ops.lib.training.dtensors import gathered, reshard

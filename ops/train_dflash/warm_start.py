@@ -14,7 +14,7 @@ from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json
 from ops.lib.drafts.dflash.config import from_serving, to_serving
 from ops.lib.drafts.dflash.model import DraftModel
-from ops.lib.training.config_differences import differences
+from ops.lib.training.checkpoint import differences
 from ops.lib.training.dtensors import load_whole
 
 

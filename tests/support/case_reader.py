@@ -11,9 +11,8 @@ from torch import Tensor
 from ops.lib.drafts.attention.blocks import Seen, choose_attention
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.step import Engine, Slots
-from ops.lib.drafts.losses.anchors import block_labels
 from ops.lib.drafts.losses.loss import Loss, denominator
-from ops.lib.drafts.losses.slot_weights import block_weights, slot_weights
+from ops.lib.drafts.losses.slots import block_labels, block_weights, slot_weights
 from ops.lib.sequence_parallel.exchange import Alone, Exchange
 from ops.train_dflash.batches import Drawn, Place, prepare
 

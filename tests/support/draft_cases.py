@@ -15,9 +15,9 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.lib.drafts.dflash.config import FULL_ATTENTION, SLIDING_ATTENTION, DraftConfig, to_serving
-from ops.lib.drafts.dflash.contract_tensors import expected_shapes
 from ops.lib.drafts.dflash.reference import Sample, Step, reference_step
-from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.dflash.serving_contract import expected_shapes
+from ops.lib.drafts.losses.slots import draw_anchors
 
 HIDDEN, VOCAB, MASK, FEATURE_LAYERS = 8, 13, 12, 2
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 1), (6, 2), (4, 4))

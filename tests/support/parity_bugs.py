@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ops.lib.drafts.dflash import step as engine_step
 from ops.lib.drafts.dflash.step import Engine, MicroBatch, Slots
-from ops.lib.drafts.losses.anchors import draw_anchors
 from ops.lib.drafts.losses.loss import denominator
+from ops.lib.drafts.losses.slots import draw_anchors
 from ops.train_dflash import batches
 
 SP = 2

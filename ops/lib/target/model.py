@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AutoConfig
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
 from ops.lib.target.ends import find_ends, stored_dtype
@@ -279,3 +279,9 @@ def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
             f"the images of the tokens do not fit the target: they have {'; '.join(different)}; give tokenize_chat "
             "the target's checkpoint as processor"
         )
+
+
+def write_target_json(out_dir: Path, info: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    """Write target.json, which is what `describe_target` gives for the model, and metrics.json."""
+    write_json(out_dir / "target.json", dict(info))
+    write_json(out_dir / "metrics.json", dict(metrics))

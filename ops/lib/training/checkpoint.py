@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.files import read_json, sync, write_json
-from ops.lib.training.config_differences import differences
 from ops.lib.training.dtensors import gathered, load_whole, reshard
 from ops.lib.training.ema import Ema
 from ops.lib.training.optimizer import Optimizer, named_state, restore_state
@@ -333,3 +332,13 @@ def _agreed(step: int, device: torch.device) -> int:
     told = torch.tensor(step, device=device)
     dist.broadcast(told, src=0)
     return int(told)
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Path, value of one and value of the other, for every leaf of two JSON values that is not the same in both."""
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return [] if one == other else [(path, one, other)]
+    found = []
+    for key in sorted(one.keys() | other.keys()):
+        found += differences(one.get(key), other.get(key), f"{path}.{key}" if path else key)
+    return found

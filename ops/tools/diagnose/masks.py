@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader
-from ops.lib.drafts.losses.slot_weights import slot_weights
+from ops.lib.drafts.losses.slots import slot_weights
 from ops.lib.target.model import target_info, text_config
 from ops.tools.diagnose.finding import Finding, unmeasured
 

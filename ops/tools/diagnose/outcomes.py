@@ -8,8 +8,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from ops.evaluate.repetition import is_repetition
-from ops.evaluate.statistics import steps_of
+from ops.evaluate.statistics import is_repetition, steps_of
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import CHANCE, LEAST_PROMPTS, most_saved, paired_gain, stepped, tau_of, unpaired_gain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from dsl.errors import DataError
 from ops.ingest.image_folder import LABEL
 from ops.ingest.image_values import MISSING, OUTSIDE
 from ops.ingest.op import Ingest
-from ops.ingest.read import Read, Reading, read_samples
+from ops.ingest.read import Reading, read_samples
 from ops.ingest.sample import DroppedSample, RawSample
-from ops.ingest.source import REMEDY, TableReaders, find_format
+from ops.ingest.source import REMEDY, find_format
 from ops.ingest.splits import split_of
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.tools.init.lengths import Counter, Length, PixelRules, image_size
@@ -104,7 +104,7 @@ def survey(source: Path, counter: Counter, image_root: str | None = None, allow_
     measured: list[Length] = []
     drawn, tried = random.Random(0), random.Random(1)
     with strict_pillow():
-        for _, sample in _samples(reading):
+        for _, sample in read_samples(reading):
             if isinstance(sample, DroppedSample):
                 found.dropped[sample.reason] += 1
                 found.examples.setdefault(
@@ -127,15 +127,6 @@ def percentile(values: list[int], share: float) -> int:
     """The smallest value that this share of the values does not exceed; 0 of none."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0
-
-
-def _samples(reading: Reading) -> Iterator[Read]:
-    """The library of tables is loaded only where there are some."""
-    if reading.format not in ("parquet", "arrow"):
-        return read_samples(reading, None)
-    from ops.ingest.tables import arrow_records, parquet_records
-
-    return read_samples(reading, TableReaders(parquet=parquet_records, arrow=arrow_records))
 
 
 def _count(found: Survey, sample: RawSample) -> None:

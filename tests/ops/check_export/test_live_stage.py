@@ -20,9 +20,18 @@ from ops.check_export.departures import (
     tau_of,
 )
 from ops.check_export.live import Setting, check_live, judge
-from ops.check_export.live_cause import OTHER_REPORT, UNKNOWN, find_cause, is_tie
+from ops.check_export.live_cause import (
+    OTHER_REPORT,
+    UNKNOWN,
+    Comparison,
+    Watched,
+    compare_watched,
+    find_cause,
+    is_tie,
+    prompts_to_watch,
+    replay,
+)
 from ops.check_export.live_result import LiveUnavailable, Prompt
-from ops.check_export.live_seen import Comparison, Watched, compare_watched, prompts_to_watch, replay
 from ops.check_export.op import CheckExport
 from ops.lib.data.files import write_json
 from ops.lib.drafts.decoding import decode

@@ -14,7 +14,7 @@ from ops.evaluate import turns
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import Decoded, decode_plain
-from ops.lib.drafts.decoding.token_choice import GreedyChoice
+from ops.lib.drafts.decoding.sampling import GreedyChoice
 from ops.lib.target.model import Target
 
 

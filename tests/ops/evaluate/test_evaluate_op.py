@@ -17,8 +17,8 @@ from dsl.errors import ConfigError, DataError, StopRequested
 from ops.artifacts import Draft, TargetModel
 from ops.check_export.run import check_report
 from ops.evaluate import turns
-from ops.evaluate.repetition import is_repetition
 from ops.evaluate.report import report as evaluate_sections
+from ops.evaluate.statistics import is_repetition
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import decode_plain

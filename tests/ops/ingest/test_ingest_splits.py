@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from own_samples import GOOD, run_ingest
 
 from ops.ingest.op import Ingest
-from ops.ingest.quotas import quotas
 from ops.ingest.run import ingest
+from ops.ingest.splits import quotas
 
 
 @given(

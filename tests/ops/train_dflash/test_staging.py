@@ -8,7 +8,7 @@ from draft_cases import random_case
 from draft_chain import make_features, make_target
 from op_counts import Recorded, copied, memory_of
 
-from ops.lib.drafts.losses.slot_weights import block_weights
+from ops.lib.drafts.losses.slots import block_weights
 from ops.lib.target.feature_shards import FeatureReader
 from ops.train_dflash.batches import Place, draw, idle_batch, pack, prepare
 from ops.train_dflash.staging import BUFFERS, Direct, Staged, transfer_to

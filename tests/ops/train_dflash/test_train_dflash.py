@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from dsl.errors import ConfigError, DataError, StopRequested
 from ops.lib.data.files import read_json, read_jsonl
-from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.feature_shards import FeatureReader, write_feature_shard
 from ops.lib.training.optimizer import learning_rate, make_optimizer
 from ops.lib.training.ranks import deal

@@ -1,6 +1,6 @@
 """Figures of a training, with what a small val split has and has not."""
 
-from ops.train_dflash.figures import tau_figure
+from ops.train_dflash.result import tau_figure
 
 
 def test_tau_of_one_prompt_is_drawn_without_an_interval() -> None:

@@ -14,7 +14,7 @@ from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.drafts.dflash.config import from_serving
 from ops.lib.drafts.dflash.reference import Sample, reference_step
-from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.ends import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.train_dflash.run import train_dflash

@@ -11,8 +11,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ops.lib.drafts.decoding.decode import Decoded, until_eos
-from ops.lib.drafts.decoding.finite import check_finite
+from ops.lib.drafts.decoding.decode import Decoded, check_finite, until_eos
 
 NEAREST = 16  # tokens that are looked at for being near the best one: more do not come as close but for chance
 

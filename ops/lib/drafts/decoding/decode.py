@@ -8,16 +8,16 @@ them; the longest matching prefix is kept, and the target's own next token becom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 from transformers import DynamicCache
 
+from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode_options import DraftUse
-from ops.lib.drafts.decoding.finite import check_finite
 from ops.lib.drafts.decoding.rollback import roll_back, save
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
@@ -179,3 +179,19 @@ def _extend(target: Target, cache: DynamicCache, tokens: list[int]) -> Tensor:
     """Logits [len(tokens), V] behind each token; positions follow from the cache and the prompt's rope deltas."""
     input_ids = torch.tensor([tokens], device=target.device)
     return target.model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits[0]
+
+
+def check_finite(values_BK: Tensor, model: str, dtype: torch.dtype, place: Callable[[int, int], str]) -> None:
+    """Raise DataError where a value that a token is chosen by is nan or infinite.
+
+    model: "target" or "draft". place(row, column): where that is, in words.
+    """
+    wrong = (~values_BK.isfinite()).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        named = str(dtype).removeprefix("torch.")
+        raise DataError(
+            f"{place(row, column)}: the {model}'s logits are not finite numbers in {named}, so no token can be chosen "
+            "by them. Decode in float32 (float16 overflows above 65504): where they are not finite there either, the "
+            f"{model}'s weights are damaged"
+        )

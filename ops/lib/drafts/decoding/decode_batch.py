@@ -25,8 +25,7 @@ from ops.lib.drafts.decoding.draft_rows import DraftRows
 from ops.lib.drafts.decoding.plain_batch import answer
 from ops.lib.drafts.decoding.prefill import prefill
 from ops.lib.drafts.decoding.rows import Rows
-from ops.lib.drafts.decoding.sampling import choose
-from ops.lib.drafts.decoding.token_choice import GreedyChoice, SampledChoice, draws
+from ops.lib.drafts.decoding.sampling import GreedyChoice, SampledChoice, choose, draws
 from ops.lib.drafts.decoding.verify import BatchVerifier, SingleVerifier, keeps_all_columns
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target

@@ -38,8 +38,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.rope import rope_frequencies
-from ops.lib.drafts.losses.anchors import block_labels, block_tokens
-from ops.lib.drafts.losses.slot_weights import block_weights, slot_weights
+from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
 
 LossKind = Literal["dflash", "focal", "kl", "dpace"]
 

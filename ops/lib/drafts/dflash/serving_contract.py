@@ -2,23 +2,40 @@
 
 An engine that misses a tensor serves random weights without a word, so nothing here is a warning. The contract is
 closed: what it does not name is refused, because SGLang reads many fields that change what a draft computes.
+
+config.json is complete, of the right types, for this target, and as the draft was trained: export_draft writes under
+`dflow` what it was trained with (`training_record`), and every field that an engine reads is compared with that, so
+that a value changed later, or by a faulty export, is found without the training at hand. model.safetensors holds
+every tensor of the contract, of the right shape, and nothing else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+import attrs
+import torch
+from attrs import field, frozen
+from safetensors import SafetensorError, safe_open
 
-from dsl.errors import DataError
+from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
-from ops.lib.drafts.dflash.contract_fields import config_mistakes
-from ops.lib.drafts.dflash.contract_mistake import REWRITE, Mistake, refuse
-from ops.lib.drafts.dflash.contract_tensors import digest_mistakes, stored_tensors, tensor_mistakes, value_mistakes
+from ops.lib.drafts.dflash import contract_effects
+from ops.lib.drafts.dflash.config import (
+    ARCHITECTURE,
+    EXAMPLE,
+    FORMAT,
+    DraftConfig,
+    from_serving,
+    missing_fields,
+    to_serving,
+    wrong_types,
+)
 from ops.lib.target.model import target_info, text_config
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -110,7 +127,7 @@ def _weight_mistakes(path: Path, config: Mapping[str, Any]) -> list[Mistake]:
     except DataError as error:
         return [Mistake(f"{WEIGHTS}: {error}", "refuses to start, or loads what is left of the file", REWRITE)]
     # What is wrong with single tensors says more than that their digest is another one.
-    return [*tensor_mistakes(config, stored), *value_mistakes(path)] or digest_mistakes(config, path)
+    return [*tensor_mistakes(config, stored), *value_mistakes(path)] or _tensors_digest_mistakes(config, path)
 
 
 def _stray(name: str) -> Mistake:
@@ -125,3 +142,376 @@ def _stray(name: str) -> Mistake:
     if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json")):
         return Mistake(what, "may load it instead of, or over, the draft's own weights", remedy)
     return Mistake(what, "may read it: what it finds beside config.json decides how a model is loaded", remedy)
+
+
+REWRITE = "write the export again: dflow resume RUN --from export"
+
+
+@frozen
+class Mistake:
+    """what: the file and field, and what is wrong with it; sglang: what a server would do; remedy: what to do now."""
+
+    what: str
+    sglang: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"  {self.what}\n    SGLang: {self.sglang}\n    remedy: {self.remedy}"
+
+
+def refuse(directory: Path, mistakes: Sequence[Mistake], more: str = "") -> None:
+    """Raises DataError that lists all mistakes, with `more` behind them; does nothing where there are none."""
+    if mistakes:
+        listed = "\n".join(str(mistake) for mistake in mistakes)
+        raise DataError(
+            f"{directory}: the draft breaks the serving contract:\n{listed}" + (f"\n  {more}" if more else "")
+        )
+
+
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+NESTS = ("dflash_config", "dflow")
+RETRAIN = "train the draft again with the value that is wanted, or write the export of this training again"
+UNREAD = frozenset({"tie_word_embeddings"})  # a draft has neither part; another training would change nothing
+RECORD = ("target", "trained", "digest", "server_args")  # under dflow, written by export_draft alone
+
+
+def training_record(
+    config: DraftConfig, target_digest: str, tensors_digest: str, server_args: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What goes under `dflow` beside format and positions: the target's digest, every field as it was trained, digests
+    of these fields and of the exported tensors, and what SGLang was given for the capture, if anything.
+    """
+    serving = to_serving(config)
+    trained = {attribute.name: _lookup(serving, _full(attribute.name))[1] for attribute in attrs.fields(DraftConfig)}
+    return {
+        "target": target_digest,
+        "trained": trained,
+        "digest": {"trained": fields_digest(trained), "tensors": tensors_digest},
+        **({"server_args": dict(server_args)} if server_args else {}),
+    }
+
+
+def fields_digest(trained: Mapping[str, Any]) -> str:
+    """sha256 over the fields as JSON with sorted names."""
+    return hashlib.sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()
+
+
+def config_mistakes(
+    config: Mapping[str, Any], target: Mapping[str, Any], target_digest: str, pad_token_ids: Collection[int]
+) -> list[Mistake]:
+    """What is wrong with a config.json, by itself, beside the target's target.json, and beside the training."""
+    absent = missing_fields(config)
+    found = _Found()
+    found.add((name, _config_mistake(name, "is missing", contract_effects.missing(name))) for name in absent)
+    found.add(_type_mistakes(config))
+    has_form = not found.by_field
+    found.add(_record_mistakes(config, target_digest))
+    found.add(_value_mistakes(config, target))
+    found.add(_mask_mistakes(config, target, pad_token_ids))
+    if has_form:
+        found.add(_draft_mistakes(config))
+    found.add(_training_mistakes(config))
+    return [*(mistake for mistakes in found.by_field.values() for mistake in mistakes), *_unknown_fields(config)]
+
+
+@frozen
+class _Found:
+    """Mistakes by field; what one look found of a field is not told again in other words by a later one."""
+
+    by_field: dict[str, list[Mistake]] = field(factory=dict)
+
+    def add(self, mistakes: Iterable[tuple[str, Mistake]]) -> None:
+        known = set(self.by_field)
+        for name, mistake in mistakes:
+            if name not in known:
+                self.by_field.setdefault(name, []).append(mistake)
+
+
+def _config_mistake(name: str, wrong: str, sglang: str, remedy: str = REWRITE) -> Mistake:
+    return Mistake(f"config.json: {name} {wrong}", sglang, remedy)
+
+
+def _type_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+    """Values of another JSON type than the contract's."""
+    for name, wrong in wrong_types(config):
+        yield name, _config_mistake(name, wrong, contract_effects.wrong(_last(name)))
+
+
+def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Iterator[tuple[str, Mistake]]:
+    record = _nest(config, "dflow")
+    for inner, kind in (("target", str), ("trained", Mapping), ("digest", Mapping)):
+        name = f"dflow.{inner}"
+        if inner not in record:
+            yield name, _config_mistake(name, "is missing", contract_effects.missing(name))
+        elif not isinstance(record[inner], kind):
+            yield (
+                name,
+                _config_mistake(
+                    name, f"is no record of a training: {json.dumps(record[inner])}", contract_effects.wrong(inner)
+                ),
+            )
+        elif inner == "target" and record[inner] != target_digest:
+            wrong = f"is {record[inner][:12]}, which the draft was trained for, but this target is {target_digest[:12]}"
+            remedy = "give export_draft, evaluate and check_export the target of the training"
+            yield name, _config_mistake(name, wrong, contract_effects.wrong(inner), remedy)
+    yield from _fields_digest_mistakes(record)
+
+
+def _fields_digest_mistakes(record: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+    """Digests that are missing, and fields changed together with their record; `_tensors_digest_mistakes` looks at the
+    tensors'.
+    """
+    trained, digests = record.get("trained"), record.get("digest")
+    if not isinstance(digests, Mapping):
+        return
+    for inner in ("trained", "tensors"):
+        name = f"dflow.digest.{inner}"
+        if not isinstance(digests.get(inner), str):
+            yield name, _config_mistake(name, "is missing", contract_effects.missing("dflow.digest"))
+        elif inner == "trained" and isinstance(trained, Mapping) and fields_digest(trained) != digests[inner]:
+            found = fields_digest(trained)
+            wrong = f"is not that of the export: {found[:12]}, but {name} is {digests[inner][:12]}"
+            yield "dflow.trained", _config_mistake("dflow.trained", wrong, contract_effects.wrong("trained"))
+
+
+def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+    expected = {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "vocab_size": target["vocab_size"],
+        "hidden_size": target["hidden_size"],
+        "num_target_layers": target["num_layers"],
+        "dflow.format": FORMAT,
+    }
+    for name, value in expected.items():
+        present, got = _lookup(config, name)
+        if present and got != value:
+            wrong = f"must be {json.dumps(value)}, got {json.dumps(got)}"
+            yield name, _config_mistake(name, wrong, contract_effects.wrong(_last(name)))
+    dtype = config.get("dtype")
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        wrong = f"must be one of {', '.join(DTYPES)}, got {json.dumps(dtype)}"
+        yield "dtype", _config_mistake("dtype", wrong, contract_effects.wrong("dtype"))
+
+
+def _mask_mistakes(
+    config: Mapping[str, Any], target: Mapping[str, Any], pad_token_ids: Collection[int]
+) -> Iterator[tuple[str, Mistake]]:
+    name = "dflash_config.mask_token_id"
+    mask = _nest(config, "dflash_config").get("mask_token_id")
+    for kind, ids in (("an EOS id", target["eos_token_ids"]), ("the pad id", pad_token_ids)):
+        if isinstance(mask, int) and mask in ids:
+            remedy = "give load_target a mask_token_id that no text produces, and capture and train again"
+            yield name, _config_mistake(name, f"is {kind} of the target", contract_effects.EOS_MASK, remedy)
+
+
+def _draft_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+    """What DraftConfig refuses; its lines read "field: what is wrong"."""
+    try:
+        from_serving(config)
+    except ConfigError as error:
+        for line in str(error).splitlines()[1:]:
+            name, _, wrong = line.strip().partition(": ")
+            remedy = REWRITE if name in UNREAD else RETRAIN
+            yield _full(name), Mistake(f"config.json: {_full(name)}: {wrong}", _draft_effect(name, config), remedy)
+
+
+def _draft_effect(name: str, config: Mapping[str, Any]) -> str:
+    if name != "target_layer_ids":
+        return contract_effects.wrong(name)
+    ids, layers = config["dflash_config"]["target_layer_ids"], config["num_target_layers"]
+    if not ids:
+        return contract_effects.NO_LAYERS
+    if ids != sorted(set(ids)):
+        return contract_effects.LAYER_ORDER
+    return contract_effects.LAST_LAYER if all(0 <= layer < layers for layer in ids) else contract_effects.NO_LAYER
+
+
+def _training_mistakes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mistake]]:
+    trained = _nest(config, "dflow").get("trained")
+    if not isinstance(trained, Mapping):
+        return
+    for attribute in attrs.fields(DraftConfig):
+        name = _full(attribute.name)
+        present, value = _lookup(config, name)
+        if attribute.name not in trained:
+            where = f"dflow.trained.{attribute.name}"
+            yield where, _config_mistake(where, "is missing", contract_effects.missing("dflow.trained"))
+        elif present and value != trained[attribute.name]:
+            wrong = f"is {json.dumps(value)}, but the draft was trained with {json.dumps(trained[attribute.name])}"
+            remedy = REWRITE if attribute.name in UNREAD else RETRAIN
+            yield name, _config_mistake(name, wrong, contract_effects.wrong(attribute.name), remedy)
+
+
+def _unknown_fields(config: Mapping[str, Any]) -> list[Mistake]:
+    """Fields that the contract does not name, at the top and in both nests."""
+    mistakes = []
+    places = [("", config, EXAMPLE), *((f"{nest}.", _nest(config, nest), EXAMPLE[nest]) for nest in NESTS)]
+    for prefix, table, known in places:
+        for name in sorted(table.keys() - known.keys() - (set(RECORD) if prefix == "dflow." else set())):
+            nested = prefix == "dflash_config." and name in EXAMPLE
+            remedy = f"remove {prefix}{name}" + (f", and leave {name} at the top level" if nested else "")
+            wrong = f"stands beside {name} at the top level" if nested else "is no field of the contract"
+            mistakes.append(
+                _config_mistake(
+                    prefix + name, wrong, contract_effects.NESTED if nested else contract_effects.UNKNOWN, remedy
+                )
+            )
+    return mistakes
+
+
+def _nest(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    nest = config.get(name)
+    return nest if isinstance(nest, Mapping) else {}
+
+
+def _lookup(config: Mapping[str, Any], name: str) -> tuple[bool, Any]:
+    """Whether a field such as "dflash_config.mask_token_id" is there, and its value."""
+    nest, _, inner = name.rpartition(".")
+    table = _nest(config, nest) if nest else config
+    return inner in table, table.get(inner)
+
+
+def _full(name: str) -> str:
+    """A field of DraftConfig as config.json nests it."""
+    return next((f"{nest}.{name}" for nest in NESTS if name in EXAMPLE[nest]), name)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+Stored = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape, safetensors dtype
+
+PREFIX = "model."
+RANDOM = (
+    "says nothing of a missing tensor, leaves what happens to stand in its memory, and accepts about 1 token a step"
+)
+IGNORED = "ignores a tensor that it does not know, without a word"
+PREFIXED = "accepts the prefix; the reference implementation does not, and leaves every one of these tensors random"
+FC_WIDTH = "refuses to start (ValueError: fc.weight does not fit the number of target layers)"
+SHAPE = "stops while it loads the weights, with an error that may name no tensor"
+CAST = "casts it to the server's dtype without a word"
+NOT_FINITE = (
+    "says nothing: logits that are no numbers propose one and the same token, and about 1 token a step is accepted"
+)
+REPLACED = (
+    "loads what fits by name and shape without a word: swapped or other weights propose other tokens, and about 1 "
+    "token a step is accepted"
+)
+_SIZE_FIELDS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+)
+
+
+def stored_tensors(path: Path) -> Stored:
+    """Shape and dtype of every tensor, from the file's header. Raises DataError for a file that is cut or broken."""
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (no mapping)
+            return {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"cannot be read ({error})") from error
+
+
+def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Mistake]:
+    """What is wrong with the tensors beside a config.json.
+
+    Where the config lacks a size there is nothing to compare with, and the config's own mistakes say so.
+    """
+    nest = config.get("dflash_config")
+    ids = nest.get("target_layer_ids") if isinstance(nest, Mapping) else None
+    if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in _SIZE_FIELDS):
+        return []
+    expected = expected_shapes(config)
+    prefixed = {name for name in stored if name.removeprefix(PREFIX) in expected and name.startswith(PREFIX)}
+    known = {name.removeprefix(PREFIX) if name in prefixed else name: entry for name, entry in stored.items()}
+    mistakes = {name: _tensor_mistake(name, "is missing", RANDOM) for name in expected if name not in known}
+    mistakes |= {name: _tensor_mistake(name, "does not belong here", IGNORED) for name in known if name not in expected}
+    dtype = DTYPES.get(config["dtype"]) if isinstance(config.get("dtype"), str) else None
+    for name in expected.keys() & known.keys():
+        shape, stored_dtype = known[name]
+        if shape != expected[name]:
+            wrong = f"must be {list(expected[name])}, got {list(shape)}"
+            mistakes[name] = _tensor_mistake(name, wrong, FC_WIDTH if name == "fc.weight" else SHAPE)
+        elif dtype is not None and stored_dtype != dtype:
+            mistakes[name] = _tensor_mistake(name, f"must be of dtype {dtype}, got {stored_dtype}", CAST)
+    listed = [mistakes[name] for name in sorted(mistakes)]
+    if prefixed:
+        some = ", ".join(sorted(prefixed)[:3]) + (", ..." if len(prefixed) > 3 else "")
+        wrong = f'{len(prefixed)} names begin with "{PREFIX}" ({some})'
+        listed.append(Mistake(f"model.safetensors: {wrong}", PREFIXED, REWRITE))
+    return listed
+
+
+def value_mistakes(path: Path) -> list[Mistake]:
+    """The tensors that hold a value which is no finite number. Reads them all, one after the other."""
+    mistakes = []
+    with safe_open(path, framework="pt") as tensors:
+        for name in sorted(tensors.keys()):
+            tensor = tensors.get_tensor(name)
+            count = int((~tensor.isfinite()).sum()) if tensor.is_floating_point() else 0
+            if count:
+                wrong = f"holds {count} values of {tensor.numel()} that are not finite"
+                mistakes.append(
+                    _tensor_mistake(name, wrong, NOT_FINITE, "train again from a checkpoint before they appeared")
+                )
+    return mistakes
+
+
+def tensors_digest(path: Path) -> str:
+    """sha256 over name, dtype, shape and bytes of every tensor, in the order of the names."""
+    digest = hashlib.sha256()
+    with safe_open(path, framework="pt") as tensors:
+        for name in sorted(tensors.keys()):
+            tensor = tensors.get_tensor(name)
+            digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _tensors_digest_mistakes(config: Mapping[str, Any], path: Path) -> list[Mistake]:
+    """Whether the tensors are those that were exported; nothing where the config holds no digest of them."""
+    record = config.get("dflow")
+    digests = record.get("digest") if isinstance(record, Mapping) else None
+    if not isinstance(digests, Mapping) or "tensors" not in digests:
+        return []  # the config's own mistakes say so
+    found, written = tensors_digest(path), str(digests["tensors"])
+    if found == written:
+        return []
+    what = f"the tensors are not those of the export: {found[:12]}, but dflow.digest.tensors is {written[:12]}"
+    return [Mistake(f"model.safetensors: {what}", REPLACED, REWRITE)]
+
+
+def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of the serving contract for a config.json, with their shapes."""
+    hidden, head_dim, mlp = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    layers = len(config["dflash_config"]["target_layer_ids"])
+    shapes = {"fc.weight": (hidden, layers * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+    projections = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
+    projections["o_proj"] = (hidden, q_size)
+    for index in range(config["num_hidden_layers"]):
+        layer = f"layers.{index}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{layer}.{norm}.weight"] = (hidden,)
+        for norm in ("q_norm", "k_norm"):
+            shapes[f"{layer}.self_attn.{norm}.weight"] = (head_dim,)
+        for name, shape in projections.items():
+            shapes[f"{layer}.self_attn.{name}.weight"] = shape
+            if config.get("attention_bias"):
+                shapes[f"{layer}.self_attn.{name}.bias"] = shape[:1]
+        for name in ("gate_proj", "up_proj"):
+            shapes[f"{layer}.mlp.{name}.weight"] = (mlp, hidden)
+        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, mlp)
+    return shapes
+
+
+def _tensor_mistake(name: str, wrong: str, sglang: str, remedy: str = REWRITE) -> Mistake:
+    return Mistake(f"model.safetensors: {name} {wrong}", sglang, remedy)

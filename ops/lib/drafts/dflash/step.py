@@ -28,7 +28,7 @@ from ops.lib.drafts.attention.blocks import Attend
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
 from ops.lib.drafts.losses.loss import Loss, combine
-from ops.lib.drafts.losses.weighted_slots import Weighted
+from ops.lib.drafts.losses.slots import Weighted
 from ops.lib.sequence_parallel.context_range import Seen
 from ops.lib.sequence_parallel.exchange import Exchange
 

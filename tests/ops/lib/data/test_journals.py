@@ -10,8 +10,8 @@ import pytest
 from ops.evaluate.journal import BatchResult
 from ops.evaluate.journal import Journal as Decoded
 from ops.evaluate.statistics import BatchTime
-from ops.regenerate_answers.journal import Answer
-from ops.regenerate_answers.journal import Journal as Answers
+from ops.regenerate_answers.shards import Answer
+from ops.regenerate_answers.shards import Journal as Answers
 
 CASES = {
     "answers": (Answers, {("a", 0): Answer("yes", "stop", 2)}),

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import ConfigError
-from ops.lib.drafts.losses.anchors import block_labels, block_tokens, draw_anchors
-from ops.lib.drafts.losses.slot_weights import block_weights, slot_weights
+from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, draw_anchors, slot_weights
 
 masks = st.lists(st.booleans(), min_size=1, max_size=40)
 

@@ -11,7 +11,7 @@ from reference_draft import reference_block
 from dsl.errors import DataError
 from ops.lib.drafts.dflash.config import to_serving
 from ops.lib.drafts.dflash.reference import reference_hidden, reference_step, visible
-from ops.lib.drafts.losses.slot_weights import block_weights
+from ops.lib.drafts.losses.slots import block_weights
 
 LAYERS = ("full_attention", "sliding_attention")
 LOSSES = [

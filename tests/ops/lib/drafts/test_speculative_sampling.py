@@ -15,7 +15,7 @@ from scipy.stats import chi2
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.decoding import token_choice
+from ops.lib.drafts.decoding import sampling
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.lib.drafts.decoding.sampling import accept_greedy, accept_sampled, token_at, uniform_draws
 from ops.lib.drafts.dflash.config import DraftConfig
@@ -243,7 +243,7 @@ def test_answers_follow_the_targets_distribution_plain_and_speculative(tiny):
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
 def test_wrong_rules_are_found_in_the_answers(tiny, monkeypatch, rule):
-    monkeypatch.setattr(token_choice, "accept_sampled", rule)
+    monkeypatch.setattr(sampling, "accept_sampled", rule)
     assert p_of_decoding(tiny, speculative(tiny), 4000) < WRONG
 
 

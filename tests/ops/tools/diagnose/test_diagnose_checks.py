@@ -16,7 +16,7 @@ from ops.artifacts import Draft, DraftCheckpoint, TargetFeatures, TargetModel
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.losses.anchors import draw_anchors
+from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.model import Target
 from ops.tools.diagnose import masks
 from ops.tools.diagnose.answers import LEAST_OWN, count_own, own_finding

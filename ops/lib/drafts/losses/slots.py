@@ -1,0 +1,103 @@
+"""Anchors of a sequence, what the slots behind them must predict, and how much each slot weighs in the loss.
+
+Legend: S sequence length, A anchors, N blocks, K block size, W weighted slots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from dsl.errors import ConfigError
+
+
+def draw_anchors(loss_mask_S: Tensor, num_anchors: int, *, seed: int, epoch: int, sample: int) -> Tensor:
+    """Up to num_anchors positions p with p and p + 1 in the loss mask, int64 [A], ascending, without replacement.
+
+    The draw depends on (seed, epoch, sample) and the loss mask alone: it is the same in every batch and on every rank.
+    The last position but one counts as well: a block that runs over the end keeps its valid slots.
+    """
+    eligible = (loss_mask_S[:-1] & loss_mask_S[1:]).nonzero().squeeze(1)
+    digest = hashlib.sha256(f"{seed}/{epoch}/{sample}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    chosen = torch.randperm(len(eligible), generator=generator)[:num_anchors]
+    return eligible[chosen].sort().values
+
+
+def block_tokens(input_ids_S: Tensor, anchors_A: Tensor, block_size: int, mask_token_id: int) -> Tensor:
+    """The noise blocks as ids, int64 [A, K]: the anchor's token in slot 0, the mask token in all others."""
+    blocks_AK = torch.full((len(anchors_A), block_size), mask_token_id, dtype=torch.int64)
+    blocks_AK[:, 0] = input_ids_S[anchors_A]
+    return blocks_AK
+
+
+def block_labels(input_ids_S: Tensor, anchors_A: Tensor, block_size: int) -> Tensor:
+    """The token at anchor + k for every slot k, int64 [A, K]; 0 behind the end, where the weight is 0 as well."""
+    positions_AK = anchors_A[:, None] + torch.arange(block_size)
+    inside_AK = positions_AK < len(input_ids_S)
+    return torch.where(inside_AK, input_ids_S[positions_AK.clamp(max=len(input_ids_S) - 1)], 0)
+
+
+_GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}
+
+
+def block_weights(block_size: int, gamma: float | None = None) -> Tensor:
+    """Loss weight of each slot of a block, float32 [K].
+
+    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma is 7 / 5 / 4 for block sizes 16 / 10 / 8 and
+    half the block size for others, unless given.
+    Source: DFlash, arXiv 2602.06036, section 4.2. Raises ConfigError if gamma <= 0.
+    """
+    gamma = _GAMMAS.get(block_size, block_size / 2) if gamma is None else gamma
+    if gamma <= 0:
+        raise ConfigError(f"gamma: must be positive, got {gamma}")
+    weights_K = torch.exp(-(torch.arange(block_size, dtype=torch.float32) - 1) / gamma)
+    weights_K[0] = 0
+    return weights_K
+
+
+def slot_weights(loss_mask_S: Tensor, anchors_A: Tensor, weights_K: Tensor) -> Tensor:
+    """Weight of every slot of every block, float32 [A, K].
+
+    Once a slot lies outside the loss mask or behind the end, the later slots of its block are out as well, because
+    serving stops there.
+    """
+    positions_AK = anchors_A[:, None] + torch.arange(len(weights_K))
+    valid_AK = positions_AK < len(loss_mask_S)
+    valid_AK = valid_AK & loss_mask_S[positions_AK.clamp(max=len(loss_mask_S) - 1)]
+    return weights_K * valid_AK.cumprod(dim=1)
+
+
+@frozen(eq=False)
+class Weighted:
+    """rows_W: n * K + k of each weighted slot, int64, ascending; a step needs them on the device that computes.
+
+    before: of how many blocks n -> the weighted slots of the first n blocks, for n = 0..N. least, most: the smallest
+    and the largest label of any slot.
+    """
+
+    rows_W: Tensor
+    before: tuple[int, ...]
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, labels_NK: Tensor, weights_NK: Tensor) -> Weighted:
+        """From labels and weights of N >= 1 blocks, whose device the rows are on; waits for one other than the CPU."""
+        weighted_NK = weights_NK > 0
+        rows_W = weighted_NK.flatten().nonzero().squeeze(1)
+        before = (0, *weighted_NK.sum(dim=1).cumsum(0).tolist())
+        least, most = (int(bound) for bound in labels_NK.aminmax())
+        return cls(rows_W, before, least, most)
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """Those of the blocks [start, end)."""
+        return self.rows_W[self.before[start] : self.before[end]]
+
+    def check(self, vocabulary: int) -> None:
+        """Raise IndexError for labels that are no token."""
+        if self.least < 0 or self.most >= vocabulary:
+            raise IndexError(f"labels from {self.least} to {self.most} do not fit a vocabulary of {vocabulary}")
