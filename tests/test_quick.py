@@ -13,7 +13,7 @@ from kinds import kind_of
     [
         ("dsl/interpolation.py", "dsl/test_values.py"),
         ("executor/keys/external_inputs.py", "executor/keys/test_external.py"),
-        ("ops/lib/drafts/losses/slot_weights.py", "ops/lib/drafts/test_dflash_anchors.py"),
+        ("ops/lib/drafts/losses/slots.py", "ops/lib/drafts/test_dflash_anchors.py"),
     ],
 )
 def test_tests_that_import_a_file_on_any_way_are_taken_the_nearest_first(file, test):
