@@ -113,7 +113,7 @@ class Outcome:
         else:
             stage.info(
                 f"SGLang {self.served.version} served {len(self.prompts)} prompts, tau "
-                f"{shown(self.tau_served[ALL])}; evaluate measured {shown(self.tau_evaluate[ALL])} on them"
+                f"{number(self.tau_served[ALL])}; evaluate measured {number(self.tau_evaluate[ALL])} on them"
             )
         for warning in self.warnings:
             stage.warn(warning)
@@ -137,7 +137,7 @@ def card_text(outcome: Outcome) -> str:
     """The model card's section of accepted lengths."""
     report = outcome.report
     rows = [
-        (name, measured["prompts"], shown(measured["tau"]), _interval(measured))
+        (name, measured["prompts"], number(measured["tau"]), _interval(measured))
         for name, measured in report["tau"].items()
     ]
     parts = [
@@ -152,7 +152,8 @@ def card_text(outcome: Outcome) -> str:
         parts.append(f"Not served by SGLang yet ({outcome.skipped}); {REPEAT}.")
     else:
         compared = [
-            (name, shown(outcome.tau_evaluate.get(name)), shown(served)) for name, served in outcome.tau_served.items()
+            (name, number(outcome.tau_evaluate.get(name)), number(served))
+            for name, served in outcome.tau_served.items()
         ]
         parts.append(f"{len(outcome.prompts)} of these prompts, served by SGLang {outcome.served.version}:")
         parts.append(table(("prompts", "tau as above", "tau served"), compared))
@@ -163,5 +164,5 @@ def _interval(measured: Mapping[str, Any]) -> str:
     return "-" if measured["low"] is None else f"{measured['low']:.2f} to {measured['high']:.2f}"
 
 
-def shown(value: float | None) -> str:
+def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"

@@ -53,7 +53,7 @@ def benchmark_rows(file: Path) -> Iterator[BenchmarkRow | Misfit]:
         raise DataError(f"{file}: no such file; benchmark must name a file of JSON lines")
     places: dict[str, str] = {}
     for record in json_records(file):
-        mistake = record.mistake or _form_mistake(record.row) or _taken(record, places)
+        mistake = record.mistake or _form_mistake(record.row) or _duplicate_id(record, places)
         if mistake:
             yield Misfit(record.place, mistake)
             continue
@@ -112,6 +112,6 @@ def _lacking(row: dict[str, Any]) -> Iterator[str]:
         yield 'no user turn: "messages" must end with what the user says, {"role": "user", "content": "..."}'
 
 
-def _taken(record: Record, places: dict[str, str]) -> str:
+def _duplicate_id(record: Record, places: dict[str, str]) -> str:
     place = places.get(str(record.row["id"]))
     return f'id "{record.row["id"]}" is that of {place} as well; ids must differ' if place else ""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from attrs import asdict, frozen
 
-from ops.evaluate.journal import PromptResult
+from ops.evaluate.turns import PromptResult
 from ops.lib.drafts.decoding.decode import Decoded
 
 SHOWN = 10

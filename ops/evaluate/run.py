@@ -15,11 +15,10 @@ import torch
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.evaluate.figures import figures
-from ops.evaluate.lengths import check_lengths
 from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
-from ops.evaluate.prompts import choose_prompts, processor_of
+from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
 from ops.evaluate.report import interval_text
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics

@@ -8,7 +8,6 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from ops.evaluate.journal import BatchResult, PromptResult
 from ops.evaluate.lossless import Losses, rounding
 from ops.evaluate.metric_names import ALL, tau_names
 from ops.evaluate.op import Evaluate
@@ -20,6 +19,7 @@ from ops.evaluate.statistics import (
     speedup,
     tau_by_position,
 )
+from ops.evaluate.turns import BatchResult, PromptResult
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 

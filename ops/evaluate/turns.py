@@ -2,22 +2,26 @@
 
 The two ways follow each other batch by batch, and every other batch begins with the other way, so that a slow moment
 of the machine, and what the first of two passes over the same prompts pays for the second, hit both alike.
+What is decoded is kept batch by batch in a journal, which survives a stop or a kill.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import asdict, define, field, frozen
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
-from ops.evaluate.journal import BatchResult, Journal, PromptResult
 from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime
+from ops.lib.data.files import json_line
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.clock import DecodeClock, Part, synchronise
 from ops.lib.drafts.decoding.decode import Decoded
@@ -29,6 +33,87 @@ from ops.lib.drafts.decoding.decode_batch import (
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.target.model import Target
+
+
+@frozen
+class PromptResult:
+    """What was decoded for one prompt; random: with the draft that nobody trained, where that is measured."""
+
+    id: str
+    category: str
+    plain: Decoded
+    speculative: Decoded
+    random: Decoded | None
+
+
+@frozen
+class BatchResult:
+    """A batch, and what it took. parts: "plain" and "speculative" -> part of the work -> seconds."""
+
+    results: tuple[PromptResult, ...]
+    time: BatchTime
+    parts: Mapping[str, Mapping[str, float]]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> BatchResult:
+        results = (
+            PromptResult(
+                row["id"],
+                row["category"],
+                _decoded(row["plain"]),
+                _decoded(row["speculative"]),
+                None if row["random"] is None else _decoded(row["random"]),
+            )
+            for row in told["results"]
+        )
+        return cls(tuple(results), BatchTime(**told["time"]), told["parts"])
+
+
+@define
+class Journal:
+    """Batches in a file, one a line, in the order in which they were decoded.
+
+    wanted: the ids of all prompts in that order. Half a line, which a kill may leave, is cut off, and so is what other
+    prompts than these left there.
+    """
+
+    path: Path
+    wanted: Sequence[str]
+    batches: list[BatchResult] = field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        written = self.path.read_bytes() if self.path.exists() else b""
+        kept = 0
+        for line in written[: written.rfind(b"\n") + 1].splitlines(keepends=True):
+            batch = BatchResult.from_json(json.loads(line))
+            done = self.prompts_done
+            if [result.id for result in batch.results] != list(self.wanted[done : done + len(batch.results)]):
+                break
+            self.batches.append(batch)
+            kept += len(line)
+        if kept < len(written):
+            os.truncate(self.path, kept)  # never written anew: a kill in between would lose all
+
+    @property
+    def prompts_done(self) -> int:
+        return sum(len(batch.results) for batch in self.batches)
+
+    def add(self, batch: BatchResult) -> None:
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json_line(batch.to_json()))
+        self.batches.append(batch)
+
+
+def _decoded(told: Mapping[str, Any]) -> Decoded:
+    near = {
+        int(place): {int(token): distance for token, distance in tokens.items()}
+        for place, tokens in told["near"].items()
+    }
+    return Decoded(tuple(told["tokens"]), tuple(told["accepted"]), tuple(told["margins"]), near)
+
 
 WARM_UP_TOKENS = 1
 PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")

@@ -44,7 +44,7 @@ def row_mistake(row: Any) -> str:
 
 def turn_list(row: dict[str, Any]) -> Any:
     """The turns; the columns of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}) become rows."""
-    turns = either(row, ("messages", "conversations"))
+    turns = first_value(row, ("messages", "conversations"))
     if not (isinstance(turns, dict) and all(isinstance(column, list) for column in turns.values())):
         return turns
     if len({len(column) for column in turns.values()}) != 1:
@@ -52,7 +52,7 @@ def turn_list(row: dict[str, Any]) -> Any:
     return [dict(zip(turns, values, strict=True)) for values in zip(*turns.values(), strict=True)]
 
 
-def listed(row: dict[str, Any]) -> list[Any]:
+def row_images(row: dict[str, Any]) -> list[Any]:
     """The images of `image` or `images`."""
     return _as_list(row.get("images")) or _as_list(row.get("image"))
 
@@ -69,10 +69,10 @@ def part_image(part: dict[str, Any]) -> Any:
     """The image that a content part holds or names, or None."""
     if part.get("base64") is not None:
         return {"base64": part["base64"]}
-    return either(part, ("image", "image_url", "url", "path"))
+    return first_value(part, ("image", "image_url", "url", "path"))
 
 
-def either(mapping: dict[str, Any], names: tuple[str, ...]) -> Any:
+def first_value(mapping: dict[str, Any], names: tuple[str, ...]) -> Any:
     """The value of the first of the names that is there and not null."""
     return next((mapping[name] for name in names if mapping.get(name) is not None), None)
 
@@ -90,7 +90,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
         return ""
     value = _as_list(row[key])[:1]
     candidates = [
-        *(("image", "images") if value and _is_image(value[0]) and not listed(row) else ()),
+        *(("image", "images") if value and _is_image(value[0]) and not row_images(row) else ()),
         *(("split",) if value and value[0] in SPLITS and row.get("split") is None else ()),
         *(("system",) if value and isinstance(value[0], str) and row.get("system") is None else ()),
     ]
@@ -113,11 +113,11 @@ def _is_image(value: Any) -> bool:
 def _turn_mistake(turn: Any) -> str:
     if not isinstance(turn, dict):
         return f": expected an object, got {type(turn).__name__}"
-    if not isinstance(either(turn, ("role", "from")), str):
+    if not isinstance(first_value(turn, ("role", "from")), str):
         return ': no string "role" (or "from")'
     if not any(name in turn for name in (*TURN_TEXTS, "tool_calls", "function_call")):
         return ': no "content" (or "text", "value")'
-    content = either(turn, TURN_TEXTS)
+    content = first_value(turn, TURN_TEXTS)
     if not isinstance(content, (str, list, type(None))):
         return f": expected a text or a list of parts, got {type(content).__name__}"
     if not isinstance(turn.get("reasoning_content"), (str, type(None))):

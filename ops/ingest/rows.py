@@ -34,7 +34,7 @@ from typing import Any
 from attrs import frozen
 
 from ops.ingest.image_values import AUDIO, VIDEO, ImageFinder
-from ops.ingest.row_form import TURN_TEXTS, either, is_valid_text, listed, part_image, part_kind, turn_list
+from ops.ingest.row_form import TURN_TEXTS, first_value, is_valid_text, part_image, part_kind, row_images, turn_list
 from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, Unusable, with_leading_images
 
 TOOLS, DIFFER, IN_ANSWER = "tool calls are not supported", "placeholders and images differ", "image in an answer"
@@ -75,7 +75,7 @@ def sample_of_row(
         _refuse_other_media(row)
         turns = list(_turns(row))
         _check(turns, require_answers)
-        placed, values = _place_images(turns, listed(row))
+        placed, values = _place_images(turns, row_images(row))
         images = tuple(finder.image(value) for value in values)
         return RawSample(sample_id, row.get("split"), placed, images, label=_label(row))
     except Unusable as fault:
@@ -84,9 +84,9 @@ def sample_of_row(
 
 def image_values(row: dict[str, Any]) -> Iterator[Any]:
     """All images that a row of any form names."""
-    yield from listed(row)
+    yield from row_images(row)
     for turn in turn_list(row) or ():
-        content = either(turn, TURN_TEXTS) if isinstance(turn, dict) else None
+        content = first_value(turn, TURN_TEXTS) if isinstance(turn, dict) else None
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and (value := part_image(part)) is not None:
                 yield value
@@ -114,12 +114,12 @@ def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str |
     if row.get("system") and (not turns or turns[0].get("role", turns[0].get("from")) != "system"):
         turns = [{"role": "system", "content": row["system"]}, *turns]
     for turn in turns:
-        name = either(turn, ("role", "from"))
+        name = first_value(turn, ("role", "from"))
         if name in TOOL_ROLES or any(turn.get(key) for key in TOOL_KEYS):
             raise Unusable(TOOLS, f'role "{name}"')
         if name not in ROLE_NAMES:
             raise Unusable("unknown role", f'"{name}"')
-        content = either(turn, TURN_TEXTS) or ""
+        content = first_value(turn, TURN_TEXTS) or ""
         role = ROLE_NAMES[name]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         items = _joined(item for part in parts for item in _of_part(part, role))

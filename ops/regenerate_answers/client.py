@@ -194,9 +194,9 @@ class ChatClient:
         self._is_away = False
         status = response.status_code
         if status in LATER or status >= 500:
-            return _Failed(f"{status}: {self._said(response)}", asked_wait(response.headers.get("Retry-After")))
+            return _Failed(f"{status}: {self._error_text(response)}", asked_wait(response.headers.get("Retry-After")))
         if status >= 300:
-            raise _Rejected(status, self._said(response))
+            raise _Rejected(status, self._error_text(response))
         try:
             return read(response.json())
         except ValueError as error:  # a proxy's page, or an answer that was broken off
@@ -210,7 +210,7 @@ class ChatClient:
             self.info(f"{self.config.endpoint} cannot be reached ({why}); {again}")
         return _Failed(why)
 
-    def _said(self, response: httpx.Response) -> str:
+    def _error_text(self, response: httpx.Response) -> str:
         """The server's message, without the API key, which some repeat."""
         if response.is_redirect:
             return self._hidden(f"redirected to {response.headers.get('Location')}; give that address as endpoint")

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.decoding.plain_batch import answer
+from ops.lib.drafts.decoding.decode_batch import decode_stepwise
 from ops.lib.drafts.decoding.sampling import choose
 from ops.lib.target.model import Target
 
@@ -36,10 +36,12 @@ def generate(target: Target, prompts: Sequence[TokenSample], draws_BN: Tensor, s
     def next_tokens(logits_BV: Tensor, rows_B: Tensor, step: int) -> Tensor:
         return choose(logits_BV, draws_BN[rows_B, step], sampling.temperature, sampling.top_p)
 
-    decoded = answer(target, target.inputs(prompts), [one.id for one in prompts], sampling.max_new_tokens, next_tokens)
+    decoded = decode_stepwise(
+        target, target.inputs(prompts), [one.id for one in prompts], sampling.max_new_tokens, next_tokens
+    )
     return [list(one.tokens) for one in decoded]
 
 
-def ended(tokens: Sequence[int], eos_token_ids: frozenset[int]) -> bool:
+def ends_with_eos(tokens: Sequence[int], eos_token_ids: frozenset[int]) -> bool:
     """Whether an answer is closed by an EOS token."""
     return bool(tokens) and tokens[-1] in eos_token_ids

@@ -132,7 +132,7 @@ class EndpointAnswerer:
     async def _next_turn(self, conversation: Conversation, journal: Journal) -> None:
         if conversation.key not in journal.answers:
             try:
-                asked = await asyncio.to_thread(self._asked, conversation)
+                asked = await asyncio.to_thread(self._request, conversation)
             except Unusable as fault:
                 conversation.drop(fault.reason, fault.detail)
                 return
@@ -161,7 +161,7 @@ class EndpointAnswerer:
                 f'"{conversation.row["id"]}": {fault.detail}'
             )
 
-    def _asked(self, conversation: Conversation) -> Asked:
+    def _request(self, conversation: Conversation) -> Asked:
         """The next prompt. Raises Unusable where it cannot be asked."""
         messages = conversation.messages
         sample = self.prompts.sample(conversation.row, messages)
@@ -180,7 +180,7 @@ class EndpointAnswerer:
             text = self.prompts.text(ids[:-1] if closed else ids)
             said = Answer(text, reply.finish_reason, len(ids), prompted_differently=differently)
             return conversation.judged(said, lambda messages: self.prompts.gives(messages, ids))
-        text, cut = reply.said(asked.opens_thought), reply.finish_reason != "stop"
+        text, cut = reply.full_text(asked.opens_thought), reply.finish_reason != "stop"
         if reply.tokens is None:  # a server that counts nothing leaves nothing to compare with
             said = Answer(text, reply.finish_reason, self.prompts.length(text) + (not cut))
             return conversation.judged(evolve(said, prompted_differently=differently), lambda _: True)

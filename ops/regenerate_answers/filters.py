@@ -42,7 +42,7 @@ def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str,
     return (outcome["reason"], outcome["detail"]) if outcome["reason"] else None
 
 
-def answered(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
+def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
     """The sample with its new answers, and how each of them ended."""
     answers = outcome["answers"]
     return {

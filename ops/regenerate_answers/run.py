@@ -22,7 +22,7 @@ from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER
 from ops.regenerate_answers.endpoint import EndpointAnswerer
-from ops.regenerate_answers.filters import UNTRAINED, answered, refusal, remedies
+from ops.regenerate_answers.filters import UNTRAINED, refusal, regenerated_row, remedies
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.prompts import Prompts
@@ -97,7 +97,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
                 if (fault := refusal(config, outcome)) is not None:
                     tally.drop(fault[0], row["id"], fault[1])
                     continue
-                row = answered(row, outcome)
+                row = regenerated_row(row, outcome)
                 retokenised += sum(answer["retokenised_differently"] for answer in outcome["answers"])
                 left += 1
             file.write(json_line(row))

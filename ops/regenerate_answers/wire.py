@@ -49,7 +49,7 @@ class Reply:
     prompt_tokens: int | None
     prompt_ids: list[int] | None
 
-    def said(self, prompt_opens_thought: bool) -> str:
+    def full_text(self, prompt_opens_thought: bool) -> str:
         """Everything behind the generation prompt. A server with a reasoning parser took the thought out of it, and
         the white space around the thought, which is put back as the families' templates write it.
         """

@@ -27,7 +27,7 @@ from ops.tokenize_chat.template import (
     Messages,
     Template,
     Unusable,
-    spoken,
+    answer_words,
     value_or_unusable,
 )
 
@@ -113,7 +113,7 @@ class ChatEncoder:
         # The last answer begins there, unless a mark leaves the beginning out.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.token_to_chars(last)[0]]
-        if not all(words in answer for words in spoken(messages[-1])):
+        if not all(words in answer for words in answer_words(messages[-1])):
             raise Unusable(ANSWER_CHANGED, f"it became {answer[:60]!r}")
         return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), int(np.count_nonzero(mask)), prompt_tokens)
 

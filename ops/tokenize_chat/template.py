@@ -116,7 +116,7 @@ def texts_of(message: dict[str, Any]) -> list[str]:
     return [part["text"] for part in message["content"] if part["type"] == "text"]
 
 
-def spoken(message: dict[str, Any]) -> list[str]:
+def answer_words(message: dict[str, Any]) -> list[str]:
     """What the answer says, part by part: without its thought, and without blanks around it."""
     return [text.rpartition(END_OF_THOUGHT)[2].strip() for text in texts_of(message)]
 

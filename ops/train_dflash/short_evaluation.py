@@ -17,8 +17,7 @@ from torch import nn
 
 from dsl.errors import DataError
 from dsl.stage import Stage
-from ops.evaluate.lengths import check_lengths
-from ops.evaluate.prompts import HeldOut
+from ops.evaluate.prompts import HeldOut, check_lengths
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.decoding.decode import Decoded

@@ -13,12 +13,11 @@ import torch
 from sglang.srt.managers import mm_schedule
 from sglang.srt.managers.schedule_batch import MultimodalInputs, Req, ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang.mm_processor import ServedPrompt
-from ops.lib.sglang.requests import make_request
+from ops.lib.sglang.requests import greedy_request, make_request
 from ops.lib.sglang.runtime import SglangRuntime
 
 
@@ -58,21 +57,9 @@ def greedy(
 
 def served_request(prompt: ServedPrompt, name: str, max_new_tokens: int) -> Req:
     """A greedy request of what SGLang's own preprocessing made of a prompt."""
-    ids = array("q", prompt.input_ids.tolist())
     images = None if prompt.output is None else MultimodalInputs.from_processor_output(prompt.output)
-    request = Req(
-        rid=name,
-        origin_input_text="",
-        origin_input_ids=ids if images is None else array("q", images.padded_input_ids),
-        origin_input_ids_unpadded=ids,
-        sampling_params=SamplingParams(temperature=0, max_new_tokens=max_new_tokens),
-    )
-    if images is not None:
-        request.extend_image_inputs(images)
-    request.full_untruncated_fill_ids = request.origin_input_ids
-    request.logprob_start_len = -1
-    request.set_extend_range(len(request.prefix_indices), len(request.origin_input_ids))
-    return request
+    padded_ids = prompt.input_ids.tolist() if images is None else images.padded_input_ids
+    return greedy_request(name, prompt.input_ids, array("q", padded_ids), images, max_new_tokens)
 
 
 @contextmanager

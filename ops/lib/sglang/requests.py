@@ -82,10 +82,17 @@ def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | 
     if len(sample.image_grid_thw):
         images = _image_inputs(sample, input_ids, vision)
         ids = MultiModalityDataPaddingPatternMultimodalTokens().pad_input_tokens(ids, images)
+    return greedy_request(sample.id, input_ids, ids, images, max_new_tokens)
+
+
+def greedy_request(
+    name: str, input_ids: Tensor, padded_ids: array[int], images: MultimodalInputs | None, max_new_tokens: int
+) -> Req:
+    """padded_ids: `input_ids` int64 [S] with SGLang's padding values in the places of the images."""
     request = Req(
-        rid=sample.id,
+        rid=name,
         origin_input_text="",
-        origin_input_ids=ids,
+        origin_input_ids=padded_ids,
         origin_input_ids_unpadded=array("q", input_ids.tolist()),
         sampling_params=SamplingParams(temperature=0, max_new_tokens=max_new_tokens),
     )

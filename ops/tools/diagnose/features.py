@@ -49,7 +49,7 @@ def features_finding(
     if features is None or learnt is None:
         return unmeasured(NAME, "the store has not kept what the draft was trained on")
     stored, tokens = FeatureReader(features, SPLIT), TokenReader(learnt, SPLIT)
-    indices = _spread(min(len(stored), len(tokens)))
+    indices = _spread_places(min(len(stored), len(tokens)))
     if not indices:
         return unmeasured(NAME, f"there are none of the split {SPLIT}")
     samples = [tokens.sample(index) for index in indices]
@@ -64,10 +64,10 @@ def features_finding(
         )
     layers = compare_layers(target, stored, indices, samples)
     dtypes = (stored.info["dtype"], str(target.embed_weight.dtype).removeprefix("torch."))
-    return _told(layers, max(_allowed(dtype) for dtype in dtypes), stored.info["dtype"])
+    return _layers_finding(layers, max(_allowed(dtype) for dtype in dtypes), stored.info["dtype"])
 
 
-def _told(layers: Sequence[Layer], allowed: float, dtype: str) -> Finding:
+def _layers_finding(layers: Sequence[Layer], allowed: float, dtype: str) -> Finding:
     worst = max(layers, key=lambda layer: layer.distance)
     wrong = [layer for layer in layers if not layer.distance <= allowed]  # NaN is wrong too
     text = f"recomputed states differ by {worst.distance:.1e} of their size at most (layer {worst.layer_id}, {dtype})"
@@ -129,6 +129,6 @@ def _same_text(stored: FeatureReader, index: int, sample: TokenSample) -> bool:
     return torch.equal(stored.labels(index)[0], sample.input_ids)
 
 
-def _spread(count: int) -> list[int]:
+def _spread_places(count: int) -> list[int]:
     taken = min(SAMPLES, count)
     return [number * count // taken for number in range(taken)]

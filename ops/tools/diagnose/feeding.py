@@ -148,7 +148,7 @@ def differing(config: DraftConfig, trained: DraftConfig | None) -> dict[str, Any
 
 
 def _cause(step: Step, again: str) -> Finding:
-    before, after = _shown(step.kind, step.before, step.after)
+    before, after = _values(step.kind, step.before, step.after)
     return Finding(
         name=step.kind,
         measured=f"tau {step.tau_before:.2f} with {before}; {step.tau_after:.2f} with {after}, {step.label}",
@@ -178,20 +178,20 @@ def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: 
     Where that is not what the training says, a few prompts may not tell: then it was not measured.
     """
     answers = bench.decode(current, prompts, kind)
-    told = f"tau {tau_of(answers):.2f} with {_shown(kind, current, current)[0]}"
+    told = f"tau {tau_of(answers):.2f} with {_values(kind, current, current)[0]}"
     others, is_open = candidates(kind, current, trained), False
     few = len(stepped(answers)) < LEAST_PROMPTS
     for label, setting in others.items():
         if not bench.can_load(setting):
-            told += f"; {label} ({_shown(kind, current, setting)[1]}) the draft cannot be loaded"
+            told += f"; {label} ({_values(kind, current, setting)[1]}) the draft cannot be loaded"
             continue
         instead = bench.decode(setting, prompts, kind)
         told += f"; {tau_of(instead):.2f} {label}"
         is_open |= label not in (AS_TRAINED, TRAINED) and (few or paired_gain(instead, answers).is_open)
         if label == TARGETS:
-            told += f" ({_shown(kind, current, setting)[1]})"
+            told += f" ({_values(kind, current, setting)[1]})"
         if label in (AS_TRAINED, TRAINED):
-            told += f" ({_shown(kind, current, setting)[1]}; no higher, but make sure that the difference is meant)"
+            told += f" ({_values(kind, current, setting)[1]}; no higher, but make sure that the difference is meant)"
     if is_open:
         return unmeasured(kind, f"{told}; {TOO_FEW}")
     return Finding(name=kind, measured=told if others else told + _agreement(kind, trained), normal=NORMAL[kind])
@@ -210,7 +210,7 @@ def _agreement(kind: str, trained: Trained) -> str:
     return ", the target's" if kind == MASK else "; the training's record is gone, so they are not compared"
 
 
-def _shown(kind: str, setting: Setting, other: Setting) -> tuple[str, str]:
+def _values(kind: str, setting: Setting, other: Setting) -> tuple[str, str]:
     """A kind's value in each of two settings, in words."""
     if kind == CONFIG:
         names = differing(setting.config, other.config)

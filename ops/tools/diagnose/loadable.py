@@ -12,7 +12,7 @@ from torch import Tensor
 from dsl.errors import ConfigError, DataError
 from ops.artifacts import Draft
 from ops.lib.drafts.dflash.config import DraftConfig, from_serving
-from ops.lib.drafts.dflash.fit import LAYER_IDS, check_draft_fits, told, unfit_fields
+from ops.lib.drafts.dflash.fit import LAYER_IDS, check_draft_fits, unfit_fields, unfit_text
 from ops.lib.drafts.dflash.load import read_config, read_weights
 from ops.tools.diagnose.bench import EXPORTED, TRAINED, Setting
 from ops.tools.diagnose.feeding import CONFIG, LAYERS, NORMAL, Trained
@@ -45,7 +45,7 @@ def loadable(
         setting = _as_trained(config, trained, unfit)
         if setting is not None and _is_fine(setting, target, weights):
             return setting, [fine, _unfit_finding(setting.config, unfit, again)]
-        found = f"does not fit the target: {told(unfit)}"
+        found = f"does not fit the target: {unfit_text(unfit)}"
     for label, setting in _instead(config, trained, weights):
         if _is_fine(setting, target, weights):
             measured = f"{found}. The other lines are measured with {label} of the training"
@@ -97,7 +97,7 @@ def _unfit_finding(right: DraftConfig, unfit: Mapping[str, str], again: str) -> 
     values = ", ".join(f"{field} {json.dumps(getattr(right, field))}" for field in unfit)
     return Finding(
         name=name,
-        measured=f"{told(unfit)}. The other lines are measured as trained: {values}",
+        measured=f"{unfit_text(unfit)}. The other lines are measured as trained: {values}",
         normal=NORMAL[name],
         advice=ADVICE.format(again=again),
         is_cause=True,

@@ -81,7 +81,7 @@ def survey(source: Path, counter: Counter, image_root: str | None = None, allow_
         told = (
             str(error).replace(f"{REMEDY}, or ", "").removesuffix(f"; {REMEDY}")
         )  # a field of a file that is to be written
-        raise DataError(f"{told}{_seen(source)}") from error
+        raise DataError(f"{told}{_contents_hint(source)}") from error
     found = Survey(
         source=source,
         form=form,
@@ -173,7 +173,7 @@ def _encoded(image: Path | bytes) -> bytes:
         return b""
 
 
-def _seen(source: Path) -> str:
+def _contents_hint(source: Path) -> str:
     """What lies in a folder of which nothing can be read."""
     if not source.is_dir():
         return ""

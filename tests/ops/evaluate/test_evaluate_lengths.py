@@ -10,8 +10,7 @@ from attrs import frozen
 from evaluate_cases import make_draft, run_evaluate, small_draft
 
 from dsl.errors import DataError
-from ops.evaluate.lengths import check_lengths
-from ops.evaluate.prompts import HeldOut, first_of_each
+from ops.evaluate.prompts import HeldOut, check_lengths, first_of_each
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.dflash.load import load_draft
 from ops.lib.target.model import Target

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.evaluate.journal import PromptResult
 from ops.evaluate.lossless import compare, difference_text, rounding
 from ops.evaluate.statistics import (
     BatchTime,
@@ -17,6 +16,7 @@ from ops.evaluate.statistics import (
     steps_of,
     tau_by_position,
 )
+from ops.evaluate.turns import PromptResult
 from ops.lib.drafts.decoding.decode import Decoded
 
 

@@ -31,9 +31,9 @@ def check_draft_fits(draft: DraftConfig, target: Mapping[str, Any]) -> None:
     """Raises DataError that names each field which does not fit, and what to do."""
     wrong = unfit_fields(draft, target)
     if wrong:
-        raise DataError(f"the draft does not fit the target: {told(wrong)}; {SAME_TARGET}")
+        raise DataError(f"the draft does not fit the target: {unfit_text(wrong)}; {SAME_TARGET}")
 
 
-def told(wrong: Mapping[str, str]) -> str:
+def unfit_text(wrong: Mapping[str, str]) -> str:
     """What `unfit_fields` found, in one line."""
     return "; ".join(f"{name} {what}" for name, what in wrong.items())

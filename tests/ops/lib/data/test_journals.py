@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from ops.evaluate.journal import BatchResult
-from ops.evaluate.journal import Journal as Decoded
 from ops.evaluate.statistics import BatchTime
+from ops.evaluate.turns import BatchResult
+from ops.evaluate.turns import Journal as Decoded
 from ops.regenerate_answers.shards import Answer
 from ops.regenerate_answers.shards import Journal as Answers
 
