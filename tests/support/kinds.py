@@ -22,12 +22,12 @@ LONG = {
     "test_diagnose_certainty",
     "test_dflash_fused",
     "test_dflash_traffic",
+    "test_encode_batch",
     "test_inject_images",
     "test_key_meaning",
     "test_loss_masks",
     "test_scheduler",
     "test_tensor_batch",
-    "test_words",
 }
 
 
