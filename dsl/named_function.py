@@ -1,4 +1,4 @@
-"""Imports by name, "module:function": run functions, the table of ops, and what a `chosen_code` names. Hooks: hooks.py."""
+"""Imports by name, "module:function": run functions, the table of ops, what a `chosen_code` names; not hooks."""
 
 from __future__ import annotations
 
