@@ -19,7 +19,7 @@ from executor.results.run_table import shown_digest
 from executor.store.artifact_store import Store, store_path
 from executor.system.exits import FAILED, OK, USAGE
 from executor.system.output import print_lines
-from executor.tracking.sync_state import is_tracked, send_in_foreground
+from executor.tracking.sync_state import is_tracked, send_rest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +70,6 @@ def _sent(store: Store, record: Record) -> str | None:
     except StoreError:
         return None
     try:
-        return send_in_foreground(store.path, record.folder)
+        return send_rest(store.path, record.folder)[0]
     finally:
         record.unlock()

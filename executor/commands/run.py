@@ -20,7 +20,7 @@ from executor.commands.arguments import (
 )
 from executor.planning.selection import selected
 from executor.planning.session import new_run
-from executor.results.sweep_order import doubt
+from executor.results.sweep import doubt
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines

@@ -15,7 +15,7 @@ from executor.planning.history import Earlier, previous_in
 from executor.planning.planner import Previous
 from executor.records.graph_file import written_nodes
 from executor.records.run_record import NodeState, Record
-from executor.results.combinations import Choice, whole_choices
+from executor.results.sweep import Choice, whole_choices
 from executor.store.artifact_store import Store
 from executor.system.output import finite
 

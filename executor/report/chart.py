@@ -13,7 +13,8 @@ from attrs import frozen
 from markupsafe import Markup
 
 from executor.report.scale import Scale, is_wide, thinned
-from executor.report.templates import faint, render, shown_figure
+from executor.report.templates import faint, render
+from executor.results.run_table import shown_number
 from ops.lib.report_sections import Chart, Series
 
 WIDTH, HEIGHT = 360.0, 220.0
@@ -60,7 +61,7 @@ def drawn(chart: Chart, looks: Sequence[Look] = ()) -> Markup:
         height, shapes = _named_bars(chart, looks)
     else:
         shapes = _numbered_bars(chart, looks)
-    steps = list(dict.fromkeys(shown_figure(look.selected) for look in looks if look.selected is not None))
+    steps = list(dict.fromkeys(shown_number(look.selected) for look in looks if look.selected is not None))
     legend = list(zip(chart.series, looks, strict=True)) if len(chart.series) > 1 else []
     return render("chart.svg", "chart", chart, (WIDTH, height), shapes, legend, steps)
 
@@ -138,10 +139,10 @@ def _marks(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterab
     every = -(-len(whole) // MOST_MARKED) if whole else 1
     intervals = {place: (low, high) for place, low, high in _intervals(series)}
     for place in dict.fromkeys([*whole[::every], *whole[-1:]]):
-        title = f"{series.name}: {shown_figure(series.y[place])}{_interval_text(intervals.get(place))}"
+        title = f"{series.name}: {shown_number(series.y[place])}{_interval_text(intervals.get(place))}"
         at = {"cx": f"{x_scale.place(x[place]):.1f}", "cy": f"{y_scale.place(series.y[place]):.1f}"}
         size = {"r": 2.2, "fill": look.stroke} if every == 1 else {"r": 6, "fill": "transparent"}
-        yield Shape("circle", at | size, title=f"{title} at {shown_figure(x[place])}")
+        yield Shape("circle", at | size, title=f"{title} at {shown_number(x[place])}")
 
 
 def _ring(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterable[Shape]:
@@ -149,7 +150,7 @@ def _ring(series: Series, x_scale: Scale, y_scale: Scale, look: Look) -> Iterabl
         if x == look.selected and _can_stand(y, y_scale):
             at = {"cx": f"{x_scale.place(x):.1f}", "cy": f"{y_scale.place(y):.1f}"}
             ring = {"r": 6, "fill": "transparent", "stroke": look.stroke, "class": "selected"}
-            title = f"{series.name}: {shown_figure(y)} at {shown_figure(x)}, the selected step"
+            title = f"{series.name}: {shown_number(y)} at {shown_number(x)}, the selected step"
             yield Shape("circle", at | ring, title=title)
 
 
@@ -163,13 +164,13 @@ def _numbered_bars(chart: Chart, looks: Sequence[Look]) -> list[Shape]:
     shapes = list(_y_axis(chart, y_scale))
     every = -(-len(numbers) // 12)
     for number in numbers[::every]:
-        shapes.append(_text(starts[number] + room * 0.4, HEIGHT - BOTTOM + 14, shown_figure(number), anchor="middle"))
+        shapes.append(_text(starts[number] + room * 0.4, HEIGHT - BOTTOM + 14, shown_number(number), anchor="middle"))
     shapes.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, chart.x_label, anchor="middle", kind="label"))
     for row, (series, look) in enumerate(zip(chart.series, looks, strict=True)):
         intervals = {place: (low, high) for place, low, high in _intervals(series)}
         for place, x in enumerate(_numbers(series)):
             left = starts[x] + row * thick
-            title = f"{series.name}, {chart.x_label} {shown_figure(x)}"
+            title = f"{series.name}, {chart.x_label} {shown_number(x)}"
             shapes += _bar(series, place, title, intervals, look, y_scale, (left, thick), upright=True)
     return shapes
 
@@ -215,14 +216,14 @@ def _bar(
     box = (across, low, thick, size) if upright else (low, across, size, thick)
     names = ("x", "y", "width", "height")
     sizes = {name: f"{number:.1f}" for name, number in zip(names, box, strict=True)}
-    text = f"{title}: {shown_figure(value)}{_interval_text(intervals.get(place))}"
+    text = f"{title}: {shown_number(value)}{_interval_text(intervals.get(place))}"
     yield Shape("rect", sizes | {"fill": look.stroke}, title=text)
     if place in intervals:
         least, most = map(scale.place, intervals[place])
         yield _whisker(least, most, across + thick / 2, thick / 4, upright=upright)
     if not upright:
         furthest = max([end, *(scale.place(bound) for bound in intervals.get(place, ()))])
-        yield _text(furthest + 4, across + thick - 1, shown_figure(value))
+        yield _text(furthest + 4, across + thick - 1, shown_number(value))
 
 
 def _whisker(low: float, high: float, middle: float, half: float, *, upright: bool) -> Shape:
@@ -270,7 +271,7 @@ def _tick_text(value: float) -> str:
 
 
 def _interval_text(interval: tuple[float, float] | None) -> str:
-    return f" [{shown_figure(interval[0])}, {shown_figure(interval[1])}]" if interval else ""
+    return f" [{shown_number(interval[0])}, {shown_number(interval[1])}]" if interval else ""
 
 
 def _intervals(series: Series) -> Iterable[tuple[int, float, float]]:

@@ -27,12 +27,11 @@ from executor.report.templates import (
     mark,
     render,
     run_name,
-    shown_figure,
     table,
 )
 from executor.results.metric_order import JUDGED, figures_in_order
-from executor.results.run_table import result_rows
-from executor.results.sweep_table import Row, shown_metrics
+from executor.results.run_table import result_rows, shown_number
+from executor.results.sweep import Row, ordered_metrics
 from ops.lib.report_sections import Chart, Series
 
 NUMBERED = re.compile(r"(.+)_(\d{2,})")
@@ -117,11 +116,11 @@ def _numbered(stem: str, final: Final) -> dict[int, float]:
 def _cell(name: str, first: Final, final: Final) -> Markup | None:
     if name not in final:
         return None
-    bounds = [shown_figure(final[bound]) for bound in (f"{name}_low", f"{name}_high") if bound in final]
+    bounds = [shown_number(final[bound]) for bound in (f"{name}_low", f"{name}_high") if bound in final]
     interval = f"[{', '.join(bounds)}]" if len(bounds) == 2 else ""
     pair = MetricPair(name, first.get(name), final[name])
     difference = "" if pair.difference is None or pair.is_same else f"{pair.difference:+.3g}"
-    return render("figures.html", "figure", shown_figure(final[name]), interval, difference)
+    return render("figures.html", "figure", shown_number(final[name]), interval, difference)
 
 
 def _differs(name: str, finals: Sequence[Final]) -> bool:
@@ -143,7 +142,7 @@ def _combination_table(run: RunFacts, columns: Sequence[RunFacts]) -> Markup:
     groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
     judged = frozenset(run.record.state.judged_by) or JUDGED
     figures = [{name: (value, interval) for name, value, interval in result_rows(row.metrics, judged)} for row in rows]
-    names = shown_metrics(rows, (name for cells in figures for name in cells), run.sorted_by)[:MOST_METRICS]
+    names = ordered_metrics(rows, (name for cells in figures for name in cells), run.sorted_by)[:MOST_METRICS]
     shown = [
         [
             render("parts.html", "dot", column) if column is not None else "",

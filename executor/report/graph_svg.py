@@ -35,46 +35,26 @@ class _BoxView:
     name_lines: int
 
 
-def graph_svg(run: RunFacts) -> Markup:
-    """The picture, or a sentence where there are too many nodes for one."""
+def graph_svg(run: RunFacts) -> tuple[Markup, bool]:
+    """The picture, and whether a table has room beside it; a sentence where there are too many nodes for one."""
     nodes = run.nodes
     if not nodes:
-        return faint("the run holds no node")
+        return faint("the run holds no node"), False
     if len(nodes) > MOST_DRAWN:
-        return faint(f"{len(nodes)} nodes are too many for a picture; see the table")
-    layout, names = _laid_out(run), _names(run)
-    edges = [
-        (f"{up}, read by {', '.join(of_node)}", "".join(of_node.values())) for up, of_node in _paths(layout).items()
-    ]
-    boxes = [_box(nodes[node_id], box, len(wrapped(names[node_id][0]))) for node_id, box in layout.boxes.items()]
-    return render("graph.svg", "graph", layout, edges, boxes, {"width": BOX_WIDTH, "line": LINE, "padding": PADDING})
-
-
-def is_narrow(run: RunFacts) -> bool:
-    """Whether a table has room beside the picture."""
-    return 0 < len(run.nodes) <= MOST_DRAWN and _laid_out(run).width <= NARROW
-
-
-def shown_state(node: NodeFacts) -> str:
-    """The state as one word: what came from the store is "cached"."""
-    return "cached" if node.state == "done" and node.recorded.cache == "hit" else node.state
-
-
-def _laid_out(run: RunFacts) -> Layout:
-    texts = {node_id: [*name, _state_text(run.nodes[node_id])] for node_id, name in _names(run).items()}
-    return layout_of({node_id: node.parents for node_id, node in run.nodes.items()}, texts)
-
-
-def _names(run: RunFacts) -> dict[str, list[str]]:
-    """Of copies by what was chosen for them, as far as the combinations can be told."""
+        return faint(f"{len(nodes)} nodes are too many for a picture; see the table"), False
     copies = {node.id: node.copy for row in run.combinations for node in row.combination.nodes}
-    return {node_id: shown_name(node_id, copies.get(node_id)) for node_id in run.nodes}
+    names = {node_id: shown_name(node_id, copies.get(node_id)) for node_id in nodes}
+    texts = {node_id: [*names[node_id], _state_text(node)] for node_id, node in nodes.items()}
+    layout = layout_of({node_id: node.parents for node_id, node in nodes.items()}, texts)
+    edges = [(f"{up}, read by {', '.join(paths)}", "".join(paths.values())) for up, paths in _paths(layout).items()]
+    boxes = [_box(nodes[node_id], box, len(wrapped(names[node_id][0]))) for node_id, box in layout.boxes.items()]
+    sizes = {"width": BOX_WIDTH, "line": LINE, "padding": PADDING}
+    return render("graph.svg", "graph", layout, edges, boxes, sizes), layout.width <= NARROW
 
 
 def _state_text(node: NodeFacts) -> str:
-    state = shown_state(node)
     seconds = shown_duration(node.seconds) if node.seconds is not None else shown_seconds(node.recorded)
-    return f"{state}, {seconds}" if seconds and state != "pending" else state
+    return f"{node.shown_state}, {seconds}" if seconds and node.shown_state != "pending" else node.shown_state
 
 
 def _paths(layout: Layout) -> dict[str, dict[str, str]]:
@@ -106,4 +86,4 @@ def _towards(here: Place, there: Place) -> Place:
 def _box(node: NodeFacts, box: Box, name_lines: int) -> _BoxView:
     reason = node.recorded.error or node.recorded.reason
     title = "\n".join(filter(None, (f"{node.id}: {node.op}", _state_text(node), reason)))
-    return _BoxView(box, title, FILLS.get(shown_state(node), "var(--none)"), name_lines)
+    return _BoxView(box, title, FILLS.get(node.shown_state, "var(--none)"), name_lines)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from attrs import frozen
 from markupsafe import Markup
 
 from executor.maintenance.disk_use import shown_size
 from executor.report.chart import drawn, together
-from executor.report.graph_svg import graph_svg, is_narrow, shown_state
+from executor.report.graph_svg import graph_svg
 from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.templates import chart_grid, mark, render, run_columns, shown_duration, table
 from executor.results.run_table import first_line
@@ -34,7 +33,7 @@ def overview(runs: Sequence[RunFacts]) -> Markup:
 
 def _facts(run: RunFacts) -> dict[str, object]:
     nodes = list(run.nodes.values())
-    states = [shown_state(node) for node in nodes]
+    states = [node.shown_state for node in nodes]
     state = run.record.state
     sizes = {node.recorded.digest: node.size for node in nodes if node.size is not None}
     return {
@@ -72,19 +71,9 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
         yield f"{head}{damage}"
 
 
-@frozen
-class _View:
-    """A run's picture and its table of nodes."""
-
-    run: RunFacts
-    picture: Markup
-    nodes: Markup
-    is_narrow: bool
-
-
 def pipelines(runs: Sequence[RunFacts]) -> Markup:
     """The graph with a table of the nodes beside or below it; of several runs the graphs, the tables folded away."""
-    views = [_View(run, graph_svg(run), _table(run), is_narrow(run)) for run in runs]
+    views = [(run, *graph_svg(run), _table(run)) for run in runs]
     return render("overview.html", "pipelines", views)
 
 
@@ -96,7 +85,7 @@ def _table(run: RunFacts) -> Markup:
 
 
 def _row(node: NodeFacts) -> dict[str, object]:
-    recorded, state = node.recorded, shown_state(node)
+    recorded, state = node.recorded, node.shown_state
     why = first_line(recorded.error) if recorded.error else recorded.reason
     if state == "cached":
         why = f"from run {recorded.source_run}" if recorded.source_run else "it was there"

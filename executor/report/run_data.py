@@ -15,8 +15,7 @@ from executor.records.graph_file import recorded_table, written_nodes
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import NodeState, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
-from executor.results.combinations import combinations
-from executor.results.sweep_table import Row, sorted_rows
+from executor.results.sweep import Row, combinations, sorted_rows
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
 from executor.store.names import RUN_ID
@@ -60,6 +59,11 @@ class NodeFacts:
     def is_gone(self) -> bool:
         """Whether it had an artifact that the store holds no more."""
         return self.recorded.digest is not None and self.folder is None
+
+    @property
+    def shown_state(self) -> str:
+        """The state as one word: what came from the store is "cached"."""
+        return "cached" if self.state == "done" and self.recorded.cache == "hit" else self.state
 
 
 @frozen(kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -12,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from executor.report.run_data import RunFacts
+from executor.results.run_table import shown_number
 from executor.system.output import printable
 from ops.lib.pages import environment, page_style
 
@@ -46,7 +46,7 @@ def shown(value: object) -> object:
         return value
     if value is None:
         return NOTHING
-    return shown_figure(value) if isinstance(value, float) else printable(str(value))
+    return shown_number(value) if isinstance(value, float) else printable(str(value))
 
 
 def joined(parts: Iterable[Markup]) -> Markup:
@@ -106,13 +106,6 @@ def left_out(names: Sequence[str]) -> str:
 def breakable(name: str) -> Markup:
     """A name that may go on in the next line behind each / and _, where there is little room."""
     return Markup(re.sub("([/_])", r"\1<wbr>", str(escape(printable(name)))))
-
-
-def shown_figure(value: float) -> str:
-    """Four digits at least, whole numbers as they are: `0.0003`, `5.825`, `31362`."""
-    if math.isfinite(value) and float(value).is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    return f"{value:.4g}"
 
 
 def shown_duration(seconds: float) -> str:

@@ -69,7 +69,7 @@ def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | N
     for copies in sorted(tables.values(), key=lambda copies: _is_judged(copies, judged)):
         print_lines(figures_text(copies))
     if graph is not None and copies_told:
-        from executor.results.sweep_table import sweep_table
+        from executor.results.sweep import sweep_table
 
         print_lines(sweep_table(graph, state.nodes))
     _print_warnings(state)

@@ -34,10 +34,9 @@ from mlflow.tracking import MlflowClient
 from dsl.errors import StoreError
 from dsl.secrets import resolved_text
 from executor.records.metric_points import Point
-from executor.results.node_facts import Dataset
 from executor.system.jsonlines import write_json
 from executor.system.symlinks import open_own
-from executor.tracking.model_files import ModelFiles, mlmodel, model_name
+from executor.tracking.node_files import Dataset, ModelFiles, mlmodel, model_name
 from ops.lib.logged_model import LoggedModel
 
 METRICS_IN_A_BATCH = 1000

@@ -1,18 +1,59 @@
-"""The files that MLflow gets of a node: its log and figures, and of its artifact what is small enough."""
+"""What MLflow gets of a node beside its metrics: what it read, its log, figures and small files, its logged model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
+from dsl.graph import GraphNode
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
 from executor.store.run_measurements import own_files
 from executor.system.jsonlines import read_json
+from ops.lib.logged_model import LoggedModel, Tensor
 
+NAME_LENGTH = 250
 FILE_LIMIT = 1 << 20  # larger files of an artifact stand in references.json instead
+
+
+@frozen
+class Dataset:
+    """Something that a node read. context: the edge or field that names it; path: None where several files are one."""
+
+    context: str
+    name: str
+    digest: str
+    path: str | None
+
+
+@frozen
+class ModelFiles:
+    """maker: the MLflow run that made the model. small: files by their names; large: what is said of the others."""
+
+    maker: str
+    small: Mapping[str, Path]
+    large: Mapping[str, Any]
+
+
+def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dataset]:
+    for edge, producers in node.inputs.items():
+        for producer in producers:
+            digest = record.state.nodes[producer].digest or ""
+            yield Dataset(edge, producer, digest, str(store / "objects" / digest))
+
+
+def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
+    """The files and folders that the config of a node names, as they were when the artifact of that digest was made."""
+    manifest = read_json(store / "objects" / digest / MANIFEST) or {}
+    for field, content in manifest.get("key_parts", {}).get("external", {}).items():
+        path = getattr(node.config, field) if field in node.op.fields else None
+        yield Dataset(field, Path(path).name if path else f"{node.id}.{field}", content, path)
 
 
 def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[dict[str, Path], dict[str, Any]]:
@@ -46,3 +87,25 @@ def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Pat
         name: {**files[name], "path": str(path)} for name, path in paths.items() if files[name]["size"] > FILE_LIMIT
     }
     return {f"artifact/{name}": path for name, path in paths.items() if name not in large}, large
+
+
+def model_name(name: str) -> str:
+    """Without the characters that the name of a model cannot have."""
+    return re.sub(r"[/:.%\"']", "_", name)[:NAME_LENGTH]
+
+
+def mlmodel(model_id: str, model: LoggedModel) -> dict[str, Any]:
+    """The file by which MLflow knows a model: its signature, and that its weights are safetensors.
+
+    JSON of it is YAML, as MLflow reads it. Source: https://mlflow.org/docs/latest/ml/model, tensor-based signatures.
+    """
+    signature = {"inputs": _columns(model.inputs), "outputs": _columns(model.outputs), "params": None}
+    return {"model_id": model_id, "flavors": {"safetensors": {"data": "."}}, "signature": signature}
+
+
+def _columns(tensors: Sequence[Tensor]) -> str:
+    shown = [
+        {"name": each.name, "type": "tensor", "tensor-spec": {"dtype": each.dtype, "shape": list(each.shape)}}
+        for each in tensors
+    ]
+    return json.dumps(shown)

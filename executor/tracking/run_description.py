@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dsl.graph import Graph
 from executor.records.events import read_events, worked_seconds
 from executor.records.run_record import NodeState, Record, RunState
-from executor.results.combinations import Combination, combinations, final_metrics
 from executor.results.run_table import result_rows
-from executor.results.sweep_table import main_metrics, shown_metrics, sorted_rows
+from executor.results.sweep import Combination, combinations, final_metrics, main_metrics, ordered_metrics, sorted_rows
 
 REPORT = "report.html"
 MOST_ROWS = 30
@@ -82,7 +81,7 @@ def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
         {name: f"{value} {interval}".rstrip() for name, value, interval in result_rows(row.metrics, graph.judged_by)}
         for row in rows
     ]
-    metrics = shown_metrics(rows, (name for cells in shown for name in cells), sort_by)[:MOST_METRICS]
+    metrics = ordered_metrics(rows, (name for cells in shown for name in cells), sort_by)[:MOST_METRICS]
     groups = list(dict.fromkeys(group for each in found for group in each.values))
     table = [
         (

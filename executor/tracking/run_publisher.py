@@ -22,8 +22,8 @@ from dsl.graph import Graph, GraphNode
 from executor.records.events import EventReader
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
-from executor.results.combinations import Combination, combinations
-from executor.results.node_facts import artifacts_read, files_read, params
+from executor.results.node_params import params
+from executor.results.sweep import Combination, combinations
 from executor.system.jsonlines import read_object, write_json
 from executor.tracking.mlflow_client import (
     NOTE,
@@ -35,9 +35,15 @@ from executor.tracking.mlflow_client import (
     shown_error,
     tracking_uri,
 )
-from executor.tracking.node_files import node_files
-from executor.tracking.publish_results import FAILED, send_metrics, send_model, send_note, send_report
-from executor.tracking.publish_sweep import CombinationSender
+from executor.tracking.node_files import artifacts_read, files_read, node_files
+from executor.tracking.publish_results import (
+    FAILED,
+    CombinationSender,
+    send_metrics,
+    send_model,
+    send_note,
+    send_report,
+)
 from executor.tracking.run_description import run_note
 from executor.tracking.sync_state import is_sent, status_of
 

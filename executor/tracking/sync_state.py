@@ -31,13 +31,11 @@ QUIET = {
 }
 
 
-def send_in_foreground(store: Path, folder: Path) -> str | None:
-    """Send what MLflow lacks of a run; a warning where it cannot be reached. Whoever calls holds the record's lock."""
-    return send_rest(store, folder)[0]
-
-
 def send_rest(store: Path, folder: Path) -> tuple[str | None, Mapping[str, int]]:
-    """As send_in_foreground; also how many runs, points and files MLflow was given."""
+    """Send what MLflow lacks of a run. The caller holds the record's lock.
+
+    Returns a warning where MLflow cannot be reached, and how many runs, points and files it was given.
+    """
     with only_sender(folder):
         sender = new_sender(store, folder, is_live=False)
         warning: str | None = sender.send()

@@ -14,9 +14,7 @@ from dsl.overrides import override_graph
 from dsl.read_toml import read_graph
 from dsl.shown import toml_text
 from executor.records.run_record import NodeState
-from executor.results.combinations import combinations, differing_params
-from executor.results.sweep_order import doubt
-from executor.results.sweep_table import sweep_table
+from executor.results.sweep import combinations, differing_params, doubt, sweep_table
 
 OPS = """
 from attrs import frozen

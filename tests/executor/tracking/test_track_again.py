@@ -118,7 +118,7 @@ def test_an_accept_event_is_a_tag_on_the_child_that_made_the_artifact_and_is_sen
     append_line(record / "events.jsonl", accepted("c"))
     assert lacks(Record.load(record))
     for _ in range(2):
-        assert sync_state.send_in_foreground(unsent.toy.store, record) is None
+        assert sync_state.send_rest(unsent.toy.store, record)[0] is None
         assert not lacks(Record.load(record))
     run = unsent.client.get_run(children["c"])
     assert run.data.tags["dflow.accepted"] == "2026-05-28 20:26:40 UTC, ann: only renamed (key kkkkkkkkkkkk)"

@@ -1,0 +1,292 @@
+"""Sweeps and groups of for_each: the combinations that a user compares, the metric that sorts them, and their table."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+
+from attrs import define, field, frozen
+
+from dsl.errors import did_you_mean, shortened
+from dsl.graph import Graph, GraphNode
+from dsl.shown import toml_text
+from executor.records.run_record import NodeState
+from executor.results.metric_order import is_judged, is_main
+from executor.results.node_params import params, values
+from executor.results.run_table import result_rows
+from executor.system.output import columns, counted
+
+MISSPELT = 0.85  # as alike as a name with a letter too much; eval/tau and eval/tau_text are less
+MOST_NAMES = 400  # characters
+MOST_METRICS = 6
+
+Choice = frozenset[tuple[str, str]]  # by group, the variant
+
+
+@define
+class Combination:
+    """One choice of a variant in every group. values: by group, of a sweep the field, what was chosen.
+
+    name: `lr=0.001, block_size=8`, with the node before a field that two nodes have; no two have the same.
+    nodes: the copies that it has, in the order of the graph. own: those of them that no other combination has.
+    """
+
+    name: str = ""
+    values: dict[str, str] = field(factory=dict)
+    nodes: list[GraphNode] = field(factory=list)
+    own: set[str] = field(factory=set)
+
+    def result_nodes(self, graph: Graph) -> list[GraphNode]:
+        results = set(graph.result_nodes)
+        return [node for node in self.nodes if node.id in results]
+
+
+def combinations(graph: Graph) -> list[Combination]:
+    """In the order of the variants; none where nothing was copied.
+
+    Where nodes were copied by some of the groups alone, they belong to every combination with their variants.
+    """
+    chosen = {node.id: frozenset(node.copy.values.items()) for node in graph.nodes.values() if node.copy is not None}
+    owners = whole_choices(chosen.values())
+    found = {one: Combination() for one, wholes in owners.items() if one in wholes}
+    for node_id, one in chosen.items():
+        for whole in owners[one]:
+            found[whole].nodes.append(graph.nodes[node_id])
+        if len(owners[one]) == 1:
+            found[owners[one][0]].own.add(node_id)
+    _name(list(found.values()))
+    return list(found.values())
+
+
+def whole_choices(chosen: Iterable[Choice]) -> dict[Choice, list[Choice]]:
+    """For each choice of variants those of whole combinations that it is a part of: of one that is whole, itself."""
+    distinct = list(dict.fromkeys(chosen))
+    largest = max(map(len, distinct), default=0)
+    whole = [one for one in distinct if len(one) == largest or not any(one < other for other in distinct)]
+    return {one: [other for other in whole if one <= other] for one in distinct}
+
+
+def _name(found: Iterable[Combination]) -> None:
+    """By what the nodes have now: `resume -s` may have given a copy another value, even that of another copy."""
+    chosen = [_chosen(combination.nodes) for combination in found]
+    groups = dict.fromkeys(group for each in chosen for group in each)
+    ends = Counter(_end(group) for group in groups)
+    labels = {group: _end(group) if ends[_end(group)] == 1 else group for group in groups}
+    for combination, each in zip(found, chosen, strict=True):
+        combination.values = each | _given(combination.nodes, each)
+        combination.name = _joined(labels, combination.values)
+    taken = Counter(combination.name for combination in found)
+    for combination, each in zip(found, chosen, strict=True):
+        if taken[combination.name] > 1:
+            combination.name += f" (was {_joined(labels, each)})"
+
+
+def _chosen(nodes: Iterable[GraphNode]) -> dict[str, str]:
+    """By group, the variant; all combinations differ in them."""
+    chosen: dict[str, str] = {}
+    for node in nodes:
+        chosen |= node.copy.values if node.copy is not None else {}
+    return chosen
+
+
+def _given(nodes: Iterable[GraphNode], groups: Iterable[str]) -> dict[str, str]:
+    """Of the fields that are swept, what the nodes have."""
+    found = {}
+    for node in nodes:
+        own = values(node) if node.copy is not None else {}
+        for group in groups:
+            template, _, name = group.partition(".")
+            if node.copy is not None and template == node.copy.template and name in own:
+                found[group] = toml_text(own[name])
+    return found
+
+
+def _end(group: str) -> str:
+    return group.rpartition(".")[2]
+
+
+def _joined(labels: Mapping[str, str], chosen: Mapping[str, str]) -> str:
+    return ", ".join(f"{labels[group]}={value}" for group, value in chosen.items())
+
+
+def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
+    """For each combination the parameters of its copies, as node.field, that are not the same in all combinations."""
+    flat = [
+        {f"{shown_id(node)}.{name}": value for node in each.nodes for name, value in params(node, edges=False).items()}
+        for each in found
+    ]
+    names = dict.fromkeys(name for each in flat for name in each)
+    differing = [name for name in names if len({each.get(name) for each in flat}) > 1]
+    return [{name: each[name] for name in differing if name in each} for each in flat]
+
+
+def final_metrics(nodes: Iterable[GraphNode], states: Mapping[str, NodeState]) -> dict[str, tuple[str, float]]:
+    """By the name under which it is shown, the node that has a final metric, and its value.
+
+    Where several of the nodes have a metric of one name, or have one op, each stands behind its node:
+    `eval_long/eval/tau`. So it has that name also where the other node is not done.
+    """
+    listed = list(nodes)
+    ops = Counter(node.op.name for node in listed)
+    owners: dict[str, list[GraphNode]] = {}
+    for node in listed:
+        for name in states[node.id].metrics if states[node.id].state == "done" else ():
+            owners.setdefault(name, []).append(node)
+    found = {}
+    for name, owning in owners.items():
+        for node in owning:
+            is_alone = len(owning) == 1 and ops[node.op.name] == 1
+            found[name if is_alone else f"{shown_id(node)}/{name}"] = (node.id, states[node.id].metrics[name])
+    return found
+
+
+def shown_id(node: GraphNode) -> str:
+    """The same for all copies of a node."""
+    return node.id if node.copy is None else node.copy.template
+
+
+@frozen
+class Row:
+    """A combination, the final metrics of its result nodes, and its state: empty where all of it is done.
+
+    main: the names of the metrics that are shown first.
+    """
+
+    combination: Combination
+    metrics: Mapping[str, float]
+    state: str
+    main: frozenset[str] = frozenset()
+
+
+def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
+    """The text; empty where nothing was swept. The best row is the first."""
+    found = combinations(graph)
+    if not found:
+        return ""
+    rows, sort_by = sorted_rows(graph, states, found)
+    groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
+    shown = [
+        {name: (value, interval) for name, value, interval in result_rows(row.metrics, graph.judged_by)} for row in rows
+    ]
+    metrics = ordered_metrics(rows, (name for cells in shown for name in cells), sort_by)
+    is_any_open = any(row.state for row in rows)
+    header = (*groups, *(["state"] if is_any_open else []), *metrics[:MOST_METRICS])
+    table = [
+        (
+            *(row.combination.values.get(group, "") for group in groups),
+            *([row.state or "done"] if is_any_open else []),
+            *(" ".join(cells.get(name, ("-", ""))).rstrip() for name in metrics[:MOST_METRICS]),
+        )
+        for row, cells in zip(rows, shown, strict=True)
+    ]
+    names = {name for row in rows for name in row.metrics}
+    order = f", by {sort_by}" if sort_by in names else ""
+    lines = [f"results of {counted(len(rows), 'combination')}{order}", columns(header, table)]
+    if len(metrics) > MOST_METRICS:
+        lines.append(f"and {len(metrics) - MOST_METRICS} more metrics: dflow ui, dflow status --json")
+    return "\n".join([*lines, *filter(None, [not_sorted(graph, names)])])
+
+
+def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> list[str]:
+    """The metric that sorts the table first, then those of its group, then the others; of both the main ones first."""
+    group = sort_by.rpartition("/")[0]
+    main = frozenset().union(*(row.main for row in rows))
+
+    def place(name: str) -> tuple[bool, bool, bool]:
+        return name != sort_by, name.rpartition("/")[0] != group, name not in main
+
+    return sorted(dict.fromkeys(names), key=place)
+
+
+def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[Combination]) -> tuple[list[Row], str]:
+    """The rows, the best first, those without the metric last; and the metric that they are sorted by, if any.
+
+    Where no combination has the one that was asked for, see `sorting`.
+    """
+    rows = [_row(each, graph, states) for each in found]
+    sort_by, is_least_first = sorting(graph, (name for row in rows for name in row.metrics))
+    sign = 1 if is_least_first else -1
+
+    def place(row: Row) -> tuple[bool, float]:
+        value = row.metrics.get(sort_by, math.nan)
+        return math.isnan(value), 0.0 if math.isnan(value) else sign * value
+
+    return sorted(rows, key=place), sort_by
+
+
+def main_metrics(graph: Graph, found: Mapping[str, tuple[str, float]]) -> dict[str, float]:
+    """Those that their ops call their main figures, with the ends of their intervals. found: of `final_metrics`."""
+    return {
+        name: value for name, (node_id, value) in found.items() if is_main(name, graph.nodes[node_id].op.main_figures)
+    }
+
+
+def _row(combination: Combination, graph: Graph, states: Mapping[str, NodeState]) -> Row:
+    found = final_metrics(combination.result_nodes(graph), states)
+    metrics = {name: value for name, (_, value) in found.items()}
+    return Row(combination, metrics, _state(combination, states), frozenset(main_metrics(graph, found)))
+
+
+def _state(combination: Combination, states: Mapping[str, NodeState]) -> str:
+    failed = [node.id for node in combination.nodes if states[node.id].state == "failed"]
+    if failed:
+        return f"failed ({', '.join(failed)})"
+    left = [node.id for node in combination.nodes if states[node.id].state != "done"]
+    return "not done" if left else ""
+
+
+def doubt(graph: Graph) -> str:
+    """What should be said before anything runs; empty where nothing speaks against the metric asked for.
+
+    What an op logs is not declared, except for the metric that it is judged by.
+    """
+    name = graph.sort_by.removeprefix("-")
+    judged = [each.removeprefix("-") for each in _judged_by(graph)]
+    if not name or is_judged(name, judged):
+        return ""
+    ends = [each for each in judged if "/" not in name and each.rpartition("/")[2] == name]
+    near = ends or get_close_matches(name, judged, n=1, cutoff=MISSPELT)
+    if not near and "/" in name:
+        return ""
+    meant = f'did you mean "{near[0]}"?' if near else 'metrics are named with their group, as in "train/loss"'
+    return f"the table of the sweep is to be sorted by {name}: {meant}"
+
+
+def sorting(graph: Graph, names: Iterable[str]) -> tuple[str, bool]:
+    """(metric, whether the least comes first). names: of the metrics that the combinations have.
+
+    Where none of them has the one asked for, it is the one that an op is judged by; empty for none.
+    """
+    found = set(names)
+    wanted = [*filter(None, [graph.sort_by]), *_judged_by(graph)]
+    for metric in wanted:
+        name = _found(graph, metric.removeprefix("-"), found)
+        if name:
+            return name, metric.startswith("-")
+    chosen = next(iter(_judged_by(graph)), "")
+    return chosen.removeprefix("-"), chosen.startswith("-")
+
+
+def not_sorted(graph: Graph, names: Iterable[str]) -> str:
+    """Why the table is not sorted by the metric asked for, with those that there are; empty where it is."""
+    asked, known = graph.sort_by.removeprefix("-"), sorted(names)
+    if not asked or _found(graph, asked, known):
+        return ""
+    if not known:
+        return f"not sorted by {asked}: no combination has any metric yet"
+    near = did_you_mean(asked, known)
+    there_are = shortened(f"there are: {', '.join(known)}", MOST_NAMES)
+    return f"not sorted by {asked}: no combination has this metric{f'; {near}' if near else ''}; {there_are}"
+
+
+def _found(graph: Graph, metric: str, names: Collection[str]) -> str:
+    """The metric as it is named here; where it stands behind nodes, that of the first in the graph. Empty for none."""
+    behind = (f"{shown_id(node)}/{metric}" for node in graph.nodes.values())
+    return next((name for name in (metric, *behind) if name in names), "")
+
+
+def _judged_by(graph: Graph) -> list[str]:
+    """Of the ops in the order of the graph."""
+    return [node.op.judged_by for node in graph.nodes.values() if node.op.judged_by]
