@@ -33,7 +33,7 @@ from attrs import asdict, define, evolve, frozen
 from torch import Tensor
 
 from benchmarks.harness import reset_peak, resident
-from ops.lib.drafts.attention.blocks import Seen, split_attention
+from ops.lib.drafts.attention.blocks import ContextRange, split_attention
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.sequence_parallel.exchange import Exchange, choose_exchange, deal_blocks, elements_sent, make_exchange
 from ops.lib.sequence_parallel.mesh import make_mesh
@@ -195,7 +195,9 @@ def step(exchange: Exchange, sizes: Sizes, rank: int, degree: int) -> Measured:
     )
 
 
-def chunk_of_blocks(seen: Seen, exchange: Exchange, count: int, leaves: list[list[Tensor]], sizes: Sizes) -> None:
+def chunk_of_blocks(
+    seen: ContextRange, exchange: Exchange, count: int, leaves: list[list[Tensor]], sizes: Sizes
+) -> None:
     """The blocks of one chunk through all layers and back; adds to the gradients of the leaves."""
     shape, dtype = (count, sizes.block_size), DTYPES[sizes.dtype]
     x_NKHD = torch.ones(*shape, sizes.heads, sizes.head_dim, dtype=dtype, requires_grad=True)
@@ -206,7 +208,7 @@ def chunk_of_blocks(seen: Seen, exchange: Exchange, count: int, leaves: list[lis
     x_NKHD.sum().backward()
 
 
-def plan(sizes: Sizes, rank: int, degree: int) -> tuple[list[tuple[int, list[Seen]]], int]:
+def plan(sizes: Sizes, rank: int, degree: int) -> tuple[list[tuple[int, list[ContextRange]]], int]:
     """Chunks of blocks (how many, what those of every rank see), and the prefix tokens of this rank's blocks."""
     anchors_N = torch.randperm(sizes.context, generator=torch.Generator().manual_seed(0))[: sizes.anchors]
     anchors_N = anchors_N.sort().values
@@ -215,7 +217,7 @@ def plan(sizes: Sizes, rank: int, degree: int) -> tuple[list[tuple[int, list[See
     chunks = []
     for low in range(0, sizes.dealt(degree), sizes.chunk):
         parts = [end_N[low : low + sizes.chunk] for end_N in ends]
-        chunks.append((len(parts[0]), [Seen(start_N=torch.zeros_like(part), end_N=part) for part in parts]))
+        chunks.append((len(parts[0]), [ContextRange(start_N=torch.zeros_like(part), end_N=part) for part in parts]))
     return chunks, int(ends[rank].sum())
 
 

@@ -22,7 +22,7 @@ from benchmarks.sides.ours import draft_config
 from benchmarks.sides.problem import Sizes
 from ops.lib.drafts.attention.blocks import Attend, choose_attention, dense_attention
 from ops.lib.drafts.losses.head import choose_head, head_cross_entropy
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 
 SEED = 0
 FEW_BLOCKS, FEW_SLOTS = 32, 256
@@ -102,17 +102,19 @@ def head_figures(sizes: Sizes, dtype: torch.dtype, device: torch.device, repeats
     return row
 
 
-def attention_inputs(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> tuple[Seen, list[Tensor]]:
+def attention_inputs(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> tuple[ContextRange, list[Tensor]]:
     """What the blocks see, and q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, drawn in float64 and rounded to dtype."""
     generator = _generator(device)
     T, N, K, H, G, D = sizes.context, sizes.anchors, sizes.block, sizes.heads, sizes.kv_heads, sizes.head_dim
     shapes = [(N, K, H, D), (N, K, G, D), (N, K, G, D), (G, T, D), (G, T, D)]
     inputs = [torch.randn(shape, generator=generator, device=device, dtype=dtype) for shape in shapes]
     ends_N = torch.linspace(1, T - 1, N).long()
-    return Seen(torch.zeros_like(ends_N), ends_N), [x.requires_grad_() for x in inputs]
+    return ContextRange(torch.zeros_like(ends_N), ends_N), [x.requires_grad_() for x in inputs]
 
 
-def attended(attend: Attend, inputs: list[Tensor], upstream: Tensor, seen: Seen, window: int | None) -> list[Tensor]:
+def attended(
+    attend: Attend, inputs: list[Tensor], upstream: Tensor, seen: ContextRange, window: int | None
+) -> list[Tensor]:
     """The output, and the gradients of all inputs."""
     out = attend(*inputs, seen, window)
     return [out.detach(), *torch.autograd.grad(out, inputs, upstream)]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.sides import measured
 from benchmarks.sides.problem import Problem, Sizes, slot_targets
-from ops.lib.drafts.attention.blocks import Seen, choose_attention
+from ops.lib.drafts.attention.blocks import ContextRange, choose_attention
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.step import Engine, MicroBatch
@@ -78,13 +78,13 @@ def micro_batches(problem: Problem) -> Callable[[], MicroBatch]:
     batch = MicroBatch(
         features_tF=problem.features_SF[:last],
         positions_t=torch.arange(last, device=anchors_N.device),
-        seen=(Seen(start_N, end_N),),
+        seen=(ContextRange(start_N, end_N),),
         anchor_ids_N=problem.ids_S[anchors_N],
         positions_N=anchors_N,
         labels_NK=labels_NK,
         weights_NK=weights_NK,
     )
-    return lambda: evolve(batch, seen=(Seen(start_N, end_N),))
+    return lambda: evolve(batch, seen=(ContextRange(start_N, end_N),))
 
 
 def draft_config(sizes: Sizes) -> DraftConfig:

@@ -23,7 +23,7 @@ from ops.lib.data.batching import padded_length
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.drafts.dflash.step import MicroBatch
 from ops.lib.drafts.losses.slots import Weighted, block_labels, draw_anchors, slot_weights
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import deal_blocks
 from ops.train_dflash.staging import Direct, Sent, Transfer
 
@@ -208,7 +208,7 @@ class Packed:
     """
 
     parts: Mapping[str, Part]
-    seen: tuple[Seen, ...]
+    seen: tuple[ContextRange, ...]
     weights_NK: Tensor
     weighted: Weighted
     device: torch.device
@@ -283,7 +283,9 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
     if with_teacher:
         teacher = _teacher(reader, samples, own)
         parts["teacher_NKM"] = Part((count, *teacher[0].shape[1:]), place.dtype, teacher)
-    seen = tuple(Seen(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt)
+    seen = tuple(
+        ContextRange(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt
+    )
     return _packed(parts, seen, _padded(labels_NK[own], count), _padded(weights_NK[own], count), place)
 
 
@@ -299,11 +301,11 @@ def idle_batch(block_size: int, features: int, place: Place) -> Packed:
         "labels_NK": Part((1, block_size), torch.int64, []),
         "weights_NK": Part((1, block_size), torch.float32, []),
     }
-    return _packed(parts, (Seen(zero, zero),) * place.sp_degree, labels_NK, weights_NK, place)
+    return _packed(parts, (ContextRange(zero, zero),) * place.sp_degree, labels_NK, weights_NK, place)
 
 
 def _packed(
-    parts: Mapping[str, Part], seen: tuple[Seen, ...], labels_NK: Tensor, weights_NK: Tensor, place: Place
+    parts: Mapping[str, Part], seen: tuple[ContextRange, ...], labels_NK: Tensor, weights_NK: Tensor, place: Place
 ) -> Packed:
     """With the rows of the weighted slots, which travel with the tensors of the micro-batch."""
     weighted = Weighted.of(labels_NK, weights_NK)

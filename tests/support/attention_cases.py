@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ops.lib.drafts.attention.blocks import Attend, Seen
+from ops.lib.drafts.attention.blocks import Attend, ContextRange
 
 
 @frozen
@@ -25,8 +25,8 @@ class Case:
     D: int = 8
     window: int | None = None
 
-    def seen(self) -> Seen:
-        return Seen(torch.tensor(self.starts), torch.tensor(self.ends))
+    def seen(self) -> ContextRange:
+        return ContextRange(torch.tensor(self.starts), torch.tensor(self.ends))
 
     def inputs(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> list[Tensor]:
         """q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, the context as the projections leave it: [T, G, D] in memory."""

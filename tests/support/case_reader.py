@@ -8,7 +8,7 @@ import torch
 from draft_cases import Case
 from torch import Tensor
 
-from ops.lib.drafts.attention.blocks import Seen, choose_attention
+from ops.lib.drafts.attention.blocks import ContextRange, choose_attention
 from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.step import Engine, Slots
 from ops.lib.drafts.losses.loss import Loss, denominator
@@ -98,7 +98,7 @@ def hidden_of_blocks(
 ) -> Tensor:
     """Hidden states [N, K, M] of all slots of blocks in one sample."""
     anchors_N = torch.tensor(anchors)
-    seen = Seen(torch.zeros_like(anchors_N), anchors_N)
+    seen = ContextRange(torch.zeros_like(anchors_N), anchors_N)
     _, chosen = choose_attention(CPU, model.config, features_SF.dtype)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @frozen(eq=False)
-class Seen:
+class ContextRange:
     """Which packed context positions each block sees: [start_n, end_n), int64 CPU tensors [N], blocks in any order.
 
     Made once for blocks that all layers share; what an attention derives from it is kept in it.

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 
 # torch 2.13 renames it, and warns at every call of the old name.
 _ALL_GATHER = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
@@ -57,7 +57,7 @@ class Alone:
         """The output of this rank's own blocks, from what this rank attended for."""
         return out_NKHD
 
-    def seen(self, per_rank: Sequence[Seen]) -> Seen:
+    def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
         """What the blocks that this rank attends for see, from what each rank's own blocks see, in rank order.
 
         Made once for blocks that go through all layers: attention keeps its plan in it.
@@ -78,7 +78,7 @@ class Gather(Alone):
         k_GTD, v_GTD = both_P2GtD.permute(1, 2, 0, 3, 4).reshape(2, G, -1, D).unbind()
         return k_GTD, v_GTD
 
-    def seen(self, per_rank: Sequence[Seen]) -> Seen:
+    def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
         """That of this rank's own blocks."""
         return per_rank[dist.get_rank(self.group)]
 
@@ -122,9 +122,9 @@ class Ulysses(Alone):
         got_PNKhD = _AllToAll.apply(out_NKHD.reshape(P, B // P, K, h, D), self.group, self.sent)
         return got_PNKhD.permute(1, 2, 0, 3, 4).reshape(B // P, K, P * h, D)
 
-    def seen(self, per_rank: Sequence[Seen]) -> Seen:
+    def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
         """Those of all ranks' blocks, in rank order."""
-        return Seen(
+        return ContextRange(
             start_N=torch.cat([seen.start_N for seen in per_rank]), end_N=torch.cat([seen.end_N for seen in per_rank])
         )
 

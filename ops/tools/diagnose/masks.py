@@ -23,7 +23,7 @@ MASK_NAMES = ("loss mask", "cut blocks", "mask token in texts")
 
 
 @frozen
-class Seen:
+class MaskCounts:
     """Counts over samples: tokens, those that stand for images, those of the loss mask, samples without an anchor,
     slots of all possible blocks, those that the mask leaves, and how often the mask token stands in a text.
     """
@@ -52,7 +52,7 @@ def mask_findings(
     return [_share(seen), _cut(seen, block_size), _token(seen, mask_token_id, pads, ends)]
 
 
-def look(reader: TokenReader, mask_token_id: int, block_size: int) -> Seen:
+def look(reader: TokenReader, mask_token_id: int, block_size: int) -> MaskCounts:
     """Count over the samples; every anchor that the training may draw counts once."""
     tokens = image_tokens = loss_tokens = without = slots = kept = mask_tokens = count = 0
     image_token_id = reader.info["image_token_id"]
@@ -66,7 +66,7 @@ def look(reader: TokenReader, mask_token_id: int, block_size: int) -> Seen:
         loss_tokens += int(loss_mask_S.sum())
         mask_tokens += int((input_ids_S == mask_token_id).sum())
         count += 1
-    return Seen(count, tokens, image_tokens, loss_tokens, without, slots, kept, mask_tokens)
+    return MaskCounts(count, tokens, image_tokens, loss_tokens, without, slots, kept, mask_tokens)
 
 
 def _labels(reader: TokenReader) -> Iterator[tuple[Tensor, Tensor]]:
@@ -93,7 +93,7 @@ def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[st
     return anchors
 
 
-def _share(seen: Seen) -> Finding:
+def _share(seen: MaskCounts) -> Finding:
     texts = seen.tokens - seen.image_tokens  # how large an image is says nothing of the mask
     share, without = seen.loss_tokens / max(texts, 1), seen.without / seen.samples
     is_cause = not LEAST_SHARE <= share <= LARGEST_SHARE or without > MOST_WITHOUT
@@ -110,7 +110,7 @@ def _share(seen: Seen) -> Finding:
     )
 
 
-def _cut(seen: Seen, block_size: int) -> Finding:
+def _cut(seen: MaskCounts, block_size: int) -> Finding:
     share = 1 - seen.kept / seen.slots if seen.slots else 1.0
     return Finding(
         name=MASK_NAMES[1],
@@ -123,7 +123,7 @@ def _cut(seen: Seen, block_size: int) -> Finding:
     )
 
 
-def _token(seen: Seen, mask: int, pads: Collection[int | None], ends: Collection[int]) -> Finding:
+def _token(seen: MaskCounts, mask: int, pads: Collection[int | None], ends: Collection[int]) -> Finding:
     roles = [name for name, ids in (("the pad id", pads), ("an EOS id", ends)) if mask in ids]
     return Finding(
         name=MASK_NAMES[2],

@@ -41,7 +41,7 @@ from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.dflash.step import Engine, MicroBatch
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.estimates import FeaturesForeseen, TargetForeseen, TokensForeseen, read_config
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import Alone
 from ops.lib.target.model import Target, describe_target
 from ops.lib.target.sizes import TargetSizes
@@ -155,7 +155,7 @@ def test_the_memory_of_a_training_pass_is_that_of_its_tensors(
     batch = MicroBatch(
         features_tF=torch.randn(context, 5 * 256, generator=generator).to(dtype),
         positions_t=torch.arange(context),
-        seen=(Seen(torch.zeros(blocks, dtype=torch.int64), ends_N),),
+        seen=(ContextRange(torch.zeros(blocks, dtype=torch.int64), ends_N),),
         anchor_ids_N=torch.zeros(blocks, dtype=torch.int64),
         positions_N=ends_N,
         labels_NK=torch.zeros(blocks, 8, dtype=torch.int64),

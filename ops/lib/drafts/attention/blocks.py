@@ -24,9 +24,9 @@ from ops.lib.drafts.attention.cpu_attention import kernel_attention, kernel_take
 from ops.lib.drafts.attention.flex import flex_attention, flex_takes
 from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.kernels.host_to_device import to_device
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Seen, int | None], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, ContextRange, int | None], Tensor]
 
 
 def choose_attention(device: torch.device, config: DraftConfig, dtype: torch.dtype) -> tuple[str, Attend]:
@@ -47,7 +47,7 @@ def choose_attention(device: torch.device, config: DraftConfig, dtype: torch.dty
 
 
 def dense_attention(
-    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: Seen, window: int | None
+    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
     """Attention with the whole mask [N * K, T + N * K], [N, K, H, D]; the definition of the others, on any device.
 
@@ -65,7 +65,7 @@ def dense_attention(
     return torch.einsum("nkgrc,gcd->nkgrd", scores.softmax(-1).to(q_NKHD.dtype), values_GCD).flatten(2, 3)
 
 
-def _visible(seen: Seen, K: int, T: int, window: int | None) -> Tensor:
+def _visible(seen: ContextRange, K: int, T: int, window: int | None) -> Tensor:
     """bool [N, K, T + N * K]: which keys of [context | all blocks] each query sees."""
     N = len(seen.start_N)
     start_N11, end_N11 = seen.start_N[:, None, None], seen.end_N[:, None, None]

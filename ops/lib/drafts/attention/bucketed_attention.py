@@ -21,7 +21,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 
 BUCKET_ROWS = 512  # rows (block, slot, query head) of a bucket per key/value head: 16 blocks of 16 slots and R = 2
 BUCKET_SPREAD = 512  # tokens between the ends of a bucket's blocks: sparse anchors would make wide masked edges
@@ -31,7 +31,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def split_attention(
-    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: Seen, window: int | None
+    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
     """Attention bucket by bucket, [N, K, H, D]; CPU only; float32, float64, bfloat16 or float16.
 
@@ -79,7 +79,7 @@ class Bucket:
             yield slice(edge.low, edge.high), edge.mask(self.rows.stop - self.rows.start)
 
 
-def _plan(seen: Seen, K: int, R: int, window: int | None, dtype: torch.dtype) -> list[Bucket]:
+def _plan(seen: ContextRange, K: int, R: int, window: int | None, dtype: torch.dtype) -> list[Bucket]:
     """Blocks sorted by (start, end), cut where the sample changes, at BUCKET_ROWS rows and at BUCKET_SPREAD tokens."""
     N = len(seen.start_N)
     if N == 0:
@@ -142,7 +142,7 @@ class _Split(torch.autograd.Function):
         v_NKGD: Tensor,
         k_GTD: Tensor,
         v_GTD: Tensor,
-        seen: Seen,
+        seen: ContextRange,
         window: int | None,
     ) -> Tensor:
         N, K, H, D = q_NKHD.shape

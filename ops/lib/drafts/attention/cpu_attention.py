@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.attention.bucketed_attention import split_attention
 from ops.lib.kernels.c_library import compiled_library
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 
 HEAD_SIZES = range(16, 129, 16)
 
@@ -40,7 +40,7 @@ class Problem(ctypes.Structure):
 
 
 def kernel_attention(
-    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: Seen, window: int | None
+    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
     """Attention by the C kernel, [N, K, H, D]; CPU only.
 
@@ -89,7 +89,7 @@ class _Fused(torch.autograd.Function):
         v_NKGD: Tensor,
         k_GTD: Tensor,
         v_GTD: Tensor,
-        seen: Seen,
+        seen: ContextRange,
         window: int | None,
         library: ctypes.CDLL,
     ) -> Tensor:
@@ -123,7 +123,7 @@ class _Fused(torch.autograd.Function):
         return *gradients, *(x_TGD.transpose(0, 1) for x_TGD in context), None, None, None
 
 
-def _problem(tensors: tuple[Tensor, ...], seen: Seen, window: int | None) -> Problem:
+def _problem(tensors: tuple[Tensor, ...], seen: ContextRange, window: int | None) -> Problem:
     """What the C functions are told. tensors: q, own k and v, context k and v, output, log-sum-exp."""
     q_NKHD, _, _, k_GTD, v_GTD, *_ = tensors
     N, K, H, _ = q_NKHD.shape
@@ -135,7 +135,7 @@ def _problem(tensors: tuple[Tensor, ...], seen: Seen, window: int | None) -> Pro
     return Problem(*places, *[None] * len(GRADIENTS), *sizes)
 
 
-def _plan(seen: Seen, N: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
+def _plan(seen: ContextRange, N: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
     """start_N, end_N, and the blocks in the order of both, so that rows of a tile see almost the same."""
     start_N, end_N = seen.start_N.contiguous(), seen.end_N.contiguous()
     inside_N = (start_N >= 0) & (start_N <= end_N) & (end_N <= T)

@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
 from ops.lib.kernels.compiled import compiled, leave_open
 from ops.lib.kernels.host_to_device import to_device
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 
 FLEX_TILE = 128  # FlexAttention's block size
 SMALLEST_HEAD = 16  # of FlexAttention on CUDA
@@ -40,7 +40,7 @@ def flex_takes(dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def flex_attention(
-    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: Seen, window: int | None
+    q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
     """Attention by FlexAttention over [context | all blocks], [N, K, H, D]; compiled on CUDA; forward only elsewhere.
 
@@ -86,7 +86,7 @@ def _flex_padding(N: int, K: int, T: int) -> tuple[int, int]:
     return steps * step - N, -T % FLEX_TILE
 
 
-def _flex_mask(seen: Seen, K: int, T: int, window: int | None, device: torch.device) -> BlockMask:
+def _flex_mask(seen: ContextRange, K: int, T: int, window: int | None, device: torch.device) -> BlockMask:
     """The block mask of [context | all blocks]. Compiled, the mask of all queries by all keys is never stored."""
     more_N, more_T = _flex_padding(len(seen.start_N), K, T)
     runs_4Q = seen_runs(seen, K, T + more_T, window, more_N)
@@ -102,7 +102,7 @@ def _flex_mask(seen: Seen, K: int, T: int, window: int | None, device: torch.dev
     return mask
 
 
-def seen_runs(seen: Seen, K: int, context: int, window: int | None, more_N: int = 0) -> Tensor:
+def seen_runs(seen: ContextRange, K: int, context: int, window: int | None, more_N: int = 0) -> Tensor:
     """Which keys each query sees, int32 [4, Q] on the host: [first, last) of the context, [first, last) of its block.
 
     The blocks' own keys stand behind `context` keys. more_N: blocks behind those of `seen`, which see themselves only.

@@ -25,7 +25,7 @@ from ops.lib.drafts.dflash.config import DraftConfig
 from ops.lib.drafts.dflash.rope import rope_frequencies, rotate, rotation
 from ops.lib.kernels.compiled import compiled
 from ops.lib.kernels.host_to_device import to_device
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 
 ContextKV = list[tuple[Tensor, Tensor]]
 
@@ -223,7 +223,7 @@ class DraftModel(nn.Module):
         """
         size = block_size or self.config.block_size
         length = context_kv[0][0].shape[-2]
-        seen = Seen(torch.tensor([0]), torch.tensor([length]))
+        seen = ContextRange(torch.tensor([0]), torch.tensor([length]))
 
         def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:
             return dense_attention(q, k, v, k_GTD, v_GTD, seen, window)

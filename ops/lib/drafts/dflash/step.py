@@ -29,7 +29,7 @@ from ops.lib.drafts.dflash.model import DraftModel
 from ops.lib.drafts.losses.head import head_cross_entropy, head_kl
 from ops.lib.drafts.losses.loss import Loss, combine
 from ops.lib.drafts.losses.slots import Weighted
-from ops.lib.sequence_parallel.context_range import Seen
+from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import Exchange
 
 
@@ -46,7 +46,7 @@ class MicroBatch:
 
     features_tF: Tensor
     positions_t: Tensor
-    seen: tuple[Seen, ...]
+    seen: tuple[ContextRange, ...]
     anchor_ids_N: Tensor
     positions_N: Tensor
     labels_NK: Tensor
@@ -75,7 +75,7 @@ class Chunk:
     weighted: how many those are. The other fields are as in MicroBatch.
     """
 
-    seen: tuple[Seen, ...]
+    seen: tuple[ContextRange, ...]
     anchor_ids_N: Tensor
     positions_N: Tensor
     labels_NK: Tensor
@@ -198,7 +198,7 @@ def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
     if weighted < 2:  # slots 0 of the first blocks, which have no weight
         rows_W = torch.cat((rows_W, torch.arange(2 - weighted, device=rows_W.device) * K))
     return Chunk(
-        seen=tuple(Seen(part(seen.start_N), part(seen.end_N)) for seen in batch.seen),
+        seen=tuple(ContextRange(part(seen.start_N), part(seen.end_N)) for seen in batch.seen),
         anchor_ids_N=part(batch.anchor_ids_N),
         positions_N=part(batch.positions_N),
         labels_NK=part(batch.labels_NK),

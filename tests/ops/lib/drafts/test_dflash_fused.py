@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from ops.lib.drafts.attention.blocks import Seen, dense_attention, kernel_attention, split_attention
+from ops.lib.drafts.attention.blocks import ContextRange, dense_attention, kernel_attention, split_attention
 from ops.lib.drafts.attention.cpu_attention import compiled_attention
 
 needs_kernel = pytest.mark.skipif(compiled_attention(16)[1] is None, reason="no C compiler for this processor")
@@ -107,7 +107,7 @@ def test_kernel_attention_refuses_what_it_would_read_outside_its_inputs():
     case = random_case(13, K=8, D=16)
     q, k_own, v_own, k, v = case.inputs(torch.float32)
     with pytest.raises(IndexError, match="280 tokens of context"):
-        kernel_attention(q, k_own, v_own, k, v, Seen(case.seen().start_N, case.seen().end_N + 10), None)
+        kernel_attention(q, k_own, v_own, k, v, ContextRange(case.seen().start_N, case.seen().end_N + 10), None)
     with pytest.raises(ValueError, match="do not fit"):
         kernel_attention(q, k_own, v_own[:, :7], k, v, case.seen(), None)
 

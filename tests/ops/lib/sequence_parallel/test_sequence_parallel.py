@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meeting import meeting
 
 from dsl.errors import ConfigError
-from ops.lib.drafts.attention.blocks import Seen
+from ops.lib.drafts.attention.blocks import ContextRange
 from ops.lib.sequence_parallel.degree import check_degree, known_exchange
 from ops.lib.sequence_parallel.exchange import Alone, choose_exchange, deal_blocks, elements_sent, make_exchange
 from ops.lib.sequence_parallel.mesh import flat_mesh, make_mesh
@@ -61,7 +61,7 @@ def make_case(query_heads, kv_heads):
 def make_seen(own, size):
     """What the blocks `own` see, filled up with dummies to `size`."""
     pairs = torch.tensor([SEEN[n] for n in own] + [(0, 0)] * (size - len(own))).view(size, 2)
-    return Seen(start_N=pairs[:, 0].contiguous(), end_N=pairs[:, 1].contiguous())
+    return ContextRange(start_N=pairs[:, 0].contiguous(), end_N=pairs[:, 1].contiguous())
 
 
 def deal():
