@@ -19,8 +19,10 @@ from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
 from executor.planning.planner import Planner
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
 from executor.results.run_table import shown_digest
-from executor.store.artifact_store import IndexLine, Store
+from executor.store.artifact_store import Store
+from executor.store.index_line import IndexLine
 from executor.store.integrity import check
+from executor.store.manifest import Manifest
 from executor.system.jsonlines import append_line
 
 RECORDS_SEARCHED = 200
@@ -122,25 +124,25 @@ def _newest_finished(store: Store, op: str, without_code: str) -> tuple[str, Ind
             seen.add(node.key)
             line = store.newest(node.key)
             manifest = store.manifest(line.digest) if line is not None else None
-            if line is None or manifest is None or manifest.get("op") != op:
+            if line is None or manifest is None or manifest.op != op:
                 continue
             if (line.without_code or _without_code(manifest, node.key)) == without_code:
                 return node.key, line, _code(store, node.key, manifest)
     return None
 
 
-def _without_code(manifest: Mapping[str, Any], key: str) -> str:
+def _without_code(manifest: Manifest, key: str) -> str:
     """Of an artifact from before the index told it; empty where the manifest is that of another key."""
-    if manifest.get("key") != key:
+    if manifest.key != key:
         return ""
-    return KeyParts(**manifest["key_parts"]).key_without_code(manifest["inputs"])
+    return KeyParts(**manifest.key_parts).key_without_code(manifest.inputs)
 
 
-def _code(store: Store, key: str, manifest: Mapping[str, Any]) -> Mapping[str, str]:
+def _code(store: Store, key: str, manifest: Manifest) -> Mapping[str, str]:
     """The code hashes of a key: in the manifest, or where the same content was there before, in the run's plan."""
-    code: Mapping[str, str] = manifest["key_parts"]["code"]
+    code: Mapping[str, str] = manifest.key_parts["code"]
     line = store.newest(key)
-    if manifest.get("key") == key or line is None:
+    if manifest.key == key or line is None:
         return code
     for row in plan_of(store.records / line.run).values():
         if row.get("key") == key and "parts" in row:

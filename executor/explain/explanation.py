@@ -16,7 +16,8 @@ from executor.keys.code_diff import CodeChange, code_changes, code_text
 from executor.keys.differences import Difference, difference_text, differences
 from executor.planning.planner import Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun, mlflow_ids
-from executor.store.artifact_store import IndexLine, Store
+from executor.store.artifact_store import Store
+from executor.store.index_line import IndexLine
 from executor.system.output import moment
 
 HEADS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from attrs import frozen
-from cattrs import Converter
-from cattrs.errors import BaseValidationError
 
+from dsl.convert import structure, unstructure
+from dsl.errors import StructureError
 from executor.system.jsonlines import read_json, write_json
 
 STOP_ASKED = "stop"
-T = TypeVar("T")
-_JSON = Converter(forbid_extra_keys=True)
+
+
+@frozen
+class InputArtifact:
+    path: Path
+    digest: str
 
 
 @frozen(kw_only=True)
@@ -28,7 +32,7 @@ class StageSpec:
     """What the executor tells a stage. Paths are absolute.
 
     node_json: the node as `dsl.graph_json` writes it. search_path: the folders in which modules are looked for.
-    sources: a file with the source code that the key was made of. artifacts: path and digest by node id.
+    sources: a file with the source code that the key was made of. artifacts: by node id.
     attempt: of the node in this run, from 1 on; token and lease_id: of the lease that the stage works under.
     """
 
@@ -36,7 +40,7 @@ class StageSpec:
     node_json: Mapping[str, Any]
     search_path: tuple[str, ...]
     sources: Path
-    artifacts: Mapping[str, tuple[Path, str]]
+    artifacts: Mapping[str, InputArtifact]
     folder: Path
     token: int
     lease_id: str
@@ -54,10 +58,10 @@ class StageSpec:
     def read(cls, path: Path) -> StageSpec | None:
         """None where the file is not there: a later attempt cleared the folder."""
         data = read_json(path)
-        return None if data is None else _JSON.structure(data, cls)
+        return None if data is None else structure(cls, data)
 
     def write(self, path: Path) -> None:
-        write_json(path, _JSON.unstructure(self))
+        write_json(path, unstructure(self))
 
 
 @frozen(kw_only=True)
@@ -90,14 +94,14 @@ class RankResult:
         """None where the rank reported nothing, or the op wrote something else there."""
         try:
             data = read_json(path)
-            result = None if data is None else _JSON.structure(data, cls)
-        except (ValueError, BaseValidationError):
+            result = None if data is None else structure(cls, data)
+        except (ValueError, StructureError):
             return None
         return None if result is not None and result.status == "failed" and result.error is None else result
 
     def write(self, path: Path) -> None:
         """Raises OSError or DiskFull."""
-        write_json(path, _JSON.unstructure(self))
+        write_json(path, unstructure(self))
 
 
 @frozen
@@ -113,8 +117,8 @@ class RankExit:
 
 def read_exits(path: Path) -> list[RankExit]:
     """Of one host; none where its parent noted none."""
-    return _JSON.structure(read_json(path) or [], list[RankExit])
+    return list(structure(tuple[RankExit, ...], read_json(path) or []))
 
 
 def write_exits(path: Path, exits: list[RankExit]) -> None:
-    write_json(path, _JSON.unstructure(exits))
+    write_json(path, unstructure(exits))

@@ -37,7 +37,7 @@ from dsl.named_function import named_function
 from dsl.secrets import redact, resolved, secret_values
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import Failure
-from executor.launchers.stage_contract import STOP_ASKED, RankError, RankResult, StageSpec
+from executor.launchers.stage_contract import STOP_ASKED, InputArtifact, RankError, RankResult, StageSpec
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import append_line, read_json
@@ -219,15 +219,15 @@ def _gpu_memory() -> int | None:
     return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else None
 
 
-def _inputs(node: GraphNode, artifacts: Mapping[str, tuple[Path, str]]) -> dict[str, Any]:
+def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str, Any]:
     """Each edge's artifact in the type that the edge declares; None or a tuple where the edge says so."""
     inputs: dict[str, Any] = {}
     for name, producers in node_inputs(node, artifacts.__getitem__).items():
         kind = node.op.edges[name].type
         if node.op.edges[name].many:
-            inputs[name] = tuple(kind(path, digest) for path, digest in producers)
+            inputs[name] = tuple(kind(producer.path, producer.digest) for producer in producers)
         else:
-            inputs[name] = None if producers is None else kind(*producers)
+            inputs[name] = None if producers is None else kind(producers.path, producers.digest)
     return inputs
 
 

@@ -18,10 +18,10 @@ from attrs import frozen
 
 from executor.maintenance.retention import InUse, Kept, all_records, in_use, kept_runs, read_index
 from executor.store.artifact_store import Store
-from executor.store.digests import MANIFEST
 from executor.store.gc_lock import nothing_taken
 from executor.store.integrity import MEMO
 from executor.store.lease import held_now, put_away
+from executor.store.manifest import Manifest
 from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.folder_size import folder_size
@@ -139,8 +139,8 @@ def _leftover_label(folder: Path) -> str:
 
 
 def _artifact_label(folder: Path) -> str:
-    manifest = read_object(folder / MANIFEST) or {}
-    return f"{manifest.get('node', '?')} ({manifest.get('op', '?')}), run {manifest.get('run', '?')}"
+    manifest = Manifest.of(folder)
+    return "no manifest" if manifest is None else f"{manifest.node} ({manifest.op}), run {manifest.run}"
 
 
 def _out_of_the_way(item: Item) -> Path | None:

@@ -23,9 +23,11 @@ from executor.maintenance.remote_records import NotAsExpected, manifest_files
 from executor.maintenance.retention import ACCEPTED, PULLED, read_index
 from executor.planning.planner import Planner
 from executor.records.run_record import Record
-from executor.store.artifact_store import IndexLine, Store
+from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest, seal_artifact_files
+from executor.store.index_line import IndexLine
 from executor.store.integrity import check
+from executor.store.manifest import committed_files
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import sync_folder
 from executor.system.os_errors import clear_errors
@@ -58,8 +60,8 @@ def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
     for node_id, state in record.state.nodes.items():
         if state.digest is None or (node is not None and node_id != node):
             continue
-        manifest = store.manifest(state.digest) or {}
-        key = state.key or manifest.get("key")
+        manifest = store.manifest(state.digest)
+        key = state.key or (None if manifest is None else manifest.key)
         if key is None:
             continue
         lines = [line for line in store.index(key) if line.digest == state.digest]
@@ -97,7 +99,7 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
         )
     folder = store.object_path(wanted.digest)
     there = remote.sizes(wanted.digest)
-    files = {name: entry["size"] for name, entry in (store.manifest(wanted.digest) or {})["files"].items()}
+    files = {name: entry.size for name, entry in (committed_files(folder) or {}).items()}
     missing = [name for name, size in files.items() if there.get(name) != size]
 
     def send(name: str) -> None:

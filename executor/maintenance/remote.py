@@ -26,8 +26,9 @@ from fsspec.registry import known_implementations
 from dsl.errors import StoreError
 from dsl.secrets import redact
 from executor.maintenance.remote_records import NotAsExpected, index_line
-from executor.store.artifact_store import FORMAT, IndexLine
+from executor.store.artifact_store import FORMAT
 from executor.store.digests import MANIFEST
+from executor.store.index_line import IndexLine
 
 # What the libraries below fsspec raise on their own, none of it an OSError: no credentials, no such host, a refusal.
 FOREIGN_ERRORS = {

@@ -15,8 +15,8 @@ from attrs import field, frozen, validators
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
 from dsl.shown import shown_value
-from executor.store.artifact_store import IndexLine
 from executor.store.digests import MANIFEST, FileEntry
+from executor.store.index_line import IndexLine
 from executor.store.names import DIGEST, RUN
 
 NAME_BYTES = 255

@@ -7,8 +7,8 @@ from executor.records.events import final_metrics
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
+from executor.store.manifest import Manifest
 from executor.store.run_measurements import own_files
-from executor.system.jsonlines import read_object
 
 
 class SourceRuns:
@@ -46,10 +46,12 @@ class SourceRuns:
         folder, run, key = self._store.object_path(decision.digest), decision.source_run, decision.key
         own = own_files(self._store.records, run, self._store.computed_key(run, key), folder)
         if MANIFEST in own:
-            return dict((read_object(own[MANIFEST]) or {}).get("metrics", {})), []
-        other = read_object(folder / MANIFEST) or {}
-        gone = f"the figures of run {run}, which made this, are not kept here; run {other.get('run')} made the same"
-        return {}, [gone] if other.get("metrics") else []
+            manifest = Manifest.read(own[MANIFEST])
+            return ({} if manifest is None else dict(manifest.metrics)), []
+        other = Manifest.of(folder)
+        if other is None or not other.metrics:
+            return {}, []
+        return {}, [f"the figures of run {run}, which made this, are not kept here; run {other.run} made the same"]
 
     def made(self, run: str | None, key: str | None) -> NodeState | None:
         """The node of a run that computed a key's artifact, maybe for another one; None without its record."""

@@ -16,7 +16,7 @@ from dsl.errors import StoreError
 from dsl.graph import Graph, GraphNode
 from executor.keys.differences import differences, distance, reasons
 from executor.keys.node_key import KeyParts, node_inputs
-from executor.store.artifact_store import IndexLine
+from executor.store.index_line import IndexLine
 
 Cache = Literal["hit", "miss", "maybe"]
 

@@ -198,13 +198,14 @@ def _libraries(run: RunFacts) -> dict[str, str]:
     """Versions; those of one library in several artifacts, if they differ, beside each other."""
     found: dict[str, list[str]] = {}
     for node in run.nodes.values():
-        for name, version in (node.manifest or {}).get("key_parts", {}).get("libraries", {}).items():
-            found.setdefault(name, []).append(str(version))
+        if node.manifest is not None:
+            for name, version in node.manifest.key_parts["libraries"].items():
+                found.setdefault(name, []).append(str(version))
     return {name: ", ".join(dict.fromkeys(versions)) for name, versions in sorted(found.items())}
 
 
 def _launch(node: NodeFacts) -> str:
-    launch = (node.manifest or {}).get("launch", {})
+    launch = {} if node.manifest is None else node.manifest.launch
     return ", ".join(f"{name} {value_text(value)}" for name, value in launch.items())
 
 

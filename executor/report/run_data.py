@@ -18,9 +18,9 @@ from executor.records.run_tags import tags_of
 from executor.results.sweep import Row, combinations, sorted_rows
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
+from executor.store.manifest import Manifest
 from executor.store.names import RUN_ID
 from executor.store.run_measurements import own_files
-from executor.system.jsonlines import read_object
 
 FIGURES, EVENTS = "figures", "events.jsonl"
 MOST_COLUMNS = 16  # of all combinations: more nobody tells apart
@@ -47,7 +47,7 @@ class NodeFacts:
     parents: tuple[str, ...]
     config: Mapping[str, Any]
     launch: Mapping[str, Any]
-    manifest: Mapping[str, Any] | None
+    manifest: Manifest | None
     folder: Path | None
     own: Mapping[str, Path]
     size: int | None
@@ -186,10 +186,10 @@ class _Reader:
             parents=tuple(parent for parent in row.get("parents", ()) if parent in record.state.nodes),
             config=written.get("config", {}),
             launch=written.get("launch", {}),
-            manifest=read_object(own[MANIFEST]) if MANIFEST in own else None,
+            manifest=Manifest.read(own[MANIFEST]) if MANIFEST in own else None,
             folder=folder,
             own=own,
-            size=None if manifest is None else sum(entry["size"] for entry in manifest["files"].values()),
+            size=None if manifest is None else manifest.size,
             events=events,
             figures={
                 file.stem: file for file in sorted((self._store.records / source / FIGURES / source_id).glob("*.png"))

@@ -31,14 +31,16 @@ from executor.keys.node_key import KeyParts, node_inputs
 from executor.launchers.failure import TIMEOUT, Failure
 from executor.launchers.forkserver_client import Children
 from executor.launchers.hosts import wait_for_hosts
-from executor.launchers.stage_contract import StageSpec
+from executor.launchers.stage_contract import InputArtifact, StageSpec
 from executor.launchers.stage_process import StageExit, StageProcess
 from executor.planning.input_snapshot import Snapshot
 from executor.planning.planner import Planner
 from executor.records.events import final_metrics, read_events
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
+from executor.store.index_line import IndexLine
 from executor.store.lease import Lease
+from executor.store.manifest import Manifest
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import write_json
 from executor.system.resource_pool import Share
@@ -317,7 +319,9 @@ class Attempt(threading.Thread):
             node_json=node_to_json(task.planner.graph, task.node.id),
             search_path=tuple(search_path(task.planner.graph.op_files)),
             sources=self._sources,
-            artifacts={parent: (task.store.object_path(digest), digest) for parent, digest in task.digests.items()},
+            artifacts={
+                parent: InputArtifact(task.store.object_path(digest), digest) for parent, digest in task.digests.items()
+            },
             folder=lease.folder,
             token=lease.token,
             lease_id=lease.id,
@@ -365,41 +369,41 @@ class Attempt(threading.Thread):
         task, node, measures = self.task, self.task.node, self._measures
         assert measures is not None
         earlier = task.store.newest(task.key)
-        config = {name: getattr(node.config, name) for name in node.op.fields}
+        config = _plain({name: getattr(node.config, name) for name in node.op.fields})
         layout = {name: getattr(node.launch, name) for name in LAYOUT}
         launch = {**layout, "threads": self._share.threads, "device": device}
-        manifest = {
-            "format": 1,
-            "node": node.id,
-            "op": node.op.name,
-            "run": task.record.run,
-            "key_parts": task.planner.parts[node.id].to_json(),
-            "config": config,
-            "launch": launch,
-            "inputs": node_inputs(node, task.digests.__getitem__),
-            "metrics": measures.metrics,
-            "started": start.time,
-            "ended": measures.ended,
-        }
+        manifest = Manifest(
+            node=node.id,
+            op=node.op.name,
+            run=task.record.run,
+            key=task.key,
+            key_parts=task.planner.parts[node.id].to_json(),
+            inputs=node_inputs(node, task.digests.__getitem__),
+            config=config,
+            launch=launch,
+            metrics=measures.metrics,
+            started=start.time,
+            ended=measures.ended,
+        )
         neutral = {name: config[name] for name, spec in node.op.fields.items() if spec.neutral}
-        settings = _plain({**neutral, "launch": launch})
-        acceptance = "forced" if node.id in task.planner.forced else "computed"
-        line = {
-            "run": task.record.run,
-            "neutral": settings,
-            "acceptance": acceptance,
-            "without_code": self._key_without_code(),
-        }
-        digest = task.store.commit(task.lease, task.key, _plain(manifest), line)
+        line = IndexLine(
+            digest="",
+            run=task.record.run,
+            time=0.0,
+            neutral={**neutral, "launch": launch},
+            acceptance="forced" if node.id in task.planner.forced else "computed",
+            without_code=self._key_without_code(),
+        )
+        digest = task.store.commit(task.lease, manifest, line)
         task.lease.remove()
         difference = ""
         if earlier is not None and earlier.digest != digest:
-            same = earlier.neutral == settings
+            same = earlier.neutral == line.neutral
             cause = (
                 "the op is not deterministic" if same else "settings outside the key (launch, neutral fields) differ"
             )
             difference = f"the same key gave {earlier.digest[:12]} before and {digest[:12]} now: {cause}"
-        return AttemptResult(status="done", digest=digest, acceptance=acceptance, difference=difference)
+        return AttemptResult(status="done", digest=digest, acceptance=line.acceptance, difference=difference)
 
     def _key_without_code(self) -> str:
         node = self.task.node

@@ -138,13 +138,13 @@ def _measured(session: Session, node_id: str) -> Measured:
         nodes = record.state.nodes
         name = next((name for name, node in nodes.items() if node.key == state.key), node_id)
         state = nodes.get(name, state)
-    manifest = store.manifest(digest) or {}
+    manifest = store.manifest(digest)
     return Measured(
         state,
         reports(read_events(record.events_path), name, state.attempt),
         store.object_path(digest),
-        sum(entry["size"] for entry in manifest.get("files", {}).values()),
-        manifest.get("launch", {}).get("device", "cpu"),
+        0 if manifest is None else manifest.size,
+        "cpu" if manifest is None else manifest.launch.get("device", "cpu"),
     )
 
 

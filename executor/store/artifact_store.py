@@ -20,20 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import frozen
 
 from dsl.errors import StageError, StoreError
 from executor.store.commit_journal import NOTE, Ended
-from executor.store.digests import MANIFEST, altered_files, artifact_digest, seal_artifact_files
+from executor.store.digests import MANIFEST, FileEntry, altered_files, artifact_digest, seal_artifact_files
 from executor.store.gc_lock import LOCK, artifacts_taken
+from executor.store.index_line import LINE_NEEDS, IndexLine
 from executor.store.lease import Lease, remove_leftovers
+from executor.store.manifest import Manifest, committed_files
 from executor.store.names import DIGEST, OUT, RUN
 from executor.store.run_measurements import keep_own_files
 from executor.system.crash_points import fail_point
 from executor.system.file_locks import keeps_others_out
 from executor.system.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.system.os_errors import clear_error, clear_errors
-from executor.system.symlinks import is_folder, plain_status, refuse_links, remove
+from executor.system.symlinks import plain_status, refuse_links, remove
 from executor.system.user_cache import user_cache
 
 FORMAT = 2  # 1: a record's state was one file, state.json, which is read still
@@ -58,40 +59,6 @@ def store_path(given: str | None, pipeline_file: Path | None) -> Path:
         if any((folder / mark).exists() for mark in PROJECT_MARKS):
             return folder / "runs"
     return start / "runs"
-
-
-@frozen
-class IndexLine:
-    """One line of the index: a run computed `digest` for the key.
-
-    acceptance: "computed", "forced" by --from, "pulled" from `source`, a URL, or "accepted": `user` declared, for
-    `reason`, that what was computed for accepted_key holds for this key too, of which only the code differs.
-    without_code: the key for any code.
-    """
-
-    digest: str
-    run: str
-    time: float
-    neutral: Mapping[str, Any] = {}
-    acceptance: str = "computed"
-    without_code: str = ""
-    accepted_key: str = ""
-    reason: str = ""
-    user: str = ""
-    source: str = ""
-
-    @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> IndexLine:
-        """What this version of dflow knows of a line: a newer one may have written more, an older one less."""
-        return cls(**{name: line[name] for name in _LINE_FIELDS if name in line})
-
-    def to_json(self) -> dict[str, Any]:
-        """The line, without texts that are empty."""
-        return {name: value for name, value in attrs.asdict(self).items() if value != ""}
-
-
-_LINE_FIELDS = tuple(field.name for field in attrs.fields(IndexLine))
-_LINE_NEEDS = {"digest", "run", "time"}
 
 
 class Store:
@@ -136,17 +103,22 @@ class Store:
     def object_path(self, digest: str) -> Path:
         return self.path / "objects" / digest
 
-    def manifest(self, digest: str) -> dict[str, Any] | None:
+    def manifest(self, digest: str) -> Manifest | None:
         """The manifest of an artifact whose files are all there with their sizes, else None."""
         folder = self.object_path(digest)
-        manifest = _manifest(folder)
-        return manifest if manifest is not None and _is_intact(folder, manifest) else None
+        manifest = Manifest.of(folder)
+        return manifest if manifest is not None and _is_intact(folder, manifest.files) else None
 
     def has(self, digest: str) -> bool:
         """Whether the artifact is there and none of its files is missing or of another size."""
-        if digest not in self._intact and self.manifest(digest) is not None:
+        if digest not in self._intact and self._is_whole(digest):
             self._intact.add(digest)
         return digest in self._intact
+
+    def _is_whole(self, digest: str) -> bool:
+        folder = self.object_path(digest)
+        files = committed_files(folder)
+        return files is not None and _is_intact(folder, files)
 
     def forget(self, digest: str) -> None:
         """Look at the artifact anew when it is asked for the next time."""
@@ -154,12 +126,13 @@ class Store:
 
     def altered(self, digest: str) -> list[str]:
         """Names of the artifact's files that are gone or hold something else, by reading them; its manifest's too."""
-        return _altered(self.object_path(digest))
+        files = committed_files(self.object_path(digest))
+        return [MANIFEST] if files is None else altered_files(self.object_path(digest), files)
 
     def index(self, key: str) -> list[IndexLine]:
         """All that was ever computed for a key, oldest first."""
         lines = read_lines(self.path / "index" / key)
-        return [IndexLine.from_json(line) for line in lines if line.keys() >= _LINE_NEEDS]
+        return [IndexLine.from_json(line) for line in lines if line.keys() >= LINE_NEEDS]
 
     def newest(self, key: str) -> IndexLine | None:
         """What the key stands for, whether or not the artifact still is there."""
@@ -183,22 +156,22 @@ class Store:
     def lease(self, key: str, run_id: str) -> Lease:
         return Lease(self.path / "work" / key, run_id)
 
-    def commit(self, lease: Lease, key: str, manifest: Mapping[str, Any], line: Mapping[str, Any]) -> str:
+    def commit(self, lease: Lease, manifest: Manifest, line: IndexLine) -> str:
         """Turn a finished stage's out_dir into an artifact and return its digest; the work folder stays.
 
-        The manifest gets the files and the digest, the index line ("run", "neutral", "acceptance") the digest and the
-        time. Raises StageError if the op wrote nothing or left links, LeaseLost if the lease is gone.
+        The manifest gets the lease, the files and the digest, the index line the digest and the time. Raises StageError
+        if the op wrote nothing or left links, LeaseLost if the lease is gone.
         """
         lease.wait_for_ranks()
-        full = {**manifest, "key": key, "token": lease.token, "lease": lease.id}
         lease.check()
-        ended = Ended(lease.out_dir, full, line)
+        ended = Ended(lease.out_dir, attrs.evolve(manifest, token=lease.token, lease=lease.id), line)
         with clear_errors(lease.folder):
-            ended.write(lease.folder, key)
+            ended.write(lease.folder)
         fail_point("commit:waited")
-        return self._commit(lease, key, ended)
+        return self._commit(lease, ended)
 
-    def _commit(self, lease: Lease, key: str, ended: Ended) -> str:
+    def _commit(self, lease: Lease, ended: Ended) -> str:
+        key = ended.manifest.key
         try:
             with clear_errors(lease.folder):
                 digest = _seal(ended.out, ended.manifest, lease.go_on)
@@ -206,7 +179,7 @@ class Store:
             (lease.folder / NOTE).unlink()
             raise
         lease.check()
-        entry = IndexLine.from_json({**ended.line, "digest": digest, "time": time.time()})
+        entry = attrs.evolve(ended.line, digest=digest, time=time.time())
         keep_own_files(self.records / entry.run, key, ended.out)
         write_json(lease.folder / COMMIT, {**attrs.asdict(entry), "out": ended.out.name})
         self.place(ended.out, key, entry)
@@ -227,21 +200,21 @@ class Store:
         """
         lease.wait_for_ranks()
         begun = read_object(lease.folder / COMMIT)
-        if begun is None or not begun.keys() >= _LINE_NEEDS:
+        if begun is None or not begun.keys() >= LINE_NEEDS:
             ended = Ended.read(lease.folder, key)
-            return None if ended is None else self._commit(lease, key, ended)
+            return None if ended is None else self._commit(lease, ended)
         name, digest, run = (str(begun.get(each, "out")) for each in ("out", "digest", "run"))
         if not (OUT.fullmatch(name) and DIGEST.fullmatch(digest) and RUN.fullmatch(run)):
             return None
         entry, out = IndexLine.from_json(begun), lease.folder / name
-        sealed = _manifest(out)
+        sealed = Manifest.of(out)
         is_whole = (
-            sealed is not None and sealed["digest"] == entry.digest and not altered_files(out, sealed, lease.go_on)
+            sealed is not None and sealed.digest == entry.digest and not altered_files(out, sealed.files, lease.go_on)
         )
         with artifacts_taken(self.path):
             if is_whole:
                 self._place(out, entry.digest)
-            if self.manifest(entry.digest) is None:
+            if not self._is_whole(entry.digest):
                 return None
             if entry not in self.index(key):
                 self._append(key, entry)
@@ -274,7 +247,7 @@ class Store:
                 fail_point("commit:aside")
             out.rename(target)
         except OSError:
-            if self.manifest(digest) is None:
+            if not self._is_whole(digest):
                 raise
             remove(out)  # another key's stage with the same content was faster
 
@@ -302,7 +275,7 @@ class Store:
             remove_leftovers(self.path / "work")
 
 
-def _seal(out: Path, manifest: Mapping[str, Any], go_on: Callable[[], None]) -> str:
+def _seal(out: Path, manifest: Manifest, go_on: Callable[[], None]) -> str:
     """Bring out_dir to disk with its manifest, and return its digest."""
     files = seal_artifact_files(out, go_on)
     if not files:
@@ -311,29 +284,12 @@ def _seal(out: Path, manifest: Mapping[str, Any], go_on: Callable[[], None]) -> 
         raise StageError(f"the op wrote {MANIFEST}, a name that the store keeps for itself")
     fail_point("commit:hashed")
     digest = artifact_digest(files)
-    entries = {name: attrs.asdict(entry) for name, entry in files.items()}
-    write_json(out / MANIFEST, {**manifest, "digest": digest, "files": entries}, durable=True)
+    attrs.evolve(manifest, digest=digest, files=files).write(out)
     (out / MANIFEST).chmod(0o444)
     fail_point("commit:manifest")
     sync_folder(out)
     fail_point("commit:synced")
     return digest
-
-
-def _altered(folder: Path) -> list[str]:
-    manifest = _manifest(folder)
-    return [MANIFEST] if manifest is None else altered_files(folder, manifest)
-
-
-def _manifest(folder: Path) -> dict[str, Any] | None:
-    """A manifest that names files and a digest; None where it is not there, or is not one after a crash.
-
-    An artifact is a folder: what a link in its place leads to is none.
-    """
-    if not is_folder(folder) or (folder / MANIFEST).is_symlink():
-        return None
-    manifest = read_object(folder / MANIFEST)
-    return manifest if manifest is not None and {"files", "digest"} <= manifest.keys() else None
 
 
 def _check_format(path: Path) -> None:
@@ -385,12 +341,12 @@ def _check_locks(path: Path) -> None:
     raise StoreError(f"{path}: locks (flock) keep nobody out on this file system; put the store on another one")
 
 
-def _is_intact(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    for name, entry in manifest["files"].items():
+def _is_intact(folder: Path, files: Mapping[str, FileEntry]) -> bool:
+    for name, entry in files.items():
         try:
             size = plain_status(folder, name).st_size
         except OSError:
             return False
-        if size != entry["size"]:
+        if size != entry.size:
             return False
     return True

@@ -1,6 +1,6 @@
 """A stage that has ended well is noted before its output is hashed: who comes after a kill goes on with the commit.
 
-<work folder>/ended.json    {"key", "out": its out_dir's name, "boot", "files", "manifest", "line"}
+<work folder>/ended.json    {"out": its out_dir's name, "boot", "files", "manifest", "line"}
 
 A new holder removes the note with all the rest before it starts a stage, so that a note that is there speaks of the
 last one. It counts as long as the machine has not been started anew, since only then are the files as the stage left
@@ -10,13 +10,14 @@ them without having been brought to disk; and only where each file still has the
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
+from dsl.convert import unstructure
 from executor.store.digests import MANIFEST
+from executor.store.index_line import IndexLine
+from executor.store.manifest import Manifest
 from executor.store.names import OUT, RUN
 from executor.system.jsonlines import read_object, write_json
 from executor.system.symlinks import is_folder
@@ -30,18 +31,17 @@ class Ended:
     """What is to be committed: the manifest without files and digest, and the line of the index without the digest."""
 
     out: Path
-    manifest: Mapping[str, Any]
-    line: Mapping[str, Any]
+    manifest: Manifest
+    line: IndexLine
 
-    def write(self, folder: Path, key: str) -> None:
+    def write(self, folder: Path) -> None:
         """Leave the note in a work folder."""
         note = {
-            "key": key,
             "out": self.out.name,
             "boot": _boot(),
             "files": _files(self.out),
-            "manifest": self.manifest,
-            "line": self.line,
+            "manifest": unstructure(self.manifest),
+            "line": self.line.to_json(),
         }
         write_json(folder / NOTE, note, in_one_line=True)
 
@@ -49,17 +49,20 @@ class Ended:
     def read(cls, folder: Path, key: str) -> Ended | None:
         """None where there is no note that counts. What a commit that was cut off has added is removed."""
         note = read_object(folder / NOTE) or {}
-        if (note.get("key"), note.get("boot")) != (key, _boot()):
+        if note.get("boot") != _boot():
             return None
         name = str(note["out"])
-        out = folder / name
-        if not (OUT.fullmatch(name) and is_folder(out) and RUN.fullmatch(str(note["line"]["run"]))):
+        out, manifest = folder / name, Manifest.from_json(note["manifest"])
+        line = IndexLine.from_json({"digest": "", "time": 0.0, **note["line"]})
+        if manifest is None or manifest.key != key:
+            return None
+        if not (OUT.fullmatch(name) and is_folder(out) and RUN.fullmatch(str(line.run))):
             return None
         if MANIFEST not in note["files"]:
             (out / MANIFEST).unlink(missing_ok=True)
             for half_written in out.glob(f".{MANIFEST}.*"):
                 half_written.unlink()
-        return cls(out, note["manifest"], note["line"]) if _files(out) == note["files"] else None
+        return cls(out, manifest, line) if _files(out) == note["files"] else None
 
 
 def _files(out: Path) -> dict[str, list[int]]:

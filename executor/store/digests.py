@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping
 from io import RawIOBase
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
@@ -85,17 +84,17 @@ def _sealed(path: Path, go_on: Callable[[], None]) -> FileEntry:
         return FileEntry(os.fstat(file.fileno()).st_size, sha256)
 
 
-def altered_files(folder: Path, manifest: Mapping[str, Any], go_on: Callable[[], None] = lambda: None) -> list[str]:
+def altered_files(folder: Path, files: Mapping[str, FileEntry], go_on: Callable[[], None] = lambda: None) -> list[str]:
     """Names of an artifact's files that are gone, or hold something else than when it was committed; reads them all.
 
     A link in the place of a file, or of a folder that files are in, is something else.
     """
     altered = []
-    for name, entry in manifest["files"].items():
+    for name, entry in files.items():
         try:
             plain_status(folder, name)
             with (folder / name).open("rb", buffering=0) as file:
-                is_same = _sha256(file, go_on) == entry["sha256"]
+                is_same = _sha256(file, go_on) == entry.sha256
         except OSError:
             is_same = False
         if not is_same:

@@ -5,7 +5,7 @@
     work/<key>/out-<attempt>    what becomes the artifact; no other attempt writes there
     work/<key>/state        what the op keeps between attempts
     work/<key>/ended.json, commit.json      what is to be (commit_journal.py), is being committed (artifact_store.py)
-    work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launchers/stage_process.py
+    work/<key>/job-<attempt>.json, alive-<attempt>, results-<attempt>/      see launchers/stage_contract.py
     work/<key>/rendezvous-<attempt>/        mode 0700: where ranks on one host meet, see launchers/ranks.py
     work/<key>/code-<attempt>.json          the source files that the stage runs, see planning/input_snapshot.py
     work/<key>/hosts-<attempt>/                                             see launchers/host_folder.py

@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
-from executor.system.jsonlines import read_object
+from executor.store.digests import OUTSIDE_DIGEST
+from executor.store.manifest import Manifest
 from executor.system.os_errors import clear_errors
 from executor.system.symlinks import is_folder, remove, remove_link
 
@@ -42,12 +42,13 @@ def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> 
     Where neither the artifact nor the record has them, there are none: those of another run are not taken for them.
     """
     there = _there(folder)
-    manifest = read_object(folder / MANIFEST) or {}
-    if run is None or (manifest.get("run"), manifest.get("key")) == (run, key):
+    manifest = Manifest.of(folder)
+    maker = None if manifest is None else manifest.run
+    if run is None or (maker == run and manifest is not None and manifest.key == key):
         return there
     kept = records / run / FOLDER / str(key)
     own = _there(kept)
-    return own or (there if manifest.get("run") == run else {})
+    return own or (there if maker == run else {})
 
 
 def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:

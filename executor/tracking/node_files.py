@@ -14,8 +14,8 @@ from dsl.graph import GraphNode
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, OUTSIDE_DIGEST
+from executor.store.manifest import Manifest
 from executor.store.run_measurements import own_files
-from executor.system.jsonlines import read_json
 from ops.lib.logged_model import LoggedModel, Tensor
 
 NAME_LENGTH = 250
@@ -50,8 +50,8 @@ def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dat
 
 def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
     """The files and folders that the config of a node names, as they were when the artifact of that digest was made."""
-    manifest = read_json(store / "objects" / digest / MANIFEST) or {}
-    for field, content in manifest.get("key_parts", {}).get("external", {}).items():
+    manifest = Manifest.of(store / "objects" / digest)
+    for field, content in ({} if manifest is None else manifest.key_parts["external"]).items():
         path = getattr(node.config, field) if field in node.op.fields else None
         yield Dataset(field, Path(path).name if path else f"{node.id}.{field}", content, path)
 
@@ -81,10 +81,13 @@ def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Pat
 
     own: the files outside its digest that are to be among them, see store/run_measurements.py.
     """
-    files = (read_json(own.get(MANIFEST, folder / MANIFEST)) or {}).get("files", {})
+    manifest = Manifest.read(own.get(MANIFEST, folder / MANIFEST))
+    files = {} if manifest is None else manifest.files
     paths = {name: own.get(name, folder / name) for name in files if name in own or name not in OUTSIDE_DIGEST}
     large = {
-        name: {**files[name], "path": str(path)} for name, path in paths.items() if files[name]["size"] > FILE_LIMIT
+        name: {"size": files[name].size, "sha256": files[name].sha256, "path": str(path)}
+        for name, path in paths.items()
+        if files[name].size > FILE_LIMIT
     }
     return {f"artifact/{name}": path for name, path in paths.items() if name not in large}, large
 

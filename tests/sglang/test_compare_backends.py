@@ -129,8 +129,7 @@ def make_artifacts(file: Path, store_folder: Path, names: list[str]) -> None:
             stage = FakeStage(store_folder / "stages" / name, dict.fromkeys(node.op.edges) | inputs)
             stage.out_dir, stage.work_dir = lease.out_dir, lease.work_dir
             getattr(importlib.import_module(module), function)(node.config, stage)
-            line = {"run": "test", "neutral": {}, "acceptance": "computed"}
-            store.commit(lease, key, {"format": 1, "op": node.op.name}, line)
+            store.commit(lease, *made(key, "test", op=node.op.name))
             lease.remove()
 
 

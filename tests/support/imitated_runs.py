@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from manifests import made
 from toy_ops import Toy
 
 from dsl.read_toml import read_graph
@@ -64,16 +65,16 @@ def execute(session: Session, fail_at: str | None = None, contents: str = "") ->
                 (lease.out_dir / "sub").mkdir()
                 text = contents or str(int(decision.key[:8], 16) % KINDS)
                 (lease.out_dir / "sub" / "text.txt").write_text(f"{node_id} {text}" * 10)
-                line = {"run": record.run, "neutral": {}, "acceptance": "computed"}
-                told = {"op": session.graph.nodes[node_id].op.name, "node": node_id, "run": record.run}
-                manifest = {
-                    "format": 1,
-                    **told,
-                    "key_parts": planner.parts[node_id].to_json(),
-                    "inputs": node_inputs(session.graph.nodes[node_id], digests.__getitem__),
-                    "metrics": {},
-                }
-                digests[node_id] = store.commit(lease, decision.key, manifest, line)
+                node = session.graph.nodes[node_id]
+                manifest, line = made(
+                    decision.key,
+                    record.run,
+                    node=node_id,
+                    op=node.op.name,
+                    key_parts=planner.parts[node_id].to_json(),
+                    inputs=node_inputs(node, digests.__getitem__),
+                )
+                digests[node_id] = store.commit(lease, manifest, line)
                 lease.remove()
         else:
             digests[node_id] = decision.digest

@@ -113,9 +113,7 @@ def commit(store: Store, key: str, run: str, made: Path) -> str:
         assert lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
         shutil.copytree(made, lease.out_dir, dirs_exist_ok=True)
-        digest = store.commit(
-            lease, key, {"format": 1, "op": "x"}, {"run": run, "neutral": {}, "acceptance": "computed"}
-        )
+        digest = store.commit(lease, *made(key, run, op="x"))
         lease.remove()
     return digest
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from imitated_runs import artifacts, begin, edit, ended, execute, planned, run, run_again, toy_pipeline
+from manifests import made
 from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
@@ -131,8 +132,7 @@ def test_what_a_running_run_has_just_committed_stays_before_its_record_says_so(t
         lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
-        line = {"run": session.record.run, "neutral": {}, "acceptance": "computed"}
-        digest = store.commit(lease, lease.folder.name, {"format": 1}, line)
+        digest = store.commit(lease, *made(UNKNOWN_KEY, session.record.run))
         gc(toy, 0)
         assert artifacts(toy) == {digest}
         assert work_folders(toy) == {lease.folder.name}
@@ -149,8 +149,7 @@ def test_what_was_committed_by_a_run_that_died_before_its_record_said_so_is_ther
         lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
-        line = {"run": session.record.run, "neutral": {}, "acceptance": "computed"}
-        digest = store.commit(lease, key, {"format": 1}, line)
+        digest = store.commit(lease, *made(key, session.record.run))
     ended(session.record, "running")
     gc(toy, 1)
     assert (artifacts(toy), work_folders(toy)) == ({digest}, {key})
@@ -181,8 +180,7 @@ def test_a_commit_that_was_cut_off_can_be_completed(toy, monkeypatch):
         lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
         (lease.out_dir / "text.txt").write_text("fresh")
-        line = {"run": session.record.run, "neutral": {}, "acceptance": "computed"}
-        digest = store.commit(lease, UNKNOWN_KEY, {"format": 1}, line)
+        digest = store.commit(lease, *made(UNKNOWN_KEY, session.record.run))
     ended(session.record, "stopped")
     gc(toy, 1)
     assert artifacts(toy) == {digest}

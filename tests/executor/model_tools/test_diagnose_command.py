@@ -14,7 +14,7 @@ from executor.cli import main
 from executor.model_tools import computation
 from executor.model_tools.diagnose import loss_curve
 from executor.records.run_record import Record
-from executor.store.artifact_store import IndexLine
+from executor.store.index_line import IndexLine
 from executor.system.exits import FAILED, OK, USAGE
 from ops.tools.diagnose.text import diagnosis_text
 

@@ -16,7 +16,7 @@ from dsl.pipeline import Pipeline
 from executor.keys.differences import differences, reasons
 from executor.keys.node_key import KeyParts, Sources, graph_parts, node_inputs
 from executor.planning.planner import Decision, Planner, Previous
-from executor.store.artifact_store import IndexLine
+from executor.store.index_line import IndexLine
 
 
 @frozen
@@ -250,6 +250,13 @@ def test_a_lost_artifact_is_made_again_and_what_is_below_may_be_cut_off():
 def test_a_node_that_never_finished_says_so():
     _, previous = ran_before(diamond())
     assert plan(diamond(), FakeStore({}, set()), previous)["a"].reason == "not finished before"
+
+
+def test_of_a_forced_node_only_what_this_run_made_itself_is_a_hit():
+    store, previous = ran_before(diamond())  # run "run" made all
+    other = plan(diamond(), store, previous, forced=frozenset({"d"}), run="another")
+    own = plan(diamond(), store, previous, forced=frozenset({"d"}), run="run")
+    assert (("miss", "forced"), ("hit", "")) == (seen(other)["d"], seen(own)["d"])
 
 
 def test_pinned_nodes_are_taken_as_they_are_and_forced_ones_run():

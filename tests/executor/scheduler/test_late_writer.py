@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from manifests import made
 from toy_ops import PROJECT, Toy, is_alive, wait_for
 
 from executor.store import lease as lease_module
@@ -103,7 +104,7 @@ def test_while_a_late_writer_lives_the_next_holder_waits_and_then_says_which_pro
         with pytest.raises(lease_module.LeaseLost, match=rf"still run there \(process ids {late.pid}\)"):
             lease.wait_for_ranks()
         with pytest.raises(lease_module.LeaseLost, match="still run there"):
-            store.commit(lease, "key", {}, {"run": "r2"})
+            store.commit(lease, *made("key", "r2"))
         late.kill()
         late.wait()
         lease.wait_for_ranks()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from side_ops import side
-from toy_ops import wait_for
+from toy_ops import UNTRACKED, wait_for
 
 from dsl.launch import Machine
 from executor.scheduler.ready_queue import ReadyQueue
@@ -123,6 +123,29 @@ def test_a_second_ctrl_c_kills_all_stages_at_once(tmp_path):
     assert toy.state()["status"] == "stopped"
 
 
+ONLY_THE_LOOP = """
+import threading
+from executor.records.run_record import NodeState, Record
+
+def by_the_loop(write):
+    def checked(*arguments, **values):
+        assert threading.current_thread() is threading.main_thread(), f"{write} in {threading.current_thread().name}"
+        return write(*arguments, **values)
+    return checked
+
+NodeState.__setattr__ = by_the_loop(NodeState.__setattr__)
+Record.save_nodes, Record.save_node = by_the_loop(Record.save_nodes), by_the_loop(Record.save_node)
+"""
+
+
+def test_only_the_loop_writes_the_record(tmp_path):
+    toy = side(tmp_path, "[machine]\ncpus = 2\n" + meets("a", "b"))
+    process = toy.start("run", str(toy.file), program=ONLY_THE_LOOP + UNTRACKED)
+    _, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (0, "")
+    assert {"done"} == {node["state"] for node in toy.state()["nodes"].values()}
+
+
 def test_a_record_that_is_removed_under_a_run_is_told_once_and_the_stages_end(tmp_path):
     toy = side(tmp_path, meets("a").replace("[]", '["never"]'))
     process = toy.start("run", str(toy.file))
@@ -172,11 +195,12 @@ def test_nodes_come_after_their_parents_and_else_in_the_order_of_the_graph():
     parents = {"a": [], "b": ["a"], "c": [], "d": ["b", "c"], "e": []}
 
     nodes = {name: SimpleNamespace(id=name, parents=parents[name]) for name in parents}
-    schedule = ReadyQueue(SimpleNamespace(nodes=nodes))
-    handed = [schedule.next() for _ in range(4)]
+    ready = ReadyQueue(SimpleNamespace(nodes=nodes))
+    handed = [ready.next() for _ in range(4)]
     assert handed == ["a", "c", "e", None]
     for name in ("c", "a"):
-        schedule.done(name)
-    assert [schedule.next(), schedule.next()] == ["b", None]
-    schedule.done("b")
-    assert schedule.next() == "d"
+        ready.done(name)
+    ready.again("e")
+    assert [ready.next(), ready.next(), ready.next()] == ["b", "e", None]
+    ready.done("b")
+    assert ready.next() == "d"

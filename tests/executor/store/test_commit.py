@@ -8,7 +8,9 @@ import re
 import shutil
 from pathlib import Path
 
+import attrs
 import pytest
+from manifests import made
 from toy_ops import PROJECT
 
 from dsl.errors import DiskFull, LeaseLost, StageError, StopRequested, StoreError
@@ -17,8 +19,6 @@ from executor.store import commit_journal as ended_module
 from executor.store.artifact_store import COMMIT, FORMAT, Store
 from executor.store.lease import share_ranks
 from executor.system.crash_points import FAIL_POINTS
-
-LINE = {"run": "r1", "neutral": {"batch": 4}, "acceptance": "computed"}
 
 
 @pytest.fixture
@@ -38,7 +38,8 @@ def started(store, key="k1", run="r1", text="hello"):
 
 
 def commit(store, lease, key="k1"):
-    return store.commit(lease, key, {"format": 1, "op": "make"}, LINE)
+    manifest, line = made(key)
+    return store.commit(lease, manifest, attrs.evolve(line, neutral={"batch": 4}))
 
 
 def test_every_fail_point_is_in_the_table_and_every_line_of_the_table_is_one():
@@ -166,7 +167,7 @@ def test_who_had_a_folder_that_was_removed_and_made_anew_can_neither_write_nor_c
     second.release()
     third = started(store, text="early")
     digest = commit(store, third)
-    assert (third.token, third.id) == (store.manifest(digest)["token"], store.manifest(digest)["lease"])
+    assert (third.token, third.id) == (store.manifest(digest).token, store.manifest(digest).lease)
     third.remove()
 
 
@@ -179,7 +180,8 @@ def test_what_a_newer_dflow_adds_to_lines_and_manifests_of_this_layout_is_passed
     entries = {name: {**entry, "blake3": "0"} for name, entry in manifest["files"].items()}
     path.write_text(json.dumps({**manifest, "files": entries, "signed by": ["somebody"], "format": 7}))
     with (store.path / "index" / "k1").open("a") as file:
-        file.write(json.dumps({"digest": digest, "time": 5.0, **LINE, "run": "r9", "cost": {"dollars": 3}}) + "\n")
+        newer = {"digest": digest, "time": 5.0, "neutral": {"batch": 4}, "run": "r9", "cost": {"dollars": 3}}
+        file.write(json.dumps(newer) + "\n")
         file.write(json.dumps({"withdrawn": digest, "time": 6.0}) + "\n")
     (store.path / "attestations").mkdir()
     fresh = Store.open(store.path, write=True)
@@ -237,8 +239,8 @@ def test_a_stage_that_has_ended_is_committed_by_the_next_holder_with_its_own_man
     first = cut_off_after_the_end(store, monkeypatch)
     digest = finished(store)
     manifest = store.manifest(digest)
-    assert (first.token, first.id, "make") == (manifest["token"], manifest["lease"], manifest["op"])
-    assert {"other.txt", "sub/subsub/text.txt"} == set(manifest["files"])
+    assert (first.token, first.id, "make") == (manifest.token, manifest.lease, manifest.op)
+    assert {"other.txt", "sub/subsub/text.txt"} == set(manifest.files)
     assert ([("r1", digest)], []) == ([(line.run, line.digest) for line in store.index("k1")], store.altered(digest))
 
 
@@ -257,7 +259,8 @@ def test_what_is_not_as_a_stage_left_it_is_not_committed(store, monkeypatch, tmp
         (tmp_path / "boot").write_text("0\n")
         monkeypatch.setattr(ended_module, "BOOT", tmp_path / "boot")
     if how == "another key":
-        note.write_text(json.dumps({**json.loads(note.read_text()), "key": "k2"}))
+        noted = json.loads(note.read_text())
+        note.write_text(json.dumps({**noted, "manifest": {**noted["manifest"], "key": "k2"}}))
     if how == "half a note":
         note.write_text(note.read_text()[:50])
     assert (None, []) == (finished(store), store.index("k1"))

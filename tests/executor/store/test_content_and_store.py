@@ -6,7 +6,9 @@ import json
 import time
 from pathlib import Path
 
+import attrs
 import pytest
+from manifests import made
 
 from dsl.errors import LeaseLost, StageError, StoreError
 from executor.store import artifact_store as store_module
@@ -23,8 +25,8 @@ def commit(store, key="k1", run="r1", text="hello", acceptance="computed"):
         (lease.out_dir / "sub").mkdir()
         (lease.out_dir / "sub" / "text.txt").write_text(text)
         (lease.out_dir / "measurements.json").write_text(json.dumps(time.time()))
-        line = {"run": run, "neutral": {"batch": 4}, "acceptance": acceptance}
-        digest = store.commit(lease, key, {"format": 1, "op": "make"}, line)
+        manifest, line = made(key, run)
+        digest = store.commit(lease, manifest, attrs.evolve(line, neutral={"batch": 4}, acceptance=acceptance))
         lease.remove()
     return digest
 
@@ -78,8 +80,8 @@ def test_a_commit_leaves_this_layout(store):
 def test_the_manifest_and_the_index_line_say_this(store):
     digest = commit(store)
     manifest = store.manifest(digest)
-    assert manifest["files"]["sub/text.txt"] == {"size": 5, "sha256": HELLO}
-    assert (manifest["op"], manifest["key"], manifest["token"], manifest["digest"]) == ("make", "k1", 1, digest)
+    assert manifest.files["sub/text.txt"] == FileEntry(5, HELLO)
+    assert (manifest.op, manifest.key, manifest.token, manifest.digest) == ("make", "k1", 1, digest)
     line = json.loads((store.path / "index" / "k1").read_text())
     written = line.pop("time")
     assert abs(time.time() - written) < 60
@@ -137,8 +139,7 @@ def test_what_a_killed_commit_put_aside_is_in_nobodys_way(store):
         (lease.out_dir / "sub" / "text.txt").write_text("hello")
         (lease.folder / "altered").mkdir()
         (lease.folder / "altered" / "text.txt").write_text("hell")
-        line = {"run": "r2", "neutral": {}, "acceptance": "computed"}
-        assert Store(store.path).commit(lease, "k1", {"format": 1, "op": "make"}, line) == digest
+        assert Store(store.path).commit(lease, *made("k1", "r2")) == digest
     assert (store.object_path(digest) / "sub/text.txt").read_text() == "hello"
 
 
@@ -147,7 +148,7 @@ def test_an_op_that_wrote_nothing_has_no_artifact(store):
         lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
         with pytest.raises(StageError, match=r"the op wrote nothing to stage\.out_dir"):
-            store.commit(lease, "k", {}, {})
+            store.commit(lease, *made("k", "r"))
 
 
 def test_a_stage_whose_work_folder_was_replaced_cannot_commit(store):
@@ -158,7 +159,7 @@ def test_a_stage_whose_work_folder_was_replaced_cannot_commit(store):
         (lease.folder / "lease").unlink()
         (lease.folder / "lease").write_text("{}")
         with pytest.raises(LeaseLost, match="was removed or replaced while the stage ran"):
-            store.commit(lease, "k", {}, {"run": "r", "neutral": {}, "acceptance": "computed"})
+            store.commit(lease, *made("k", "r"))
     assert list((store.path / "objects").iterdir()) == []
 
 

@@ -8,8 +8,10 @@ import shutil
 import pytest
 from imitated_runs import dflow, run, toy_pipeline
 from link_canary import HASH, OTHER, RUN, look
+from manifests import made
 from toy_ops import Toy
 
+from dsl.convert import unstructure
 from dsl.read_toml import read_graph
 from executor.keys.code_archive import keep_texts, kept_text
 from executor.keys.node_key import Sources, node_parts
@@ -20,6 +22,8 @@ from executor.store.commit_journal import BOOT, NOTE
 from executor.store.digests import MANIFEST
 from executor.store.lease import Lease
 from executor.store.run_measurements import keep_own_files
+
+NOTED = unstructure(made(HASH, RUN)[0])
 
 
 @pytest.fixture
@@ -39,19 +43,19 @@ def test_no_note_in_a_work_folder_names_a_place_outside_the_store(toy, canary, f
         (lease.out_dir / "text.txt").write_text("made")
         status = (lease.out_dir / "text.txt").stat()
         files = {"text.txt": [status.st_size, status.st_mtime_ns, status.st_ino]}
-        note = {"key": HASH, "out": lease.out_dir.name, "boot": BOOT.read_text().strip(), "files": files}
+        note = {"out": lease.out_dir.name, "boot": BOOT.read_text().strip(), "files": files}
         before = look(canary)
         (lease.folder / COMMIT).write_text(json.dumps({**line, "out": lease.out_dir.name}))
         assert store.finish_commit(lease, HASH) is None
         (lease.folder / COMMIT).unlink()
-        (lease.folder / NOTE).write_text(json.dumps({**note, "manifest": {"key": HASH}, "line": line}))
-        made = store.finish_commit(lease, HASH)
+        (lease.folder / NOTE).write_text(json.dumps({**note, "manifest": NOTED, "line": line}))
+        digest = store.finish_commit(lease, HASH)
         assert before == look(canary)
     if field == "digest":  # what the note says of it counts for nothing
-        assert [made] == [entry.digest for entry in store.index(HASH)]
-        assert "made" == (store.object_path(made) / "text.txt").read_text()
+        assert [digest] == [entry.digest for entry in store.index(HASH)]
+        assert "made" == (store.object_path(digest) / "text.txt").read_text()
     else:
-        assert (None, []) == (made, store.index(HASH))
+        assert (None, []) == (digest, store.index(HASH))
 
 
 @pytest.mark.parametrize("out", ["out-1-01234567", "../out-2-01234567", "../../../../behind the link", "..", ""])
@@ -71,7 +75,7 @@ def test_no_note_in_a_work_folder_leads_a_commit_out_of_it(toy, canary, out):
         }
         (canary / MANIFEST).write_text(json.dumps({"digest": OTHER, "files": {}}))
         line = {"run": RUN, "neutral": {}, "acceptance": "computed"}
-        note = {"key": HASH, "out": out, "boot": BOOT.read_text().strip(), "files": files, "manifest": {}, "line": line}
+        note = {"out": out, "boot": BOOT.read_text().strip(), "files": files, "manifest": NOTED, "line": line}
         before = look(canary)
         (lease.folder / NOTE).write_text(json.dumps(note))
         assert store.finish_commit(lease, HASH) is None

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manifests import made
 from report_page import Page
 from toy_ops import Toy
 from tracked_toy import artifacts, client_of, ids, send, tracked_toy
 
+from dsl.convert import unstructure
 from executor.store.run_measurements import own_files
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -223,7 +225,7 @@ def test_what_was_accepted_for_other_code_keeps_the_figures_of_the_run_that_meas
 def test_what_an_older_dflow_did_not_keep_is_missing_and_not_taken_from_another_run(tmp_path: Path) -> None:
     folder, records = tmp_path / "objects" / "d", tmp_path / "records"
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"files": {}, "digest": "d", "run": "r1", "key": "k"}))
+    (folder / "manifest.json").write_text(json.dumps(unstructure(made("k", digest="d")[0])))
     (folder / "measurements.json").write_text("{}")
     there = {name: folder / name for name in ("manifest.json", "measurements.json")}
     assert there == own_files(records, "r1", "k", folder)

@@ -1,0 +1,43 @@
+"""A line of the index: what was computed for a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+
+@frozen
+class IndexLine:
+    """A run computed `digest` for the key; empty, as the time, before the commit.
+
+    acceptance: "computed", "forced" by --from, "pulled" from `source`, a URL, or "accepted": `user` declared, for
+    `reason`, that what was computed for accepted_key holds for this key too, of which only the code differs.
+    without_code: the key for any code.
+    """
+
+    digest: str
+    run: str
+    time: float
+    neutral: Mapping[str, Any] = {}
+    acceptance: str = "computed"
+    without_code: str = ""
+    accepted_key: str = ""
+    reason: str = ""
+    user: str = ""
+    source: str = ""
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> IndexLine:
+        """What this version of dflow knows of a line: a newer one may have written more, an older one less."""
+        return cls(**{name: line[name] for name in _LINE_FIELDS if name in line})
+
+    def to_json(self) -> dict[str, Any]:
+        """The line, without texts that are empty."""
+        return {name: value for name, value in attrs.asdict(self).items() if value != ""}
+
+
+_LINE_FIELDS = tuple(field.name for field in attrs.fields(IndexLine))
+LINE_NEEDS = {"digest", "run", "time"}
