@@ -10,7 +10,7 @@ run: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
 
-# The tests that tell most in a minute; FILE="PATH ..." takes those that import these files.
+# The most informative tests, within a minute; FILE="PATH ..." selects those that import these files.
 quick: .venv/installed
 	$(BIN)/python tests/support/quick.py $(FILE)
 
