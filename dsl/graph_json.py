@@ -20,7 +20,7 @@ from dsl.op import OpSpec
 from dsl.op_table import load_op
 from dsl.pipeline import Copy
 
-FORMAT = 1
+FORMAT = 2
 OTHER_VERSION = "use the version of dflow that wrote it, or start a new run"
 T = TypeVar("T")
 

@@ -61,8 +61,11 @@ class Remote:
         with self._clear():
             version = self._json("format")
             found = [] if version is not None else self._names("")
-        if version is not None and (not isinstance(version, int) or version > FORMAT):
-            raise StoreError(f"{self.url}: has layout {version}, this dflow knows up to {FORMAT}; use a newer dflow")
+        if version not in (None, FORMAT):
+            raise StoreError(
+                f"{self.url}: has layout {version}, this version of dflow uses layout {FORMAT}; "
+                "use another URL, or the version of dflow that pushed there"
+            )
         if version is None and not write:
             raise StoreError(f"{self.url}: nothing was pushed there; check the URL, or begin with `dflow push`")
         if found and version is None:

@@ -42,7 +42,7 @@ from executor.records.graph_file import damaged, load_graph, recorded_table, sav
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
-from executor.system.jsonlines import append_line, append_lines, read_json, read_lines, read_object, write_json
+from executor.system.jsonlines import append_line, append_lines, read_lines, read_object, write_json
 from executor.system.symlinks import links_in, open_own, refuse_links
 
 STATE = "state.jsonl"
@@ -168,7 +168,7 @@ class Record:
     def _load(cls, folder: Path) -> Record:
         run: dict[str, Any] | None = None
         nodes: dict[str, NodeState] = {}
-        for line in read_lines(folder / STATE) or _lines_of_format_1(folder):
+        for line in read_lines(folder / STATE):
             run = line.get("run", run)
             if "node" in line:
                 nodes[line["node"]] = NodeState(**_known(NodeState, line))
@@ -277,16 +277,6 @@ class Record:
         return is_held(self.folder / "lock", alone=False)
 
 
-def _lines_of_format_1(folder: Path) -> list[dict[str, Any]]:
-    """The record of a store of layout 1, in which state.json was replaced as a whole."""
-    state = read_json(folder / "state.json")
-    if state is None:
-        return []
-    nodes = state.pop("nodes")
-    state["result_nodes"] = list(nodes)[-1:]
-    return [{"run": state}, *({"node": node_id, **node} for node_id, node in nodes.items())]
-
-
 def _changed(state: NodeState | RunState) -> dict[str, Any]:
     """The fields that differ from their defaults, the nodes of a run left out."""
     values = {name: getattr(state, name) for name in _DEFAULTS[type(state)] if name != "nodes"}
@@ -333,7 +323,7 @@ def plan_of(folder: Path) -> dict[str, Any]:
 
 def is_begun(folder: Path) -> bool:
     """Whether a folder holds a record; one without any state is that of a run which never began."""
-    return any((folder / name).exists() for name in (STATE, "state.json"))
+    return (folder / STATE).exists()
 
 
 def load_begun(folder: Path) -> Record | None:

@@ -37,7 +37,7 @@ from executor.system.os_errors import clear_error, clear_errors
 from executor.system.symlinks import plain_status, refuse_links, remove
 from executor.system.user_cache import user_cache
 
-FORMAT = 2  # 1: a record's state was one file, state.json, which is read still
+FORMAT = 3  # of the layout: other versions are refused
 COMMIT = "commit.json"
 FOLDERS = ("objects", "index", "work", "records")
 MAY_BE_LINKS = ("mlflow.db", "mlartifacts")  # MLflow writes them, and dflow removes nothing there
@@ -300,10 +300,10 @@ def _check_format(path: Path) -> None:
         version = _version(path)  # the first file of a store that another process has made meanwhile
         if version is None:
             raise StoreError(mistake)
-    if version is not None and (not isinstance(version, int) or version > FORMAT):
+    if version not in (None, FORMAT):
         raise StoreError(
-            f"{path}: the store has layout {version}, this dflow knows up to {FORMAT}; "
-            "use a newer dflow or another --store"
+            f"{path}: the store has layout {version}, this version of dflow uses layout {FORMAT}; "
+            "choose another --store, or use the version of dflow that made it"
         )
 
 

@@ -282,9 +282,9 @@ def test_a_record_that_does_not_fit_is_refused() -> None:
     pipeline.node("ingest", Ingest(source="builtin"))
     record = graph_to_json(compile_pipeline(pipeline))
     with pytest.raises(PipelineError) as caught:
-        graph_from_json({**record, "format": 2})
+        graph_from_json({**record, "format": 3})
     assert str(caught.value) == (
-        "the recorded graph has format 2, this version of dflow reads 1"
+        "the recorded graph has format 3, this version of dflow reads 2"
         " (use the version of dflow that wrote it, or start a new run)"
     )
     with pytest.raises(PipelineError) as caught:

@@ -276,7 +276,7 @@ def test_a_remote_that_cannot_be_used_is_one_clear_line(toy, tmp_path, capsys):
         ("pull", str(tmp_path / "nothing")): "nothing was pushed there; check the URL, or begin with `dflow push`",
         ("push", str(tmp_path / "file" / "below")): "cannot be reached or used: Not a directory",
         ("push", str(tmp_path / "full")): "holds other files; push to a directory of its own",
-        ("pull", str(tmp_path / "newer")): f"has layout 7, this dflow knows up to {FORMAT}; use a newer dflow",
+        ("pull", str(tmp_path / "newer")): f"has layout 7, this version of dflow uses layout {FORMAT}; use another URL",
         ("pull", str(tmp_path / "broken")): "cannot be reached or used",
         ("push", "nosuch://bucket"): "cannot be reached or used: Protocol not known: nosuch",
         ("pull", "http://user:secret@127.0.0.1:1/captures"): "http://127.0.0.1:1/captures: ",

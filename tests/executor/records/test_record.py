@@ -16,7 +16,7 @@ from executor.records.events import final_metrics, valid_points
 from executor.records.run_record import STATE, NodeState, Record, RunState, find_record, newest_records
 from executor.store.artifact_store import Store
 from executor.system import file_locks
-from executor.system.jsonlines import LineReader, append_line, read_lines, write_json
+from executor.system.jsonlines import LineReader, append_line, read_lines
 
 
 def a_graph(name="p"):
@@ -122,21 +122,6 @@ def test_what_a_newer_dflow_writes_beside_is_not_read(tmp_path):
     append_line(record.folder / STATE, {"weather": "rain"})
     state = Record.load(record.folder).state
     assert state == RunState(run="r", pipeline="p", experiment="e", nodes={"a": NodeState(state="done")})
-
-
-def test_a_record_of_the_layout_before_is_read_and_goes_on_in_the_new_one(tmp_path):
-    record = Record.create(tmp_path, a_graph())
-    (record.folder / STATE).unlink()
-    nodes = {"a": {"state": "done", "digest": "d"}, "b": {"state": "failed", "error": "DataError: x"}}
-    before = {"run": record.run, "pipeline": "p", "experiment": "p", "tracking_uri": None, "status": "failed"}
-    write_json(record.folder / "state.json", {**before, "nodes": nodes})
-    state = find_record(tmp_path, None).state
-    assert (state.status, state.result_nodes) == ("failed", ["b"])
-    assert state.nodes["b"] == NodeState(state="failed", error="DataError: x")
-    again = Record.load(record.folder)
-    again.state.nodes["b"] = NodeState(state="done")
-    again.save_all()
-    assert Record.load(record.folder).state == again.state
 
 
 def test_ids_sort_after_all_that_are_there_though_the_clock_went_back(tmp_path):

@@ -203,11 +203,12 @@ def test_what_an_older_dflow_left_out_of_lines_and_leases_is_taken_as_usual(stor
         assert (4, "r0") == (lease.token, lease.last_run)
 
 
-def test_a_store_of_a_newer_layout_is_refused_and_left_alone(store):
-    (store.path / "format").write_text(f"{FORMAT + 1}\n")
+@pytest.mark.parametrize("layout", [FORMAT - 1, FORMAT + 1])
+def test_a_store_of_another_layout_is_refused_and_left_alone(store, layout):
+    (store.path / "format").write_text(f"{layout}\n")
     before = sorted(path.name for path in store.path.iterdir())
     for write in (False, True):
-        with pytest.raises(StoreError, match=f"has layout {FORMAT + 1}, this dflow knows up to {FORMAT}"):
+        with pytest.raises(StoreError, match=f"has layout {layout}, this version of dflow uses layout {FORMAT};"):
             Store.open(store.path, write=write)
     assert before == sorted(path.name for path in store.path.iterdir())
 

@@ -163,13 +163,6 @@ def test_a_stage_whose_work_folder_was_replaced_cannot_commit(store):
     assert list((store.path / "objects").iterdir()) == []
 
 
-def test_a_store_of_a_newer_version_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "format").write_text(f"{FORMAT + 1}\n")
-    with pytest.raises(StoreError, match=f"the store has layout {FORMAT + 1}, this dflow knows up to {FORMAT}"):
-        Store.open(tmp_path, write=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["format"]
-
-
 @pytest.mark.parametrize("write", [False, True])
 def test_a_file_or_a_folder_of_other_things_is_no_store(tmp_path, write):
     (tmp_path / "cat.png").write_text("")
