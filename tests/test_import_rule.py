@@ -13,7 +13,7 @@ HEAVY = {"torch", "transformers", "mlflow"}
 TABLE = ROOT / "docs" / "architecture.md"
 TOPS = ("dsl", "ops", "executor", "pipelines")
 FILES = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
-HOOKS = ("op", "resources", "unmet", "smoke", "report")  # of an op: what a plan or a report loads of it
+HOOKS = ("op", "unmet", "estimate", "model", "report")  # of an op: what a plan or a report loads of it
 DECLARATIONS = [ROOT / "ops" / "__init__.py", ROOT / "ops" / "artifacts.py"]
 DECLARATIONS += [path for hook in HOOKS for path in sorted((ROOT / "ops").glob(f"*/{hook}.py"))]
 

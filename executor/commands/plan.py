@@ -9,7 +9,7 @@ from dsl.edge_checks import Absent
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
-from executor.planning.estimates import estimate_row, free_bytes, graph_estimates, too_large_for_gpus
+from executor.planning.estimates import estimate_row, free_bytes, graph_estimates, too_large
 from executor.planning.history import PreviousNodes
 from executor.planning.plan_rows import plan_rows
 from executor.planning.plan_text import print_estimates, print_plan
@@ -17,8 +17,8 @@ from executor.planning.preflight import unmet
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store, store_path
-from executor.system.exits import OK
-from executor.system.hardware import gpu_memory
+from executor.system.exits import OK, USAGE
+from executor.system.hardware import gpu_memory, machine_memory
 from executor.system.output import print_json, print_lines
 
 
@@ -48,16 +48,17 @@ def main(options: argparse.Namespace) -> int:
     free_disk = free_bytes(store.path)
     estimates = graph_estimates(graph, made, free_disk)
     needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
+    does_not_fit = too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
     if options.json:
         sizes = {node_id: estimate_row(need) for node_id, need in needs.items()}
-        whole = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk, "unmet": missing}
-        print_json(whole)
+        whole = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
+        print_json({**whole, "unmet": missing, "does_not_fit": does_not_fit})
     else:
         print_plan(rows, missing)
         print_estimates(graph, needs, free_disk, store.path)
-        for line in too_large_for_gpus(graph, needs, gpu_memory):
+        for line in does_not_fit:
             print_lines(line)
-    return OK
+    return USAGE if missing else OK
 
 
 def _seconds(store: Store, graph: Graph, asked: bool) -> Callable[[str], float | None]:

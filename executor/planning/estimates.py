@@ -60,18 +60,29 @@ def estimate_row(need: Estimate) -> dict[str, Any]:
     }
 
 
-def too_large_for_gpus(graph: Graph, needs: Mapping[str, Estimate], gpu_memory: Callable[[], int | None]) -> list[str]:
-    """A line for each node that computes on a GPU and needs more memory than the smallest one here has."""
+def too_large(
+    graph: Graph, needs: Mapping[str, Estimate], gpu_memory: Callable[[], int | None], memory: int
+) -> list[str]:
+    """A line for each node whose ranks do not fit on this machine.
+
+    gpu_memory: bytes of the smallest GPU here, None where that is unknown. memory: bytes of the machine, for ranks that
+    compute on the CPU; a node on several hosts has nproc ranks on each.
+    """
     needed = {node_id: sum(need.memory.values()) for node_id, need in needs.items() if need.memory}
-    on_gpu = {node_id: size for node_id, size in needed.items() if computes_on_gpu(graph.nodes[node_id])}
-    there = gpu_memory() if on_gpu and devices() else None
-    if there is None:
-        return []
-    return [
-        f"{node_id}: memory: DOES NOT FIT: each rank needs {shown_bytes(size)}, and a GPU here has {shown_bytes(there)}"
-        for node_id, size in on_gpu.items()
-        if size > there
-    ]
+    has_gpus = bool(needed) and bool(devices())
+    gpu = gpu_memory() if has_gpus else None
+    lines = []
+    for node_id, size in needed.items():
+        node = graph.nodes[node_id]
+        ranks = node.launch.nproc
+        if has_gpus and computes_on_gpu(node):
+            if gpu is not None and size > gpu:
+                has = f"each rank needs {shown_bytes(size)}, and a GPU here has {shown_bytes(gpu)}"
+                lines.append(f"{node_id}: memory: DOES NOT FIT: {has}")
+        elif ranks * size > memory:
+            each = shown_bytes(size) if ranks == 1 else f"{ranks} ranks of {shown_bytes(size)} each"
+            lines.append(f"{node_id}: memory: DOES NOT FIT: needs {each}, and this machine has {shown_bytes(memory)}")
+    return lines
 
 
 def free_bytes(folder: Path) -> int:

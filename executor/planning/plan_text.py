@@ -24,7 +24,7 @@ def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> Non
     if any(row["cache"] == "maybe" for row in rows):
         print_lines(f"\n{WORDS['maybe']}: runs unless its inputs come out the same")
     if missing:
-        print_lines("\n".join(["", "not there or not right, so that `dflow run` would refuse:", *missing]))
+        print_lines("\n".join(["", "missing or wrong, so `dflow run` would refuse to start:", *missing]))
 
 
 def print_estimates(graph: Graph, needs: Mapping[str, Estimate], free_disk: int, store: Path) -> None:

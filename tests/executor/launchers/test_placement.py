@@ -15,7 +15,7 @@ from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
 from executor.launchers.stage_process import stage_environment
 from executor.launchers.worker import _device
-from executor.planning.estimates import too_large_for_gpus
+from executor.planning.estimates import too_large
 from executor.system.resource_pool import Capacity, device_order, too_much
 
 OPS = """
@@ -128,15 +128,18 @@ def test_more_ranks_than_gpus_are_told_by_plan_and_refused_by_run(tmp_path: Path
     assert (result.returncode, said in result.stderr, list(toy.store.glob("records/*"))) == (2, True, [])
 
 
-def test_a_node_that_no_gpu_here_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_fit_on_this_machine_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     needs = {"n": Estimate(memory={"weights": 90 * 10**9, "gradients": 41 * 10**9})}
     said = "n: memory: DOES NOT FIT: each rank needs 131.0 GB, and a GPU here has 80.0 GB"
-    whole, on_cpu = graph(tmp_path, ""), graph(tmp_path, 'device = "cpu"')
-    assert too_large_for_gpus(whole, needs, lambda: 80 * 10**9) == [said]
-    assert too_large_for_gpus(whole, needs, lambda: 141 * 10**9) == []
-    assert too_large_for_gpus(whole, needs, lambda: None) == []
-    assert too_large_for_gpus(on_cpu, needs, lambda: 80 * 10**9) == []
+    whole, on_cpu = graph(tmp_path, ""), graph(tmp_path, 'device = "cpu", kind = "torchrun", nproc = 2')
+    assert too_large(whole, needs, lambda: 80 * 10**9, 1) == [said]
+    assert too_large(whole, needs, lambda: 141 * 10**9, 1) == []
+    assert too_large(whole, needs, lambda: None, 1) == []
+    assert too_large(on_cpu, needs, lambda: 80 * 10**9, 262 * 10**9) == []
+    assert too_large(on_cpu, needs, lambda: 80 * 10**9, 200 * 10**9) == [
+        "n: memory: DOES NOT FIT: needs 2 ranks of 131.0 GB each, and this machine has 200.0 GB"
+    ]
 
 
 def test_stages_see_their_own_gpus_and_those_without_see_none(tmp_path: Path) -> None:

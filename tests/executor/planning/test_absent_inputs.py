@@ -59,9 +59,9 @@ def test_a_run_names_every_file_that_is_not_there(toy):
 
 def test_a_plan_is_made_all_the_same_and_lists_them_below_its_table(toy):
     result = toy.dflow("plan", str(toy.file))
-    assert (0, "") == (result.returncode, result.stderr)
+    assert (2, "") == (result.returncode, result.stderr)
     lines = [told(toy, "a", 8, "first.txt"), told(toy, "b", 12, "second.txt")]
-    assert ["not there or not right, so that `dflow run` would refuse:", *lines] == result.stdout.splitlines()[-3:]
+    assert ["missing or wrong, so `dflow run` would refuse to start:", *lines] == result.stdout.splitlines()[-3:]
 
 
 def test_the_keys_that_hang_on_them_are_unknown_and_the_others_stand(toy):

@@ -104,7 +104,7 @@ def test_the_same_run_goes_on_when_the_rest_is_there(toy):
 def test_a_plan_tells_it_below_the_table(toy):
     lines = ["node.b.variable: set TOY_ONE", "node.c.variable: set TOY_TWO"]
     shown = toy.dflow("plan", str(toy.file))
-    assert shown.returncode == 0
+    assert shown.returncode == 2
     assert shown.stdout.splitlines()[-2:] == lines
     assert json.loads(toy.dflow("plan", str(toy.file), "--json").stdout)["unmet"] == lines
     assert "not there" not in toy.dflow("plan", str(toy.file), TOY_ONE="1", TOY_TWO="2").stdout
