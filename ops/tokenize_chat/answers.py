@@ -127,14 +127,11 @@ def _earlier(template: Template, messages: Messages, text: str, prompt_end: int)
     stretches = _stretches(template, messages, turns, text, prompt_end)
     starts = []
     for turn in turns:
-        length = None
+        start = None
         if stretches:
             answer = "".join(texts_of(messages[turn]))
-            length = _header_length(stretches[-1].shown, stretches[turn].shown, answer)
-        if length is None:
-            starts.append(_end_of_prompt(template, messages, turn, text))
-        else:
-            starts.append(stretches[turn].start + length)
+            start = _behind_header(stretches[-1].shown, text, stretches[turn], answer)
+        starts.append(_end_of_prompt(template, messages, turn, text) if start is None else start)
     return starts
 
 
@@ -146,20 +143,22 @@ def _end_of_prompt(template: Template, messages: Messages, turn: int, text: str)
     return len(prompt)
 
 
-def _header_length(header: str, shown: str, answer: str) -> int | None:
-    """How many characters of the stretch `shown` are not the answer's own; None where that is unclear.
+def _behind_header(header: str, text: str, stretch: Stretch, answer: str) -> int | None:
+    """Where in `text` the answer behind a stretch begins; None where that is unclear.
 
-    header: the stretch before the last answer, as far as its generation prompt goes.
+    header: the stretch before the last answer, as far as its generation prompt goes. An answer whose words repeat the
+    rest of it, such as the "<think>" of an unclosed thought that the prompt also opens, begins behind them.
     """
     # Blanks at the end of the message before stand in the stretch as well, unless the template strips them.
-    header, bare = header.lstrip(), shown.lstrip()
-    skipped = len(shown) - len(bare)
-    if bare.startswith(header):
-        return skipped + len(header)
+    header, bare = header.lstrip(), stretch.shown.lstrip()
+    start = stretch.start + len(stretch.shown) - len(bare)
+    if text.startswith(header, start):
+        return start + len(header)
     words = answer.rpartition(END_OF_THOUGHT)[2]
     blanks = words[: len(words) - len(words.lstrip())]  # so may those with which the answer begins, or some of them
     parts = (bare.removesuffix(blanks[first:]) for first in range(len(blanks), -1, -1))
-    return next((skipped + len(part) for part in parts if header.startswith(part)), None)
+    # With a part of a prompted thought, the answer has another thought than the prompt.
+    return next((start + len(part) for part in parts if header.startswith(part) and THINK not in part), None)
 
 
 def _stretches(

@@ -103,13 +103,16 @@ class ChatEncoder:
         self._check_placeholders(ids, messages)
         closing = np.flatnonzero(self._closes(ids))
         mask = np.zeros(len(ids), dtype=bool)
+        last = -1
         for (start, end), is_cut in zip(rendered.answers, self._cut(cut, len(rendered.answers)), strict=True):
             first = _token_at(tokens, start, rendered.text)
-            last = _last_token(tokens, closing, first, end)
-            if last is None:
+            if first <= last:
+                raise Unusable(NOT_CLOSED, f"no EOS before the next answer, {rendered.text[start : start + 30]!r}")
+            closed_by = _last_token(tokens, closing, first, end)
+            if closed_by is None:
                 raise Unusable(NOT_CLOSED, f"EOS tokens: {list(self.processor.eos_token_ids)}")
+            last = closed_by
             mask[first : last if is_cut else last + 1] = True
-        assert last is not None  # there is an answer
         # The last answer begins there, unless a mark leaves the beginning out.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.token_to_chars(last)[0]]

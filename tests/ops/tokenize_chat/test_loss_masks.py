@@ -5,7 +5,7 @@ generation prompt, and what the target is prompted with.
 import pytest
 import torch
 from chat_templates import PLAIN, QWEN3, QWEN25_VL, QWEN35, marked, unmarked
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
@@ -112,6 +112,12 @@ CASES = {
         {},
         ["A cat.<|im_end|>", "So it is one.\n</think>\n\nVery.<|im_end|>"],
     ),
+    "an earlier thought that nothing closes, opened by the prompt": (
+        "qwen3.5",
+        [ASK, say("assistant", "<think>\nI see ears."), *THOUGHTS_IN_TEXT[2:]],
+        {},
+        ["I see ears.<|im_end|>", "So it is one.\n</think>\n\nVery.<|im_end|>"],
+    ),
     "the prompt opens and closes the thought": (
         "qwen3.5",
         [ASK, say("assistant", "<think>\nI see ears.\n</think>\n\nA cat."), *TWO_TURNS[2:]],
@@ -177,6 +183,7 @@ def outcomes_of(known, name, thinking, messages) -> list:
 
 @settings(max_examples=60)
 @given(turns=st.lists(st.tuples(SAYING, SAYING), min_size=1, max_size=4), name=st.sampled_from([*TEMPLATES]))
+@example(turns=[("cat", "<think>\ncat"), ("cat", "cat</think>")], name="qwen3.5")
 def test_marks_and_offsets_agree_whatever_the_texts_or_both_refuse(known, turns, name):
     messages = [say(*turn) for ask, answer in turns for turn in (("user", ask), ("assistant", answer))]
     by_offsets, by_marks = outcomes_of(known, name, None, messages)
@@ -220,6 +227,30 @@ def test_answers_in_a_row_are_learnt_without_what_is_prompted_or_dropped(folders
         assert expected == learnt(some, messages)[0]
     except Unusable as error:
         assert expected == error.reason
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["by offsets", "by marks"])
+def test_an_earlier_answer_with_a_part_of_the_prompted_thought_is_dropped(folders, marks):
+    messages = [ASK, say("assistant", "<think>\n\n</think>", reasoning_content="I see ears."), *TWO_TURNS[2:]]
+    with pytest.raises(Unusable) as raised:
+        encoder(folders, "qwen3.5", marks, enable_thinking=False).encode(messages)
+    assert UNFIT == raised.value.reason
+
+
+@pytest.mark.parametrize("form", [unmarked, marked])
+def test_an_answer_that_no_eos_closes_before_the_next_one_is_dropped(folders, form):
+    """Else the mask would go on over the next question."""
+    processor = load_processor(str(folders["qwen3", False]))
+    processor.tokenizer.chat_template = form(
+        "{% for message in messages %}{% if message.role == 'user' %}\n\nQuestion: {{ message.content }}{% else %}"
+        "\n\nAnswer:{begin} {{ message.content }}{% if loop.last %}<|im_end|>{% endif %}{end}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}\n\nAnswer:{% endif %}"
+    )
+    some = ChatEncoder(processor)
+    assert [" A cat.<|im_end|>"] == learnt(some, SHORT)[0]
+    with pytest.raises(Unusable) as raised:
+        some.encode(TWO_TURNS)
+    assert "no EOS token behind an answer" == raised.value.reason
 
 
 def turn_of(role, text, thought):
