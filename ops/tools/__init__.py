@@ -1,1 +1,1 @@
-"""What serves a command of dflow, and no op."""
+"""Code behind commands of dflow that no op uses."""

@@ -242,7 +242,7 @@ def test_dflow_shows_a_held_out_prompt_with_its_answer_and_tau(vision, server):
     assert f"-m ops.lib.sglang.launch_server --model-path {vision.store.path}" in printed[0]
     assert "lacks a method that DFLASH needs for qwen3_vl targets" in printed[1]
     shown = next(line for line in printed if line.startswith("tau: "))
-    found = re.fullmatch(r"tau: (\S+) \((\d+) tokens behind the first in (\d+) verification steps\); .*: (\S+)", shown)
+    found = re.fullmatch(r"tau: (\S+) \((\d+) tokens after the first in (\d+) verification steps\); .*: (\S+)", shown)
     tau, accept = decoded.generated / decoded.steps, len(decoded.tokens) / decoded.steps
     assert (f"{tau:.3g}", str(decoded.generated), str(decoded.steps), f"{accept:.3g}") == found.groups()
     assert f"({sample.id}, 1 image(s))" in "\n".join(printed)
@@ -266,8 +266,8 @@ def test_a_text_target_passes_the_check_with_sglangs_own_launcher(tmp_path):
     text = load_processor(str(run.case.checkpoint)).tokenizer.decode(decoded.tokens, skip_special_tokens=True)
     assert f"({sample.id})\nanswer: {printable(text)}\n" in result.stdout
     assert (
-        f"tau: {tau:.3g} ({decoded.generated} tokens behind the first in {decoded.steps} verification steps); SGLang's "
-        f"spec_accept_length, which counts the first token too: {accept:.3g}\n"
+        f"tau: {tau:.3g} ({decoded.generated} tokens after the first in {decoded.steps} verification steps); SGLang's "
+        f"spec_accept_length, which also counts the first token: {accept:.3g}\n"
     ) in result.stdout
 
 

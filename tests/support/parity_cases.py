@@ -112,7 +112,7 @@ REFUSED = {
         {"num_heads": 2, "num_kv_heads": 1, "sp_exchange": "ulysses"},
         "4 key/value heads (lcm of 1 and 4), which do not divide 2 query heads",
     ),
-    "no divisor of the ranks": ("ragged", 3, {}, "4 ranks are fewer ranks than the mesh of dp 2 x sp 3"),
+    "no divisor of the ranks": ("ragged", 3, {}, "4 ranks are fewer than the mesh of dp 2 x sp 3"),
 }
 
 

@@ -1,1 +1,1 @@
-"""Sequence parallelism: what ranks that share a sequence exchange."""
+"""Sequence parallelism: exchanges between ranks that share a sequence."""

@@ -12,7 +12,7 @@ from torch import Tensor
 class ContextRange:
     """Which packed context positions each block sees: [start_n, end_n), int64 CPU tensors [N], blocks in any order.
 
-    Made once for blocks that all layers share; what an attention derives from it is kept in it.
+    Created once for blocks that all layers share; attention caches in it what it derives.
     """
 
     start_N: Tensor

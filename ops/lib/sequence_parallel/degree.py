@@ -1,4 +1,4 @@
-"""Every check of the degree of sequence parallelism, and of the exchange's name. Torch-free: the op's declaration
+"""Checks of the degree of sequence parallelism, and of the exchange's name. Torch-free: the op's declaration
 needs it.
 """
 
@@ -10,7 +10,7 @@ from dsl.errors import ConfigError
 
 EXCHANGES = ("auto", "ulysses", "gather")
 _RING = (
-    'sp_exchange: "ring" is not offered. Its schedule balances queries against keys around the ring, but here the '
+    'sp_exchange: "ring" is not available. Its schedule balances queries against keys around the ring, but here the '
     "queries are the blocks and the context has no queries of its own, so it balances nothing; "
     '"gather" and "ulysses" are exact and send less'
 )
@@ -33,7 +33,7 @@ def check_degree(
     shortest: int,
     pad_multiple: int,
 ) -> None:
-    """Raise one ConfigError that lists everything that forbids the degree; needs no process group.
+    """Raises one ConfigError with everything that forbids the degree; needs no process group.
 
     shortest is the length in tokens of the shortest sample, pad_multiple the multiple that lengths are padded to.
     """
@@ -55,7 +55,7 @@ def rank_mistakes(world_size: int, sp_degree: int) -> list[str]:
     if world_size % sp_degree == 0:
         return []
     return [
-        f"sp_degree: {world_size} ranks are fewer ranks than the mesh of "
+        f"sp_degree: {world_size} ranks are fewer than the mesh of "
         f"dp {math.ceil(world_size / sp_degree)} x sp {sp_degree}; start a multiple of {sp_degree} ranks, "
         f"or set sp_degree to a divisor of {world_size}"
     ]
@@ -70,7 +70,7 @@ def _length_mistakes(sp_degree: int, shortest: int, pad_multiple: int) -> list[s
         )
     if pad_multiple % sp_degree:
         mistakes.append(
-            f"sp_degree: {sp_degree} does not divide pad_multiple = {pad_multiple}, and every rank takes an equal "
+            f"sp_degree: {sp_degree} does not divide pad_multiple = {pad_multiple}, and every rank gets an equal "
             f"slice; set pad_multiple of shard_sequence to a multiple of {sp_degree}"
         )
     return mistakes
@@ -83,7 +83,7 @@ def _head_mistakes(sp_degree: int, query_heads: int, kv_heads: int) -> list[str]
     return [
         f'sp_exchange: "ulysses" at sp_degree = {sp_degree} needs {exchanged} key/value heads '
         f"(lcm of {kv_heads} and {sp_degree}), which do not divide {query_heads} query heads; "
-        'take sp_exchange = "gather", which has no limit by heads'
+        'use sp_exchange = "gather", which does not depend on heads'
     ]
 
 

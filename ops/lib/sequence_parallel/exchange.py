@@ -1,9 +1,9 @@
-"""What sequence-parallel ranks exchange so that every block sees its whole context: `Ulysses`, `Gather` or nothing.
+"""Exchanges between sequence-parallel ranks so that every block sees its whole context: `Ulysses`, `Gather` or none.
 
-Every rank projects the keys and values of its own slice of the context. A block's queries need those of all slices:
+Every rank projects the keys and values of its slice of the context. A block's queries need those of all slices:
 
-- `Gather` brings the context's keys and values of all ranks to every rank; blocks stay where they are. Its backward
-  adds up, for each rank's slice, what all ranks computed.
+- `Gather` brings the context's keys and values of all ranks to every rank; blocks stay in place. Its backward
+  sums, for each rank's slice, the gradients of all ranks.
 - `Ulysses` exchanges tokens for heads: a rank then holds the whole context and the blocks of all ranks, but only its
   share of the heads, and the output goes back the same way. Source: DeepSpeed Ulysses, arXiv 2309.14509.
 
@@ -33,7 +33,7 @@ _ALL_GATHER = dist.all_gather_single if hasattr(dist, "all_gather_single") else 
 
 @define
 class Sent:
-    """Elements that this rank has sent to others so far, in forward and in backward passes."""
+    """Count of elements that this rank has sent to others, in forward and backward passes."""
 
     forward: int = 0
     backward: int = 0
@@ -41,7 +41,7 @@ class Sent:
 
 @frozen(eq=False)
 class Alone:
-    """One process: everything is here already. The exchanges below have the same methods."""
+    """One process: nothing to exchange. The exchanges below have the same methods."""
 
     sent: Sent = field(factory=Sent, init=False, kw_only=True)
 
@@ -54,13 +54,13 @@ class Alone:
         return q_NKHD, k_NKGD, v_NKGD
 
     def back(self, out_NKHD: Tensor) -> Tensor:
-        """The output of this rank's own blocks, from what this rank attended for."""
+        """The output of this rank's own blocks, from the output of the blocks that it attended for."""
         return out_NKHD
 
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
-        """What the blocks that this rank attends for see, from what each rank's own blocks see, in rank order.
+        """The context of the blocks that this rank attends for, from that of each rank's own blocks, in rank order.
 
-        Made once for blocks that go through all layers: attention keeps its plan in it.
+        Created once for blocks that go through all layers: attention keeps its plan in it.
         """
         return per_rank[0]
 
@@ -88,7 +88,7 @@ class Ulysses(Alone):
     """All-to-all of heads against tokens; rank r gets query heads [r*h, (r+1)*h) and KV heads [r*e, (r+1)*e).
 
     The G KV heads are repeated to E where P does not divide them; the gradient of a repeated head adds up. Query head
-    i belongs to KV head i // (H / G), and so to repeated head i // (H / E): a rank's heads keep to themselves.
+    i belongs to KV head i // (H / G), and so to repeated head i // (H / E): a rank's heads need no other rank's.
     """
 
     group: dist.ProcessGroup
@@ -138,17 +138,17 @@ def make_exchange(name: str, group: dist.ProcessGroup | None) -> Exchange:
 
 
 def choose_exchange(
-    asked: str, *, context: int, slots: int, query_heads: int, kv_heads: int, head_dim: int, degree: int
+    requested: str, *, context: int, slots: int, query_heads: int, kv_heads: int, head_dim: int, degree: int
 ) -> tuple[str, str]:
-    """The exchange to use, "alone", "ulysses" or "gather", and why, for the log.
+    """The exchange to use, "alone", "ulysses" or "gather", and the reason for the log.
 
-    asked is sp_exchange. "auto" takes what sends fewer elements at these sizes (see `elements_sent`), among what the
-    heads allow; "gather" where both send as many.
+    requested is sp_exchange. "auto" chooses the one that sends fewer elements at these sizes (see `elements_sent`), if
+    the heads allow it; "gather" if both send as many.
     """
     if degree == 1:
         return "alone", "one rank holds the whole sequence"
-    if asked != "auto":
-        return asked, "as asked for"
+    if requested != "auto":
+        return requested, "as configured"
     exchanged = math.lcm(kv_heads, degree)
     if query_heads % exchanged:
         reason = f"ulysses would repeat the {kv_heads} key/value heads to {exchanged} at sp_degree {degree}"
@@ -183,7 +183,7 @@ def elements_sent(
 
 
 def deal_blocks(costs_N: Tensor, degree: int) -> tuple[list[Tensor], list[int]]:
-    """Which blocks each of `degree` ranks holds, int64 and ascending, and how many dummy blocks fill each rank up.
+    """The blocks of each of `degree` ranks, int64 and ascending, and the dummy blocks that pad each rank.
 
     costs_N is the length of each block's visible prefix. The blocks are dealt from the longest prefix to the shortest
     in serpentine order, 0..P-1, P-1..0, ..., so that the work is nearly equal; ties keep their order, so that all
@@ -223,7 +223,7 @@ class _AllGather(torch.autograd.Function):
         ctx.group, ctx.sent = group, sent
         P = dist.get_world_size(group)
         sent.forward += (P - 1) * part.numel()
-        # Concatenated rather than stacked: gloo knows that form alone.
+        # Concatenated, not stacked: gloo supports only that form.
         joined = part.new_empty((P * part.shape[0], *part.shape[1:]))
         _ALL_GATHER(joined, part.contiguous(), group=group)
         return joined.view(P, *part.shape)
@@ -243,7 +243,7 @@ def _swap(parts_P: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _to_others(parts_P: Tensor) -> int:
-    """Elements of all parts but one's own."""
+    """Elements of all parts except this rank's."""
     return parts_P.numel() - parts_P[0].numel()
 
 

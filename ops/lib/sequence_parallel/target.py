@@ -1,9 +1,9 @@
-"""A target that is trained over ranks: FSDP2 over all of them, Ulysses among the sp ranks that share their sequences.
+"""A target trained over ranks: FSDP2 over all of them, Ulysses among the sp ranks that share their sequences.
 
 Every rank calls the target's own forward pass on whole sequences. Hooks then do three things: text-only batches run an
 image of weight zero, so that all ranks gather and reduce the same weights; the language model gets this rank's slice
-of the sequence (see target_attention.py); and the head gets the hidden states that predict answer tokens, no others.
-For one process the first two fall away.
+of the sequence (see target_attention.py); and the head gets only the hidden states that predict answer tokens.
+One process needs only the last.
 
 Legend: P sp_degree, B batch, S tokens, s = S / P, T answer tokens predicted in this rank's slice, M hidden size,
 V vocabulary, R pixel rows
@@ -64,9 +64,9 @@ class ParallelTarget:
     ) -> Self:
         """Shard the model over all ranks; a collective, after joining the default process group.
 
-        Each layer goes to the device by itself, cast to the masters' dtype just before, so a target on the CPU never
-        lies on a device as a whole, and its masters not on the CPU. One process needs no group, and keeps its model
-        whole. Which parameters are trained is decided before. Raises ConfigError,
+        Each layer is moved to the device separately, cast to the masters' dtype just before, so a target on the CPU
+        never occupies a device as a whole, and its masters never the CPU. One process needs no group and
+        keeps its model whole. The caller decides which parameters are trained. Raises ConfigError,
         on every rank alike, for a degree that does not fit (see target_degree.py).
         """
         device = torch.device(device)
@@ -89,9 +89,9 @@ class ParallelTarget:
     def answer_loss(self, inputs: ModelInputs | None) -> Tensor:
         """The sum of the cross-entropy of the answer tokens that this rank's slice predicts, a scalar.
 
-        Token t is an answer token where loss_mask[t] is true and t > 0; the hidden state of t - 1 predicts it. Every
-        rank calls this as often as the others do, and the sp ranks of a row with the same batch; None where the row
-        has none left: the result is 0 then, and is backpropagated like any other. Without gradients under
+        Token t is an answer token if loss_mask[t] is true and t > 0; the hidden state of t - 1 predicts it. Every
+        rank calls this equally often, and the sp ranks of a row with the same batch; None if the row
+        has none left: the result is then 0, and is backpropagated like any other. Without gradients under
         `torch.no_grad`, not `inference_mode`, whose weights could not be trained afterwards.
         """
         whole = self._padded(_empty_sample() if inputs is None else inputs).to(self.device)
@@ -107,11 +107,11 @@ class ParallelTarget:
         return F.cross_entropy(logits_TV.to(exact), labels_T, reduction="sum")
 
     def hold(self) -> None:
-        """The backward passes that follow keep their gradients on this rank, in full size, and add them up."""
+        """The next backward passes accumulate their gradients on this rank, in full size."""
         self._reduce_gradients(False)
 
     def release(self) -> None:
-        """The backward pass that follows is the step's last: its end reduces all gradients kept so far."""
+        """The next backward pass is the step's last: its end reduces all accumulated gradients."""
         self._reduce_gradients(True)
 
     def _reduce_gradients(self, now: bool) -> None:
@@ -148,9 +148,9 @@ class ParallelTarget:
     def _see_nothing(
         self, _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Run the smallest image, and add all of its features with weight zero, so that every weight has a gradient."""
+        """Runs the smallest image, and adds its features with weight zero, so that every weight has a gradient."""
         model, family = self.target.model, self.target.family
-        assert isinstance(family, VisionFamily)  # the hook is set for those alone
+        assert isinstance(family, VisionFamily)  # only these have the hook
         merge, patch_dim = family.merge_size, family.patch_dim
         pixels_RP = torch.zeros(merge**2, patch_dim, device=self.device)
         grid = torch.tensor([[1, merge, merge]], device=self.device)
@@ -159,19 +159,19 @@ class ParallelTarget:
         return args, {**kwargs, "inputs_embeds": kwargs["inputs_embeds"] + nothing}
 
     def _precision(self) -> AbstractContextManager[Any]:
-        """FSDP2 gathers the masters in the dtype to compute in; for one process autocast does the like."""
+        """Autocast for one process; otherwise FSDP2 gathers the masters in the compute dtype."""
         if self.world_size > 1 or self.dtype == torch.promote_types(self.dtype, torch.float32):
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
 
 def answer_tokens(inputs: ModelInputs) -> int:
-    """How many tokens of a batch `answer_loss` sums over, on all sp ranks of a row together."""
+    """Number of tokens of a batch that `answer_loss` sums over, on all sp ranks of a row together."""
     return int(inputs.loss_mask[:, 1:].sum())
 
 
 def wanted_tokens(inputs: ModelInputs, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """bool [B, end - start]: which positions of the slice predict an answer token; and those tokens, int64 [T].
+    """Positions of the slice that predict an answer token, bool [B, end - start]; and those tokens, int64 [T].
 
     The shift comes before the slice: the last position of a slice predicts the first token of the next one.
     """
@@ -194,9 +194,9 @@ def _empty_sample() -> ModelInputs:
 
 
 def _shard(model: PreTrainedModel, flat: DeviceMesh, dtype: torch.dtype) -> None:
-    """Each decoder layer and vision block is gathered by itself, the rest at once.
+    """Gathers each decoder layer and vision block separately, the rest at once.
 
-    Weights are gathered in the dtype to compute in, gradients reduced in that of the masters. Activations keep the
+    Weights are gathered in the compute dtype, gradients reduced in that of the masters. Activations keep the
     dtypes of the model's own code, which has rotary angles in float32.
     """
     masters = torch.promote_types(dtype, torch.float32)
@@ -208,6 +208,6 @@ def _shard(model: PreTrainedModel, flat: DeviceMesh, dtype: torch.dtype) -> None
 
 
 def _share_sequences(target: Target) -> None:
-    """Attention of the language model by Ulysses; that of the vision tower stays, since every rank runs all images."""
+    """Uses Ulysses for attention of the language model; not for the vision tower, since every rank runs all images."""
     parts = {"text_config": ULYSSES, "vision_config": "sdpa"}
     target.model.set_attn_implementation(parts if target.family.has_vision else ULYSSES)

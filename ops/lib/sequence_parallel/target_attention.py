@@ -1,10 +1,10 @@
 """Ulysses inside a transformers model: ranks hold slices of the sequence, and exchange tokens for heads in attention.
 
-transformers looks attention and its mask up by name; both are registered here as "ulysses". A forward pre-hook cuts
-what the language model is given, so that every layer, norm and MLP computes this rank's slice alone, and hands the
-exchange down to the attention as an argument. Without that argument, and so in every forward pass that was not cut,
-"ulysses" is transformers' own "sdpa". (An argument, because gradient checkpointing calls the layers once more in the
-backward pass, when no state of the forward pass is left.)
+transformers looks up attention and its mask by name; both are registered here as "ulysses". A forward pre-hook cuts
+the language model's inputs, so that every layer, norm and MLP computes only this rank's slice, and passes the
+exchange to the attention as an argument. Without that argument, and so in every forward pass that was not cut,
+"ulysses" is transformers' own "sdpa". (An argument, because gradient checkpointing calls the layers again in the
+backward pass, when the state of the forward pass is gone.)
 
 Source: DeepSpeed Ulysses, arXiv 2309.14509.
 
@@ -42,9 +42,9 @@ class Slice:
     end: int
 
     def cut(self, _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        """A forward pre-hook of the language model, with kwargs: image embeddings are in their places by now.
+        """A forward pre-hook of the language model, with kwargs: image embeddings are already inserted.
 
-        The 2-D attention mask stays whole: the registered mask is made of it. Positions are those of the whole
+        The 2-D attention mask stays whole: the registered mask is made from it. Positions are those of the whole
         sequence.
         """
         B, S = kwargs["attention_mask"].shape
@@ -69,9 +69,9 @@ def ulysses_attention(
     ulysses: Ulysses | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the whole sequence for this rank's slice of the queries, [B, s, H, D], by way of its h heads.
+    """Attention over the whole sequence for this rank's slice of the queries, [B, s, H, D], through its h heads.
 
-    attention_mask: bool [B, 1, S, S], or None where the causal mask is all there is.
+    attention_mask: bool [B, 1, S, S], or None for only the causal mask.
     """
     if ulysses is None:
         return sdpa_attention_forward(module, q_BHsD, k_BGsD, v_BGsD, attention_mask, dropout, scaling, **others)
@@ -92,9 +92,9 @@ def attend(
     dropout: float,
     scaling: float | None,
 ) -> Tensor:
-    """[B, h, S, D]; h / e query heads share a KV head, which is not the model's own ratio where KV heads are repeated.
+    """[B, h, S, D]; h / e query heads share a KV head, which is not the model's own ratio if KV heads are repeated.
 
-    With a mask the KV heads are repeated first: of the fast kernels none takes both.
+    With a mask the KV heads are repeated first: no fast kernel supports both.
     """
     grouped = q_BhSD.shape[1] != k_BeSD.shape[1]
     if grouped and attention_mask is not None:
@@ -116,10 +116,10 @@ def attend(
 def ulysses_mask(
     *, q_length: int, kv_length: int, q_offset: int = 0, attention_mask: Tensor | None = None, **others: Any
 ) -> Tensor | None:
-    """The mask that "sdpa" has, of whole sequences, bool [B, 1, S, S], or None where the causal mask is all there is.
+    """The mask of "sdpa" for whole sequences, bool [B, 1, S, S], or None for only the causal mask.
 
     A cut model sees q_length s, and kv_length S from the 2-D mask, which stays whole. Padding on the right needs no
-    mask: no token sees what comes after it, and nothing is read from the padding itself.
+    mask: no token sees later ones, and the padding's own outputs are not used.
     """
     if q_offset == 0 and kv_length > q_length:
         q_length = kv_length

@@ -1,4 +1,4 @@
-"""Every check of the degree at which ranks share a target's sequences. Torch-free: an op's declaration needs it."""
+"""Checks of the degree at which ranks share a target's sequences. Torch-free: an op's declaration needs it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def check_target_degree(config: Mapping[str, Any], *, world_size: int, sp_degree: int) -> None:
-    """Raise one ConfigError that lists everything that forbids the degree; needs no process group.
+    """Raises one ConfigError with everything that forbids the degree; needs no process group.
 
-    config is the target's config.json, or what its config's `to_dict` gives; sizes come from text_config where there
+    config is the target's config.json, or its config's `to_dict`; sizes come from text_config if there
     is one.
     """
     if sp_degree < 1:
@@ -34,14 +34,14 @@ def check_target_degree(config: Mapping[str, Any], *, world_size: int, sp_degree
 def _layer_mistakes(text: Mapping[str, Any], sp_degree: int) -> list[str]:
     found = set(text.get("layer_types") or ())
     if not found and any(name.startswith("linear_") or name == "full_attention_interval" for name in text):
-        found = {"linear_attention"}  # what transformers makes of a config without layer_types
+        found = {"linear_attention"}  # transformers' default for a config without layer_types
     unknown = sorted(found - set(SHARED_LAYERS))
     if not unknown:
         return []
     return [
         f"sp_degree: {sp_degree} ranks cannot share the sequences of this {text.get('model_type', 'model')}: its "
-        f"layer_types hold {', '.join(unknown)}, whose state runs along the whole sequence, and slices of it come out "
-        f"wrong without an error; set sp_degree to 1, which shards the target over all ranks all the same"
+        f"layer_types hold {', '.join(unknown)}, whose state runs along the whole sequence, so that slices would be "
+        f"wrong without an error; set sp_degree to 1, which still shards the target over all ranks"
     ]
 
 
@@ -59,7 +59,7 @@ def _head_mistakes(text: Mapping[str, Any], sp_degree: int) -> list[str]:
 
 def _fitting_degrees(heads: int, kv_heads: int) -> str:
     fitting = [str(degree) for degree in range(1, heads + 1) if heads % math.lcm(kv_heads, degree) == 0]
-    return f"degrees that fit are {', '.join(fitting)}"
+    return f"possible degrees are {', '.join(fitting)}"
 
 
 def _rope_mistakes(text: Mapping[str, Any]) -> list[str]:

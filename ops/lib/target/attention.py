@@ -1,7 +1,7 @@
 """The target's attention on a CPU: the query heads of a group read the same keys and values, without copies of them.
 
-transformers' "sdpa" copies keys and values for every query head as soon as there is a mask, since CUDA's fast kernels
-take a mask only with as many key heads as query heads. The CPU's kernel needs no copies, and its results are bit for
+transformers' "sdpa" copies keys and values for every query head if there is a mask, since CUDA's fast kernels
+accept a mask only with as many key heads as query heads. The CPU's kernel needs no copies, and its results are bit for
 bit the same. Training and devices other than the CPU keep transformers' function.
 
     B batch, Q queries, C keys, H query heads, G key/value heads, D head size
@@ -27,7 +27,7 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention [B, Q, H, D], and no weights; the arguments are those of transformers' `sdpa_attention_forward`."""
+    """Attention [B, Q, H, D] without weights; the arguments are those of transformers' `sdpa_attention_forward`."""
     if attention_mask is None or q_BHQD.device.type != "cpu" or torch.is_grad_enabled():
         return sdpa_attention_forward(
             module, q_BHQD, k_BGCD, v_BGCD, attention_mask, dropout=dropout, scaling=scaling, **options

@@ -1,4 +1,4 @@
-"""Which files of a checkpoint count, when it is downloaded and when it is copied."""
+"""The files of a checkpoint to download and to copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS = ("config.json", "generation_config.json")
 
 
 def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
-    """Copy the files of a folder that match one of the patterns; code and other weight formats stay behind."""
+    """Copy the files of a folder that match one of the patterns; code and other weight formats are not copied."""
     target.mkdir(parents=True, exist_ok=True)
     for pattern in patterns:
         for file in sorted(source.glob(pattern)):

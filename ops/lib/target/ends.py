@@ -1,4 +1,4 @@
-"""The two ends of a target, its embedding and its lm_head, found and read in the files of a checkpoint.
+"""The two ends of a target, its embedding and its lm_head, read from the files of a checkpoint.
 
 V vocabulary, M hidden size of the target
 """
@@ -26,7 +26,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @frozen
 class Ends:
-    """The names under which the checkpoint's files hold the embedding and the head; equal where they are tied."""
+    """Tensor names of the embedding and the head in the checkpoint's files; equal if they are tied."""
 
     embed_key: str
     lm_head_key: str
@@ -35,10 +35,10 @@ class Ends:
 def find_ends(
     directory: Path, shape: tuple[int, int], tied: bool, embed_key: str | None = None, lm_head_key: str | None = None
 ) -> Ends:
-    """Find the tensors of shape [V, M], or check those that are given.
+    """Finds the tensors of shape [V, M], or checks the given ones.
 
-    A tied model ignores an lm_head.weight that its checkpoint may hold all the same. Raises DataError with the
-    candidates where a key is not there, not of that shape, or not the only one that it could be.
+    A tied model ignores an lm_head.weight that its checkpoint may still contain. Raises DataError with the
+    candidates if a key is missing, has another shape, or is ambiguous.
     """
     shapes = {key: tuple(_shape(file, key)) for key, file in tensor_files(directory).items()}
     fitting = sorted(key for key, found in shapes.items() if found == shape and not _elsewhere(key))
@@ -57,9 +57,9 @@ def find_ends(
 def frozen_ends(
     target: TargetModel, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Embedding and lm_head weight, [V, M] each, read alone from the checkpoint's files.
+    """Embedding and lm_head weight, [V, M] each; nothing else is read from the checkpoint's files.
 
-    They go from the file's pages to the device and are cast there: a rank takes no host memory of its own for them.
+    They go from the file's pages to the device and are cast there: a rank allocates no host memory for them.
     """
     info: Mapping[str, Any] = read_json(target.path / "target.json")
     files = tensor_files(target.path / "model")
@@ -74,7 +74,7 @@ def frozen_ends(
 
 
 def stored_dtype(directory: Path) -> torch.dtype | None:
-    """The dtype of a checkpoint's floating tensors; None where they have several, or one that nothing computes in."""
+    """The dtype of a checkpoint's floating tensors; None for several, or for one that no computation supports."""
     found: set[str] = set()
     for file in sorted(set(tensor_files(directory).values())):
         with safe_open(file, framework="pt") as tensors:
@@ -84,7 +84,7 @@ def stored_dtype(directory: Path) -> torch.dtype | None:
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:
-    """Tensor name -> safetensors file. Raises DataError where the directory holds none, or a damaged one."""
+    """Tensor name -> safetensors file. Raises DataError if the directory has none, or a damaged one."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise DataError(f"{directory}: no *.safetensors in this target directory; other formats are not loaded")
@@ -94,18 +94,18 @@ def tensor_files(directory: Path) -> dict[str, Path]:
             with safe_open(file, framework="pt") as tensors:
                 names |= dict.fromkeys(tensors.keys(), file)
         except SafetensorError as error:
-            raise DataError(f"{file}: damaged or cut short ({error}); copy the checkpoint anew") from error
+            raise DataError(f"{file}: damaged or truncated ({error}); copy the checkpoint again") from error
     return names
 
 
 def _find(
     field: str, given: str | None, endings: tuple[str, ...], fitting: Sequence[str], directory: Path, shape: tuple
 ) -> str:
-    """The given key, or the only one of the fitting that has a known ending."""
+    """The given key, or the only candidate with a known ending."""
     listed = f"the tensors of shape {list(shape)} are: {', '.join(fitting) or 'none'}"
     if given is not None:
         if given not in fitting:
-            raise DataError(f'{directory}: {field} = "{given}" is none of the tensors that it could be; {listed}')
+            raise DataError(f'{directory}: {field} = "{given}" is not one of the candidates; {listed}')
         return given
     found = [key for key in fitting if key.endswith(endings)]
     if len(found) != 1:

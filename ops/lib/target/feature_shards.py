@@ -1,4 +1,4 @@
-"""Feature shards on disk: written once, read through the memory map.
+"""Feature shards on disk: written once, read through a memory map.
 
 T tokens of a shard, S tokens of a sample, N samples of a shard, F = layers * hidden size
 """
@@ -42,10 +42,10 @@ def feature_info(
     final_hidden: bool,
     backend: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What features.json says of features, stored or captured on the fly, but for its shards.
+    """The content of features.json except its shards, for features stored or captured during training.
 
-    backend: what it says of the backend, unless that is transformers. It is given, because the code of another backend,
-    if it were reached from here, would be in the key of every capture.
+    backend: its entry for a backend other than transformers. It is a parameter, because the code of another backend,
+    if it were imported here, would be in the key of every capture.
     """
     info, of_tokens = target_info(target), read_json(tokens.path / "tokens.json")
     return {
@@ -73,7 +73,7 @@ def write_feature_shard(
     token_offsets: Tensor,
     final_hidden: Tensor | None = None,
 ) -> None:
-    """Write features [T, F], input_ids [T], loss_mask [T], token_offsets [N + 1] and, where kept, final_hidden [T, M]
+    """Writes features [T, F], input_ids [T], loss_mask [T], token_offsets [N + 1] and, if kept, final_hidden [T, M]
     as one safetensors file.
     """
     tensors = {
@@ -107,14 +107,14 @@ class FeatureReader:
                 self.lengths.append(end - start)
 
     def _check_stored(self, path: Path, tensors: Any) -> None:
-        """Raises DataError where a shard holds other features than features.json describes."""
+        """Raises DataError if a shard has other features than features.json describes."""
         stored = tensors.get_slice("features")
         dtype = stored.get_dtype()
         found = f"{_DTYPES.get(dtype, dtype)} features of width {stored.get_shape()[1]}"
-        told = f"{self.info['dtype']} features of width {self.width}"
-        if found != told:
+        expected = f"{self.info['dtype']} features of width {self.width}"
+        if found != expected:
             layers = f"{len(self.info['target_layer_ids'])} layers of {self.info['hidden_size']}"
-            raise DataError(f"{path}: {found}, but features.json says {told} ({layers}); capture again")
+            raise DataError(f"{path}: {found}, but features.json says {expected} ({layers}); capture again")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -133,7 +133,7 @@ class FeatureReader:
         return self._slice("features", index, first, last)
 
     def final_hidden(self, index: int, first: int, last: int) -> Tensor:
-        """The target's hidden states behind its final norm, [last - first, M]; only where the capture kept them."""
+        """The target's hidden states after its final norm, [last - first, M]; only if the capture kept them."""
         return self._slice("final_hidden", index, first, last)
 
     def _slice(self, name: str, index: int, first: int, last: int) -> Tensor:

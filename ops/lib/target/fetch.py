@@ -1,4 +1,4 @@
-"""Checkpoints and processors by name: a directory, or a model id that is downloaded."""
+"""Checkpoints and processors by name: a directory, or a model id to download."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ops.lib.target.model import read_config
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:
-    """The files of a checkpoint that are taken; its code only where it is trusted."""
+    """Patterns of the files of a checkpoint to download; its code only if trusted."""
     return (*CONFIGS, *WEIGHTS, *PROCESSOR, *(CODE if trust_remote_code else ()))
 
 
 def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = False) -> Path:
     """The directory of a checkpoint; a model id is downloaded into Hugging Face's cache first.
 
-    Raises DataError where there is none, or where it needs code of its own that is not trusted.
+    Raises DataError if there is none, or if it needs its own code and that is not trusted.
     """
     directory = Path(name)
     if directory.is_file():
-        raise DataError(f"{name} is a file; a checkpoint is the directory that holds config.json and *.safetensors")
+        raise DataError(f"{name} is a file; a checkpoint is the directory with config.json and *.safetensors")
     if not directory.is_dir():
         directory = fetch(name, revision, patterns(trust_remote_code))
     check_code(directory, trust_remote_code)
@@ -33,31 +33,33 @@ def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = F
 
 
 def find_processor(name: str, revision: str | None, trust_remote_code: bool = False) -> str:
-    """The directory of a processor; of a model id those files are downloaded. Raises DataError where it has none."""
+    """The directory of a processor; a model id's files are downloaded. Raises DataError if it has none."""
     if Path(name).is_dir():
         return name
     return str(fetch(name, revision, (*CONFIGS, *PROCESSOR, *(CODE if trust_remote_code else ()))))
 
 
-def fetch(model_id: str, revision: str | None, taken: Sequence[str]) -> Path:
-    """The folder in Hugging Face's cache that holds these files of a model. Raises DataError where it cannot be had."""
+def fetch(model_id: str, revision: str | None, allow_patterns: Sequence[str]) -> Path:
+    """The folder in Hugging Face's cache with these files of a model. Raises DataError if the download fails."""
     try:
-        return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*taken]))
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*allow_patterns]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise DataError(f'"{model_id}" is neither a directory here nor a model that can be fetched: {error}') from error
+        raise DataError(
+            f'"{model_id}" is neither a local directory nor a model that can be downloaded: {error}'
+        ) from error
 
 
 def check_code(directory: Path, trust_remote_code: bool) -> None:
-    """Raises DataError for a config.json that names code, unless that is trusted and lies in the directory."""
+    """Raises DataError for a config.json that names code, unless that is trusted and in the directory."""
     named = read_config(directory).get("auto_map") or {}
     if named and not trust_remote_code:
         raise DataError(
             f"{directory}/config.json: auto_map names code of the checkpoint's own ({', '.join(map(str, named))}), "
-            "which runs only with trust_remote_code = true; read the *.py files first"
+            "which only runs with trust_remote_code = true; read the *.py files first"
         )
     elsewhere = [str(place) for place in named.values() if "--" in str(place)]
     if elsewhere:
         raise DataError(
             f"{directory}/config.json: auto_map names code of another repository ({', '.join(elsewhere)}); copy its "
-            "*.py files beside config.json and drop what stands before '--'"
+            "*.py files beside config.json and remove the part before '--'"
         )

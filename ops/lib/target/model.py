@@ -1,4 +1,4 @@
-"""A target as the other ops see it: its sizes, its frozen embedding and head, and its forward pass.
+"""A target for other ops: its sizes, its frozen embedding and head, and its forward pass.
 
 B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size of the target
 """
@@ -37,22 +37,22 @@ class Target:
 
     @classmethod
     def load(cls, target: TargetModel, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
-        """Load model/ through `from_pretrained`, frozen. Raises DataError where the directory is incomplete."""
+        """Loads model/ through `from_pretrained`, frozen. Raises DataError if the directory is incomplete."""
         return cls.from_directory(target.path / "model", target_info(target), device, dtype)
 
     @classmethod
     def from_directory(
         cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Target:
-        """The same from a checkpoint directory; its own code runs only where `info` has trust_remote_code.
+        """The same from a checkpoint directory; its own code runs only if `info` has trust_remote_code.
 
-        Weights are loaded in the dtype of the files, which transformers leaves in the files' pages; all processes of a
-        machine share those. From there each goes to the device by itself, and is cast there.
+        Weights are loaded in the dtype of the files, so transformers keeps them in the files' pages; all processes of a
+        machine share those. Each is then moved to the device, and cast there.
         """
         family = family_of(read_config(directory))
         trust = bool(info.get("trust_remote_code", False))
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust)
-        config.tie_word_embeddings = family.tied  # transformers asks the top of the config only
+        config.tie_word_embeddings = family.tied  # transformers only reads the top level of the config
         AttentionInterface.register("sdpa", grouped_attention)  # for the whole process
         model, report = family.auto_class.from_pretrained(
             directory,
@@ -65,7 +65,7 @@ class Target:
         if report["missing_keys"]:
             raise DataError(
                 f"{directory}: the files lack {', '.join(sorted(report['missing_keys'])[:5])}, which the model would "
-                "get at random; is the checkpoint whole?"
+                "initialise at random; is the checkpoint complete?"
             )
         place_weights(model, device, dtype)
         return cls(model.eval().requires_grad_(False), info, torch.device(device))
@@ -96,7 +96,7 @@ class Target:
 
     @property
     def has_linear_attention(self) -> bool:
-        """Whether some layers carry a recurrent state: padding must not stand before tokens that are still to come."""
+        """Whether some layers have a recurrent state: padding must not come before tokens."""
         return self.family.has_linear_attention
 
     def inputs(self, samples: Sequence[TokenSample]) -> ModelInputs:
@@ -104,7 +104,7 @@ class Target:
         return collate(samples, self.device)
 
     def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
-        """The same of samples without their last answers."""
+        """The same for samples without their last answers."""
         return self.inputs(
             [
                 evolve(sample, input_ids=sample.input_ids[:length], loss_mask=sample.loss_mask[:length])
@@ -117,27 +117,27 @@ class Target:
         return self.model(**self.model_arguments(inputs), **options)
 
     def hidden(self, inputs: ModelInputs) -> Tensor:
-        """Hidden states after the final norm, [B, S, M], for a batch that starts at position 0; no logits are made."""
+        """Hidden states after the final norm, [B, S, M], for a batch that starts at position 0; computes no logits."""
         return self.model.model(**self.model_arguments(inputs), use_cache=False).last_hidden_state
 
     def model_arguments(self, inputs: ModelInputs) -> dict[str, Any]:
-        """What the model's forward gets for a batch that starts at position 0, for which it derives the positions.
+        """Arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
 
-        What it keeps of the positions of an earlier prompt is dropped first, because it would shift every later token.
+        Its cached positions of an earlier prompt are dropped first, because they would shift every later token.
         """
         self.forget_positions()
         return self.family.arguments(inputs)
 
     def forget_positions(self) -> None:
-        """Drop what the model keeps of the positions of the last prefill."""
+        """Drops the model's cached positions of the last prefill."""
         self.family.forget_positions(self.model)
 
     @contextmanager
     def capture_inputs(self, layer_ids: Sequence[int]) -> Iterator[LayerInputs]:
         """While open, every forward pass records the input of layer k+1 for each k of `layer_ids`.
 
-        That input is the feature of layer k which serving engines capture; `hidden_states[k + 1]` differs from it
-        where something is added between layers (deepstack).
+        That input is the feature of layer k that serving engines capture; `hidden_states[k + 1]` differs from it
+        if something is added between layers (deepstack).
         """
         captured = LayerInputs({}, tuple(layer_ids))
         handles = [
@@ -169,9 +169,9 @@ class LayerInputs:
 
 
 def place_weights(model: nn.Module, device: str, dtype: torch.dtype) -> None:
-    """Move a model to the device, and cast what a checkpoint holds of it, one tensor at a time.
+    """Moves a model to the device, and casts its checkpoint tensors, one at a time.
 
-    What the model computes for itself, such as rotary frequencies, keeps its dtype.
+    Tensors that the model computes, such as rotary frequencies, keep their dtype.
     """
     saved = model.state_dict().keys()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -190,7 +190,7 @@ def text_config(target: TargetModel) -> dict[str, Any]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a checkpoint directory. Raises DataError where it is missing or no JSON."""
+    """config.json of a checkpoint directory. Raises DataError if it is missing or no JSON."""
     path = directory / "config.json"
     try:
         return read_json(path)
@@ -220,11 +220,11 @@ def describe_target(
     ends = find_ends(directory, (text["vocab_size"], text["hidden_size"]), family.tied, embed_key, lm_head_key)
     if mask_token_id is None:
         raise DataError(
-            f"{directory}: no mask token is known for this model; give mask_token_id an id that no text produces"
+            f"{directory}: no mask token is known for this model; set mask_token_id to an id that no text produces"
         )
     if not 0 <= mask_token_id < text["vocab_size"]:
         raise DataError(
-            f"mask_token_id {mask_token_id} lies outside the vocabulary of {text['vocab_size']} in {directory}"
+            f"mask_token_id {mask_token_id} is outside the vocabulary of {text['vocab_size']} in {directory}"
         )
     return {
         "model_type": family.config["model_type"],
@@ -242,9 +242,9 @@ def describe_target(
 
 
 def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> None:
-    """Refuse tokens that were made for another vocabulary; `tokens` is tokens.json, `target` target.json.
+    """Rejects tokens made for another vocabulary; `tokens` is tokens.json, `target` target.json.
 
-    A tokenizer of another model would pass unnoticed wherever its ids are small enough, and the draft would be
+    A tokenizer of another model would go unnoticed if its ids are small enough, and the draft would be
     trained on nonsense. Raises DataError.
     """
     if tokens["vocab_size"] > target["vocab_size"]:
@@ -257,15 +257,15 @@ def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> No
 
 
 def check_images_fit(reader: TokenReader, family: Family) -> None:
-    """Refuse image samples that the target cannot read: a text model, or one with other patches. Raises DataError."""
+    """Rejects image samples that the target cannot read: a text model, or one with other patches. Raises DataError."""
     if any(record["category"] == "image" for record in reader.records):
         check_patches_fit(reader.info, family)
 
 
 def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
-    """The same of all samples with images whose processor `tokens`, the content of tokens.json, describes."""
+    """The same for all samples with images; `tokens`, the content of tokens.json, describes their processor."""
     if not (isinstance(family, VisionFamily) and family.has_vision):
-        raise DataError("the tokens hold images, but the target is a text model: leave the image samples out")
+        raise DataError("the tokens have images, but the target is a text model: remove the image samples")
     wanted = {
         "patch_dim": family.patch_dim,
         "merge_size": family.merge_size,
@@ -282,6 +282,6 @@ def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
 
 
 def write_target_json(out_dir: Path, info: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-    """Write target.json, which is what `describe_target` gives for the model, and metrics.json."""
+    """Writes target.json, as `describe_target` returns it, and metrics.json."""
     write_json(out_dir / "target.json", dict(info))
     write_json(out_dir / "metrics.json", dict(metrics))

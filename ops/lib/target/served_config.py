@@ -1,4 +1,4 @@
-"""What a checkpoint directory needs beyond transformers so that SGLang makes the same model of it."""
+"""What a checkpoint directory needs beyond transformers so that SGLang loads the same model from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ops.lib.vision.families import Qwen3Vl, family_of, is_expert
 
 
 def complete_config(directory: Path) -> None:
-    """Fill in, in config.json, what serving engines read and transformers leaves out; the file stays if it is whole."""
+    """Adds to config.json what serving engines read and transformers omits; a complete file stays as it is."""
     config = read_json(directory / "config.json")
     complete = family_of(config).for_serving()
     if complete != config:
@@ -22,7 +22,7 @@ def complete_config(directory: Path) -> None:
 
 
 def check_served(directory: Path) -> None:
-    """Raises DataError for a checkpoint of which SGLang makes another model than transformers does, or none."""
+    """Raises DataError for a checkpoint that SGLang loads differently from transformers, or not at all."""
     family = family_of(read_config(directory))
     try:
         family.check()
@@ -34,7 +34,7 @@ def check_served(directory: Path) -> None:
 
 
 def _check_experts(directory: Path, hidden_size: int) -> None:
-    """A down projection is [experts, intermediate, hidden] where it is stored as the family's checkpoints have it."""
+    """Raises DataError unless down projections are [experts, intermediate, hidden], as in the family's checkpoints."""
     files = tensor_files(directory)
     name = next((name for name in sorted(files) if is_expert(name) and name.endswith("down_proj")), None)
     if name is None:
@@ -44,5 +44,5 @@ def _check_experts(directory: Path, hidden_size: int) -> None:
     if shape[2] != hidden_size:
         raise DataError(
             f"{files[name]}: {name} is {shape}, but SGLang expects {[shape[0], shape[2], shape[1]]}, as the published "
-            "checkpoints have it: transformers' save_pretrained turns experts around; save them transposed"
+            "checkpoints have it: transformers' save_pretrained transposes experts; save them transposed back"
         )

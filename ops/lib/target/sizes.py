@@ -1,7 +1,7 @@
-"""How large a target is, from its config.json alone: parameters part by part, caches, and the memory of forward passes.
+"""Sizes of a target from its config.json: parameters of each part, caches, and the memory of forward passes.
 
-Counts are exact for the families of ops/lib/vision/families.py; memory is that of transformers' code without kernels of
-its own, and adds up the tensors that live at the same time.
+Counts are exact for the families of ops/lib/vision/families.py; memory is that of transformers' code without custom
+kernels, the sum of the tensors that live at the same time.
 
 Legend: M hidden size, W intermediate size, H query heads, G key/value heads, D head size, V vocabulary, E experts.
 """
@@ -17,15 +17,15 @@ from dsl.errors import DataError
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 LINEAR = "linear_attention"
-CHUNK = 64  # tokens that the gated delta rule takes at once
+CHUNK = 64  # tokens that the gated delta rule processes at once
 
 Config = Mapping[str, Any]
 
 
 @frozen(kw_only=True)
 class TargetSizes:
-    """Parameters of a target's parts. head: 0 where it is the embedding; mtp: layers that predict several tokens, which
-    lie in the checkpoint's files and are not loaded; text and vision: the parts of its config.
+    """Parameters of a target's parts. head: 0 if it is the embedding; mtp: layers that predict several tokens, which
+    are in the checkpoint's files and not loaded; text and vision: the parts of its config.
     """
 
     embedding: int
@@ -54,13 +54,13 @@ class TargetSizes:
                 seeing=seeing,
             )
         except KeyError as error:
-            raise DataError(f"config.json: {error.args[0]} is missing, so the target's size cannot be told") from None
+            raise DataError(f"config.json: {error.args[0]} is missing, so the target's size is unknown") from None
         except (TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"config.json: the target's size cannot be told from it: {error}") from None
+            raise DataError(f"config.json: the target's size cannot be computed: {error}") from None
 
     @property
     def parameters(self) -> int:
-        """What is loaded."""
+        """Number of loaded parameters."""
         return self.embedding + self.head + self.layers + self.vision
 
     @property
@@ -81,15 +81,15 @@ class TargetSizes:
 
     @property
     def pixel_bytes(self) -> int:
-        """Bytes of the pixel rows, float32, behind one image token; 0 for a target that does not see."""
+        """Bytes of the pixel rows, float32, behind one image token; 0 for a target without vision."""
         if self.seeing is None:
             return 0
         return 4 * _patch_dim(self.seeing) * self.seeing.get("spatial_merge_size", 2) ** 2
 
     def forward_bytes(self, tokens: int, item_size: int) -> int:
-        """The highest point of a forward pass without gradients over so many tokens, weights and caches apart.
+        """Peak bytes of a forward pass without gradients over this many tokens, without weights and caches.
 
-        All tokens count as images where the target sees: the vision tower runs before the layers, so the larger of the
+        With vision all tokens count as images: the vision tower runs before the layers, so the larger of the
         two counts.
         """
         text = self.text
@@ -103,7 +103,7 @@ class TargetSizes:
         return tokens * max(widest, self._seeing_bytes(item_size))
 
     def _seeing_bytes(self, item_size: int) -> int:
-        """The vision tower's highest point for one image token, its pixel rows (float32 and cast) included."""
+        """Peak bytes of the vision tower for one image token, including its pixel rows (float32 and cast)."""
         if self.seeing is None:
             return 0
         vision = self.seeing
@@ -114,7 +114,7 @@ class TargetSizes:
 
 
 def layer_types(text: Config) -> list[str]:
-    """The kind of every decoder layer; Qwen3.5 has one of full attention after three of linear attention by default."""
+    """The kind of every decoder layer; Qwen3.5's default is one of full attention after three of linear attention."""
     count = text["num_hidden_layers"]
     if "linear_num_value_heads" not in text:
         return ["full_attention"] * count
@@ -141,7 +141,7 @@ def _attention(text: Config) -> int:
     query = H * D * (1 + gated)
     products = M * query + 2 * M * G * D + H * D * M
     if "qwen2" in text.get("model_type", ""):
-        return products + query + 2 * G * D  # biases, and no norms of queries and keys
+        return products + query + 2 * G * D  # biases, without norms of queries and keys
     biases = query + 2 * G * D + M if text.get("attention_bias") else 0
     return products + biases + 2 * D
 
@@ -189,7 +189,7 @@ def _routed_width(text: Config) -> int:
 
 
 def _mtp(text: Config) -> int:
-    """Layers of full attention behind a projection of [embedding, hidden state], with three norms."""
+    """Layers of full attention after a projection of [embedding, hidden state], with three norms."""
     count, M = text.get("mtp_num_hidden_layers") or 0, text["hidden_size"]
     if not count:
         return 0

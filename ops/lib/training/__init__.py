@@ -1,1 +1,1 @@
-"""What every training needs: optimizers, checkpoints, ranks."""
+"""Parts shared by all trainings: optimizers, checkpoints, ranks."""

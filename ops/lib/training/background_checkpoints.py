@@ -1,4 +1,4 @@
-"""Checkpoints written by a thread while the steps go on."""
+"""Checkpoints written by a thread while the steps continue."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ops.lib.training.checkpoint import (
 
 
 class Checkpoints:
-    """The checkpoints of a training; every rank makes one and calls the same methods in the same order.
+    """The checkpoints of a training; every rank creates one and calls the same methods in the same order.
 
-    A step stops for the copy to host memory only: rank 0 keeps that copy until it is written, so there is at most
-    one. What fails while writing is raised on rank 0 by the next call. Used as a context manager, so that nothing is
-    left half-written when the training ends; where it ends by an error, a write that failed as well is printed.
+    A step waits only for the copy to host memory: rank 0 keeps that copy until it is written, so there is at most
+    one. An error while writing is raised on rank 0 by the next call. A context manager, so that nothing is
+    left half-written when the training ends; if it ends with an error, a failed write is printed too.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Checkpoints:
         self._saved: int | None = None  # the step of the newest checkpoint
 
     def load(self, state: TrainState) -> bool:
-        """Bring the state to the newest whole checkpoint; False where there is none. See load_checkpoint."""
+        """Restores the newest whole checkpoint; False if there is none. See load_checkpoint."""
         found = load_checkpoint(self.work_dir, state, self.identity, self._info)
         if found:
             self._saved = state.step
         return found
 
     def save(self, state: TrainState, metric: float | None = None) -> None:
-        """Copy the state, after the write before it is done, and have it written.
+        """Copies the state once the previous write is done, and starts writing it.
 
-        metric: what decides about the best checkpoint, the lowest, measured at this step. A step that is saved already
-        is not written again, unless a metric comes with it.
+        metric: measured at this step; the lowest marks the best checkpoint. A step that is already saved
+        is not written again, unless a metric is given.
         """
         self._finish()
         if metric is not None:
@@ -72,13 +72,13 @@ class Checkpoints:
             self._pending = self._pool.submit(write_checkpoint, self.work_dir, tensors, content, self.kept)
 
     def wait(self) -> None:
-        """Return when what was saved is on disk, on every rank."""
+        """Returns when the saved state is on disk, on every rank."""
         self._finish()
         if dist.is_initialized():
             dist.barrier()
 
     def close(self) -> None:
-        """End the thread once it has written what it was given; no other rank is waited for."""
+        """Ends the thread after its pending write, without waiting for other ranks."""
         self._pool.shutdown()
         self._finish()
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training under its work folder: everything for a resume that gives the same bytes.
+"""Checkpoints of a training under its work folder: everything for a resume with the same bytes.
 
     checkpoint-00000050/    the folder's name is the number of finished steps
         state.safetensors   model.<name> of all but frozen parameters, optimizer.<name>.<key>, ema.<name>, history
@@ -6,9 +6,9 @@
                             "metric"} or null, "sha256"}
 
 Tensors are whole, so a checkpoint does not depend on the number of ranks. No generator states: anchors and order are
-functions of (seed, epoch, sample). A checkpoint is written beside its place and renamed, so a folder of that name was
-complete; sha256, that of state.safetensors, tells whether it still is. One that names an earlier one as the best can
-be gone on from only together with it, whose weights may be what the training gives. background_checkpoints.py writes
+functions of (seed, epoch, sample). A checkpoint is written under another name and renamed, so a folder of that name was
+complete; sha256, that of state.safetensors, shows whether it still is. One that names an earlier one as the best is
+usable only together with it, whose weights may be the training's result. background_checkpoints.py writes
 without stopping the steps.
 """
 
@@ -38,7 +38,7 @@ from ops.lib.training.optimizer import Optimizer, named_state, restore_state
 from ops.lib.training.ranks import is_first
 
 FORMAT = 3
-WAYS_ON = "put it back as it was, or remove the checkpoints to start anew"
+REMEDIES = "restore it, or remove the checkpoints to start again"
 
 
 @frozen
@@ -53,7 +53,7 @@ class Best:
 class TrainState:
     """What changes from step to step.
 
-    history: one row a step, float64; counters: what else is counted; measured: JSON objects, what was measured after
+    history: one row a step, float64; counters: other counts; measured: JSON objects, measurements after
     some of the steps; best: the step with the lowest metric so far. The model's parameters and the optimizer's moments
     may be DTensors.
     """
@@ -74,7 +74,7 @@ class TrainState:
 
 @frozen
 class Kept:
-    """Which checkpoints stay: the last `last`, and those that they name as the best."""
+    """Which checkpoints to keep: the last `last`, and those that they name as the best."""
 
     last: int = field(default=2, validator=validators.ge(1))
 
@@ -91,7 +91,7 @@ def snapshot(state: TrainState, copy: bool = True) -> dict[str, Tensor]:
 
 
 def note_metric(state: TrainState, metric: float) -> None:
-    """Take the metric of this step in. One that is not finite is never the best."""
+    """Records the metric of this step. One that is not finite is never the best."""
     if math.isfinite(metric) and (state.best is None or metric < state.best.metric):
         state.best = Best(state.step, metric)
 
@@ -110,7 +110,7 @@ def content_of(state: TrainState, identity: Mapping[str, Any]) -> dict[str, Any]
 
 
 def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], kept: Kept) -> None:
-    """Write a checkpoint atomically and durably, then remove those that are not kept."""
+    """Writes a checkpoint atomically and durably, then removes those that are not kept."""
     place = _place(work_dir, content["step"])
     unfinished = place.with_suffix(".tmp")
     for left_over in (*work_dir.glob("checkpoint-*.tmp"), *work_dir.glob("checkpoint-*.old")):
@@ -132,7 +132,7 @@ def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Map
 
 
 def _remove(folder: Path) -> None:
-    """Renamed first, so that a folder half removed is never taken for a checkpoint."""
+    """Renames first, so that a half-removed folder is never mistaken for a checkpoint."""
     old = folder.with_suffix(".old")
     folder.rename(old)
     shutil.rmtree(old)
@@ -153,14 +153,14 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Tensor]:
-    """The model's weights in the checkpoint of a step, or their average where the state keeps one; whole, by name.
+    """The model's weights in the checkpoint of a step, or their average if the state has one; whole, by name.
 
-    Raises DataError where the checkpoint is no longer as it was written.
+    Raises DataError if the checkpoint was altered.
     """
     folder = _place(work_dir, step)
     damage = _damage(folder)
     if damage is not None:
-        raise DataError(f"{folder}: the weights of the selected step cannot be taken: {damage}; {WAYS_ON}")
+        raise DataError(f"{folder}: the weights of the selected step cannot be read: {damage}; {REMEDIES}")
     prefix = "ema." if state.ema else "model."
     with safe_open(folder / "state.safetensors", framework="pt") as saved:
         return dict(_Saved(saved, prefix))
@@ -169,10 +169,10 @@ def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Ten
 def load_checkpoint(
     work_dir: Path, state: TrainState, identity: Mapping[str, Any], info: Callable[[str], None] = print
 ) -> bool:
-    """Bring the state to the newest whole checkpoint; False where there is none. All ranks must call it.
+    """Restores the newest whole checkpoint; False if there is none. All ranks must call it.
 
-    A damaged one is renamed to *.damaged with a note, and the one before is taken. Raises DataError where there are
-    whole ones, but of none the one that it names as the best, and ConfigError for a checkpoint of another training,
+    A damaged one is renamed to *.damaged with a message, and the previous one is used. Raises DataError if there are
+    whole ones, but each lacks the one that it names as the best, and ConfigError for a checkpoint of another training,
     naming what differs.
     """
     step = _agreed(_newest_whole(work_dir, info) if is_first() else -1, next(state.model.parameters()).device)
@@ -187,7 +187,7 @@ def load_checkpoint(
             f"  {path.removeprefix('identity.')}: {json.dumps(then)} then, {json.dumps(new)} now"
             for path, then, new in found
         )
-        raise ConfigError(f"{folder}: the checkpoint is that of another training:\n{listed}\nremove it to start anew")
+        raise ConfigError(f"{folder}: the checkpoint belongs to another training:\n{listed}\nremove it to start again")
     with safe_open(folder / "state.safetensors", framework="pt") as saved:
         _restore(state, _Saved(saved, "model."), _Saved(saved, "optimizer."), _Saved(saved, "ema."))
         state.history[:] = saved.get_tensor("history").clone().unbind()
@@ -203,7 +203,7 @@ def load_checkpoint(
 class _Saved(Mapping[str, Tensor]):
     """The tensors of an open file whose names begin with a prefix, by the rest of their names.
 
-    Each is read when it is asked for and kept nowhere, so that a rank holds one whole tensor at a time.
+    Each is read on access and not cached, so that a rank holds one whole tensor at a time.
     """
 
     def __init__(self, file: Any, prefix: str) -> None:
@@ -245,14 +245,14 @@ def _tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Frozen parameters are as they were before the first step, and need not be kept."""
+    """Parameters that are not frozen; frozen ones never change, and are not saved."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def _newest_whole(work_dir: Path, info: Callable[[str], None]) -> int:
-    """The step of the newest checkpoint to go on from, -1 without one; those that cannot be are set aside.
+    """The step of the newest usable checkpoint, -1 without one; damaged ones are renamed.
 
-    Raises DataError, and leaves all as it is, where that would throw away a whole checkpoint for want of its best one.
+    Raises DataError, and changes nothing, if that would discard a whole checkpoint because its best one is missing.
     """
     found = checkpoints(work_dir)
     left_out: list[tuple[Path, str]] = []
@@ -267,20 +267,20 @@ def _newest_whole(work_dir: Path, info: Callable[[str], None]) -> int:
     resumed = found[: len(found) - len(left_out)]
     if lacking and not resumed:
         folder, lack = lacking[0]
-        raise DataError(f"{folder}: the checkpoint is whole, but {lack}; {WAYS_ON}")
+        raise DataError(f"{folder}: the checkpoint is whole, but {lack}; {REMEDIES}")
     for index, (folder, damage) in enumerate(left_out, start=1):
         aside = folder.with_suffix(".damaged")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        then = f"trying {found[-index - 1].name}" if index < len(found) else "starting anew"
-        info(f"{aside}: damaged checkpoint left out, {damage}; {then}")
+        then = f"trying {found[-index - 1].name}" if index < len(found) else "starting again"
+        info(f"{aside}: skipped a damaged checkpoint, {damage}; {then}")
     return checkpoint_step(resumed[-1]) if resumed else -1
 
 
 def _damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's own files. Those of another format are not looked into."""
+    """What is wrong with a checkpoint's own files. Those of another format are not checked."""
     if not folder.exists():
-        return "it is gone"
+        return "it is missing"
     content = _content(folder)
     if content is None or "format" not in content:
         return "state.json cannot be read"
@@ -294,17 +294,17 @@ def _damage(folder: Path) -> str | None:
 
 
 def _lack(folder: Path) -> str | None:
-    """What is wrong with the earlier checkpoint that a whole one names as the best."""
+    """What is wrong with the earlier checkpoint that this one names as the best."""
     step = _best_step(folder)
     if step is None or step == checkpoint_step(folder):
         return None
     best = _place(folder.parent, step)
     damage = _damage(best)
-    return None if damage is None else f"{best.name}, the best before it, cannot be read any more: {damage}"
+    return None if damage is None else f"{best.name}, the best before it, can no longer be read: {damage}"
 
 
 def _best_step(folder: Path) -> int | None:
-    """The step that a checkpoint names as the best, where it can be read and is of this format."""
+    """The step that a checkpoint names as the best, if it is readable and of this format."""
     content = _content(folder)
     if content is None or content.get("format") != FORMAT or content["best"] is None:
         return None
@@ -312,7 +312,7 @@ def _best_step(folder: Path) -> int | None:
 
 
 def _content(folder: Path) -> dict[str, Any] | None:
-    """state.json; None where it is missing or no JSON object."""
+    """state.json; None if it is missing or no JSON object."""
     try:
         content = read_json(folder / "state.json")
     except (FileNotFoundError, ValueError):
@@ -326,7 +326,7 @@ def _digest(path: Path) -> str:
 
 
 def _agreed(step: int, device: torch.device) -> int:
-    """The first rank's step on every rank, so that all take the same folder."""
+    """The first rank's step on every rank, so that all use the same folder."""
     if not dist.is_initialized():
         return step
     told = torch.tensor(step, device=device)
@@ -335,7 +335,7 @@ def _agreed(step: int, device: torch.device) -> int:
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Path, value of one and value of the other, for every leaf of two JSON values that is not the same in both."""
+    """Path and both values of every leaf that differs between two JSON values."""
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
         return [] if one == other else [(path, one, other)]
     found = []

@@ -1,7 +1,7 @@
-"""Plain tensors and the DTensors of FSDP2 alike: a rank's own part, the whole, and a whole cut again.
+"""Plain tensors and FSDP2's DTensors: a rank's own part, the whole tensor, and a whole tensor cut again.
 
 `fully_shard` cuts every parameter on dimension 0 over a mesh of one dimension; its gradient and the optimizer's moments
-are cut alike. A plain tensor is its own part and its own whole.
+are cut likewise. A plain tensor is its own part and its own whole.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def cut_like(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop the whole parameters that FSDP2 still holds after a forward pass without backward; not for a plain model.
+    """Drops the whole parameters that FSDP2 still holds after a forward pass without backward; not for a plain model.
 
-    Until then `named_parameters` gives the whole ones instead of the parts, and a forward pass would use them although
+    Until then `named_parameters` returns the whole ones, not the parts, and a forward pass would use them although
     the parts have changed.
     """
     for module in model.modules():

@@ -12,10 +12,10 @@ from ops.lib.training.dtensors import local, reshard
 
 
 class Ema:
-    """The average of a model's parameters, starting from their values now; made after `fully_shard`.
+    """The average of a model's parameters, starting from their current values; created after `fully_shard`.
 
-    After t updates the next one takes d = min(decay, (1 + t) / (10 + t)) of the average and 1 - d of the weights, so
-    that the first steps are soon forgotten. weights: name -> tensor; updates: t.
+    After t updates the next one uses d = min(decay, (1 + t) / (10 + t)) of the average and 1 - d of the weights, so
+    that the first steps soon lose their weight. weights: name -> tensor; updates: t.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -29,7 +29,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights of a finished step in."""
+        """Adds the weights of a finished step."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, average in self.weights.items():
             local(average).lerp_(local(self._parameters[name]), 1 - decay)

@@ -8,7 +8,7 @@ adjust_lr_fn="match_rms_adamw".
 
 A matrix of FSDP2 is cut on dimension 0 over P ranks, and O needs all of it. P matrices at a time, an all-to-all hands
 each rank all parts of one matrix in bfloat16, which loses nothing since O rounds to it anyway; the rank makes it
-orthogonal and a second all-to-all hands the parts back. So every matrix is worked on once, 1/P of them by each rank,
+orthogonal and a second all-to-all returns the parts. So every matrix is processed once, 1/P of them by each rank,
 bit for bit as on one process given the same gradient. Sent per rank: twice 2 bytes * (P - 1) / P for each element of
 its part. Gradients that differ in their last float32 bits may round to other bfloat16 values, so with Muon runs on
 other numbers of ranks agree to about 5e-3 of an update, not to float32 rounding.
@@ -59,7 +59,7 @@ class Muon(torch.optim.Optimizer):
                 local(parameter).mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
     def _nesterov(self, parameter: nn.Parameter, momentum: float) -> Tensor:
-        """This rank's part of U, after the buffer took the gradient in."""
+        """This rank's part of U, after the update of the momentum buffer."""
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
@@ -128,9 +128,9 @@ def _rows(rows: int, size: int) -> list[int]:
 
 def _check(parameter: nn.Parameter) -> None:
     if parameter.ndim != 2:
-        raise ConfigError(f"Muon takes matrices only, got a parameter of shape {list(parameter.shape)}")
+        raise ConfigError(f"Muon accepts only matrices, got a parameter of shape {list(parameter.shape)}")
     if isinstance(parameter, DTensor) and tuple(parameter.placements) != (Shard(0),):
         raise ConfigError(
-            f"Muon takes matrices cut on dimension 0 over a mesh of one dimension, got {parameter.placements}; "
+            f"Muon accepts only matrices cut on dimension 0 over a mesh of one dimension, got {parameter.placements}; "
             "flatten the mesh before fully_shard"
         )

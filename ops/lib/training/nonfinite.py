@@ -17,8 +17,8 @@ SKIPPED, IN_A_ROW = "nonfinite_steps", "nonfinite_steps_in_a_row"
 class NonFinite:
     """Decides whether a step may be applied.
 
-    limit: after so many steps in a row the training ends; 1 ends it at the first. work_dir: where the checkpoints are,
-    for the message. counters: those of the TrainState, so that a resumed training goes on counting; it does not know
+    limit: number of consecutive steps that ends the training; 1 ends it at the first. work_dir: of the checkpoints,
+    for the message. counters: those of the TrainState, so that a resumed training continues counting; it does not know
     the samples of the steps before, and names only those since.
     """
 
@@ -28,9 +28,9 @@ class NonFinite:
     _row: list[tuple[int, Sequence[object]]] = Factory(list)
 
     def accepts(self, step: int, loss: float, norm: float, samples: Callable[[], Sequence[object]]) -> bool:
-        """True where loss and gradient norm of a step (counted from 1) are finite; else it must not be applied.
+        """True if loss and gradient norm of a step (counted from 1) are finite; else it must not be applied.
 
-        samples: gives ids or indices of the step's samples. All ranks must give the same figures. Raises DataError at
+        samples: returns ids or indices of the step's samples. All ranks must pass the same values. Raises DataError at
         the limit, naming the steps and their samples.
         """
         if math.isfinite(loss) and math.isfinite(norm):
@@ -52,6 +52,6 @@ class NonFinite:
         ]
         if self.counters[IN_A_ROW] > 1:
             known = "; before this one:" if len(self._row) > 1 else ""
-            lines.append(f"{self.counters[IN_A_ROW]} steps in a row were skipped{known}")
+            lines.append(f"{self.counters[IN_A_ROW]} consecutive steps were skipped{known}")
         lines += [f"  step {earlier}, samples {list(samples)}" for earlier, samples in self._row[:-1]]
         return "\n".join(lines)

@@ -53,7 +53,7 @@ def make_optimizer(
 ) -> Optimizer:
     """An optimizer over all parameters of a model, at rate 0; norms and biases are not decayed.
 
-    kind "adamw"; or "muon": Muon for every parameter of two dimensions, AdamW for the rest. Muon is meant for hidden
+    kind "adamw"; or "muon": Muon for every parameter of two dimensions, AdamW for the rest. Muon is intended for hidden
     matrices, and a draft has no others: embedding and head are the target's. Its update is scaled to the size of
     AdamW's, so that both share one rate and weight decay. AdamW is made with `adamw_options` of the parameters' device.
     Raises ConfigError for another kind.
@@ -72,10 +72,10 @@ def make_optimizer(
 
 
 def adamw_options(device: torch.device) -> dict[str, bool]:
-    """How AdamW goes over parameters on a device, as keyword arguments of torch.optim.AdamW.
+    """AdamW's implementation for a device, as keyword arguments of torch.optim.AdamW.
 
-    On CUDA all of an update in one kernel a list of tensors, without the scratch copies that torch's own choice takes
-    there. On a CPU torch's choice.
+    On CUDA the fused one: one kernel per list of tensors, without the scratch copies of torch's default
+    there. On a CPU torch's default.
     """
     return {"fused": True} if device.type == "cuda" else {}
 
@@ -103,7 +103,7 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
 def restore_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Set the state from whole tensors named as in named_state; those shaped as their parameter are cut like it.
 
-    Every tensor is asked for once and copied, so a mapping that reads from a file keeps host memory to one at a time.
+    Every tensor is accessed once and copied, so a mapping that reads from a file keeps only one in host memory.
     """
     name_of = {parameter: name for name, parameter in model.named_parameters()}
     keys_of: dict[str, list[str]] = {}
@@ -129,9 +129,9 @@ def _restored(whole: Tensor, parameter: nn.Parameter) -> Tensor:
 
 @torch.no_grad()
 def gradient_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> Tensor:
-    """The global norm of the gradients [], over the parts of all ranks, which must all call it; the device is not read.
+    """The global norm of the gradients [], over the parts of all ranks, which must all call it, without a device sync.
 
-    Parameters without a gradient are left out; without any the norm is 0, on `device`.
+    Parameters without a gradient are skipped; without any the norm is 0, on `device`.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -142,7 +142,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> T
 
 @torch.no_grad()
 def limit_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
-    """Scale the gradients, whose global norm is `norm`, down to the limit where that is finite and above it."""
+    """Scales the gradients, whose global norm is `norm`, down to the limit if that is finite and above it."""
     if math.isfinite(norm) and norm > limit:
         torch._foreach_mul_(
             [local(parameter.grad) for parameter in parameters if parameter.grad is not None], limit / norm
@@ -150,9 +150,9 @@ def limit_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: floa
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
-    """Scale the gradients so that their global norm is at most `limit`; the norm before that.
+    """Scales the gradients so that their global norm is at most `limit`; returns the norm before that.
 
-    Both of the above, and the device is read in between. Where the norm is not finite the gradients stay as they are.
+    Both of the above, with a device synchronisation in between. If the norm is not finite the gradients are unchanged.
     """
     given = list(parameters)
     norm = float(gradient_norm(given, torch.device("cpu")))
@@ -171,7 +171,7 @@ def learning_rate(
 ) -> float:
     """The rate of step 0 <= step < total: linear up to the peak over the warm-up, then down towards min_ratio * peak.
 
-    "cosine": half a cosine over all that is left. "wsd" (warm-up, stable, decay): the peak, and over the last
+    "cosine": half a cosine over the remaining steps. "wsd" (warm-up, stable, decay): the peak, and over the last
     decay_ratio of the steps 1 - sqrt(share of the decay done). At step `total` the minimum would be reached.
     Sources: WSD, arXiv 2404.06395; the form 1 - sqrt, arXiv 2405.18392. Raises ConfigError for another schedule.
     """

@@ -1,10 +1,10 @@
 """Whether the connections of a process group lead to this user's own processes.
 
-Gloo takes whoever connects to its socket and sends a small number for the rank of that number, and ranks unpickle what
-they send each other. On the loopback interface every user of the machine can connect. Who it was is known to the
-kernel: /proc/net/tcp and tcp6 name the user of both ends (proc(5)). A connection that is there leads to one process for
-ever, so one look before the first collective is enough, once all connections of the group are there. Nccl connects at
-the first collective, and asks for a random number that the ranks' store has passed on.
+Gloo accepts any process that connects to its socket and sends a small number as the rank of that number, and ranks
+unpickle what they send each other. On the loopback interface every user of the machine can connect. The kernel knows
+the owner: /proc/net/tcp and tcp6 name the user of both ends (proc(5)). An established connection always leads to one
+process, so one check before the first collective is enough, once all connections of the group exist. Nccl connects at
+the first collective, and checks a random number that the ranks' store has passed on.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dsl.errors import TransientError
 from dsl.stage import RENDEZVOUS
 
 ESTABLISHED, CONNECTS, LISTENS = "01", "02", "0A"
-NO_INODE = "0"  # of an end that no process has: not accepted yet, or closed; its user says nothing
-# A rank on a busy machine may take a while to accept what another one has connected.
+NO_INODE = "0"  # of an end without a process: not accepted yet, or closed; its user means nothing
+# A rank on a busy machine may need a while to accept a connection.
 KNOWN_WITHIN_S = 30.0
 LOOK_AGAIN_S = 0.05
 
@@ -38,7 +38,7 @@ class Endpoint:
 
 @frozen
 class Socket:
-    """A TCP socket of this machine that some process has."""
+    """A TCP socket of this machine that a process owns."""
 
     local: Endpoint
     remote: Endpoint
@@ -48,13 +48,13 @@ class Socket:
 
 @contextmanager
 def own_peers() -> Iterator[list[dist.ProcessGroup]]:
-    """Where all ranks are on one host, the connections that are made inside have to lead to processes of this user.
+    """Checks, if all ranks are on one host, that connections opened inside lead to processes of this user.
 
-    Gives a list, to which the process groups that are made inside are to be added, but for that of all ranks: those
-    over gloo have to be connected to all of their ranks at the end. Only the loopback interface is looked at.
+    Yields a list; add to it the process groups created inside, except that of all ranks: those
+    over gloo must be connected to all of their ranks at the end. Only the loopback interface is checked.
 
-    Raises TransientError for a connection that leads to another user, or nobody can tell where, and DistNetworkError
-    for one that has broken or is missing.
+    Raises TransientError for a connection that leads to another user or an unknown one, and DistNetworkError
+    for one that is broken or missing.
     """
     groups: list[dist.ProcessGroup] = []
     if RENDEZVOUS not in os.environ:
@@ -69,19 +69,19 @@ def own_peers() -> Iterator[list[dist.ProcessGroup]]:
     while unknown := _with_unknown_ends(before, wanted):
         if time.monotonic() > give_up:
             raise TransientError(
-                f"whose process this rank is connected to at port {unknown[0].remote.port} could not be found out in "
+                f"the owner of the process at this rank's port {unknown[0].remote.port} was not found within "
                 f"{KNOWN_WITHIN_S:.0f} s; nothing was received from it"
             )
         time.sleep(LOOK_AGAIN_S)
 
 
 def _with_unknown_ends(before: set[str], wanted: int) -> list[Socket]:
-    """Looks at the connections of the loopback interface that are not among the inodes `before`. All the others lead to
+    """New connections of the loopback interface (inodes not in `before`) with an unknown owner. All others lead to
     this user."""
     sockets = _sockets()
     users = {(socket.local, socket.remote): socket.user for socket in sockets.values()}
     new = [sockets[inode] for inode in (_own() - before) & sockets.keys()]
-    # A stranger can connect to 127.0.0.1 from any address of the machine: one end is enough.
+    # Another user can connect to 127.0.0.1 from any address of the machine: one end is enough.
     local = [socket for socket in new if socket.local.address.is_loopback or socket.remote.address.is_loopback]
     connected = [socket for socket in local if socket.state == ESTABLISHED]
     unknown = []
@@ -91,14 +91,14 @@ def _with_unknown_ends(before: set[str], wanted: int) -> list[Socket]:
             unknown.append(socket)
         elif user != socket.user:
             raise TransientError(
-                f"a process of another user (id {user}) connected to this rank in the place of another rank; end "
-                "that process, or ask that user what it does"
+                f"a process of another user (id {user}) connected to this rank in place of another rank; end "
+                "that process, or ask that user about it"
             )
     if any(socket.state not in (ESTABLISHED, CONNECTS, LISTENS) for socket in local):
-        raise dist.DistNetworkError("the connection to another rank broke: it has ended")
+        raise dist.DistNetworkError("the connection to another rank broke: that rank has ended")
     if len(connected) < wanted:
         raise dist.DistNetworkError(
-            f"this rank has {len(connected)} of {wanted} connections to the others: they have ended, or "
+            f"this rank has {len(connected)} of {wanted} connections to the other ranks: they have ended, or "
             "TORCH_GLOO_LAZY_INIT was set, which ranks of one host must not use"
         )
     return unknown
@@ -108,7 +108,7 @@ def _own() -> set[str]:
     """The inodes of this process's sockets."""
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # that of the folder itself, and what other threads close
+        with suppress(FileNotFoundError):  # the folder's own descriptor, and those that other threads close
             kind, _, inode = str(descriptor.readlink()).partition(":")
             if kind == "socket":
                 found.add(inode.strip("[]"))
@@ -116,7 +116,7 @@ def _own() -> set[str]:
 
 
 def _sockets() -> dict[str, Socket]:
-    """All TCP sockets of this machine that a process has, by their inodes."""
+    """All TCP sockets of this machine that a process owns, by inode."""
     found = {}
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6
@@ -128,7 +128,7 @@ def _sockets() -> dict[str, Socket]:
 
 
 def _endpoint(text: str) -> Endpoint:
-    """The kernel writes an address as numbers of 32 bits in the machine's own order of bytes.
+    """Parses an address: the kernel writes numbers of 32 bits in native byte order.
 
     ::ffff:a.b.c.d, as a socket of IPv6 has it, is a.b.c.d to the socket of IPv4 at the other end.
     """

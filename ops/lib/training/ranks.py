@@ -1,4 +1,4 @@
-"""The ranks of a stage: where they meet, joining, sums over all of them, and when FSDP2 communicates.
+"""The ranks of a stage: rendezvous, joining, sums over all of them, and when FSDP2 communicates.
 
 For one process everything here is the identity.
 """
@@ -20,31 +20,33 @@ from dsl.errors import StopRequested
 from dsl.stage import RENDEZVOUS, Stage
 from ops.lib.training.peers import own_peers
 
-WAIT_FOR_OTHERS = timedelta(minutes=30)  # torch's own, for a rank that comes late to the store
+WAIT_FOR_OTHERS = timedelta(minutes=30)  # torch's default, for a rank that comes late to the store
 T = TypeVar("T")
 
 
 def meeting_store(rank: int, world_size: int) -> dist.Store:
-    """The key-value store of the stage's ranks: a file that only this user can open where all are on one host, and
-    there is no network in between; that of torchrun, which its environment names, where they are on several.
+    """The key-value store of the stage's ranks: a file that only this user can open if all are on one host, with
+    no network in between; torchrun's, named by its environment, if they are on several.
 
-    Whoever can write to it can take a rank's place, and ranks unpickle what they send each other.
+    Any process that can write to it can replace a rank, and ranks unpickle what they send each other.
     """
     file = os.environ.get(RENDEZVOUS)
     if not file:
         store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=world_size))
         return store
-    store = dist.FileStore(file)  # of no fixed number of ranks: dflow removes the file, none of them does
+    store = dist.FileStore(
+        file
+    )  # without a fixed number of ranks, so that dflow removes the file and none of them does
     store.set_timeout(WAIT_FOR_OTHERS)
     return store
 
 
 @contextmanager
 def joined(stage: Stage) -> Iterator[None]:
-    """Join the process group of the stage's ranks, and leave it behind a barrier.
+    """Joins the process group of the stage's ranks, and leaves it after a barrier.
 
-    Without the barrier a rank that ends first tears connections down that others still use. After an error there is
-    no barrier, since the others may never come to it, and no leaving over nccl, which would wait for them too. A stop
+    Without the barrier a rank that ends first closes connections that others still use. After an error there is
+    no barrier, since the others may never reach it, and nccl's group is not left, which would wait for them too. A stop
     is no error: all ranks raise it after the same step.
     """
     if stage.world_size == 1:
@@ -78,7 +80,7 @@ def summed(values: Tensor) -> Tensor:
 
 
 def collected(value: T) -> list[T]:
-    """The value of every rank, in their order, on every rank; what can be pickled."""
+    """The value of every rank, in rank order, on every rank; any picklable value."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -93,7 +95,7 @@ def device_of(stage: Stage) -> torch.device:
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on at least one rank, so that all ranks decide alike. One process asks no device."""
+    """Whether the flag is set on at least one rank, so that all ranks decide alike. One process uses no device."""
     if not dist.is_initialized():
         return flag
     return bool(summed(torch.tensor(int(flag), device=device)).item())
@@ -110,15 +112,15 @@ def hold_gradients(model: nn.Module) -> None:
 
 
 def release_parts(model: nn.Module) -> None:
-    """The pass that follows is the step's last but one, and the last that gives gradients to all parts that are sharded
-    by themselves: each reduces its own as soon as they are done. The gathered weights stay."""
+    """The next pass is the step's last but one, and the last with gradients for all parts that are sharded
+    separately: each reduces its own as soon as they are done. The gathered weights stay."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(True)
         model.set_requires_gradient_sync(False, recurse=False)
 
 
 def release_gradients(model: nn.Module) -> None:
-    """The pass that follows is the step's last: its end reduces all gradients and drops the gathered weights."""
+    """The next pass is the step's last: its end reduces all gradients and drops the gathered weights."""
     _communicate(model, True)
 
 
@@ -130,7 +132,7 @@ def _communicate(model: nn.Module, now: bool) -> None:
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """The places of a list that each rank gets, ascending: the dearest first to the rank with the least so far.
+    """The indices that each rank gets, ascending: the most expensive first, to the rank with the least so far.
 
     A rank may get none.
     """

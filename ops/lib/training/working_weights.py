@@ -1,8 +1,8 @@
-"""The weights of a step in the narrower dtype to compute in: cast once, however often they are used.
+"""The weights of a step in a narrower compute dtype: cast once, however often they are used.
 
 Every use of a master weight that casts it reads four bytes and writes two per element, and its backward pass reads two
-and writes four. Working copies are leaves of their own: a pass gives them gradients in their dtype, which are added to
-those of the masters, in the masters' dtype, as soon as they are there. A weight that a pass uses once gets the bits
+and writes four. Working copies are separate leaves: a pass gives them gradients in their dtype, which are added to
+those of the masters, in the masters' dtype, as soon as they exist. A weight that a pass uses once gets the bits
 that casting it at its use would give; used more often, its gradients of one pass would be added in the narrow dtype.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 @frozen(eq=False)
 class _Place:
-    """Where a parameter stands in its module, with its master and its working copy."""
+    """A parameter's module and name, with its master and its working copy."""
 
     module: nn.Module
     name: str
@@ -28,9 +28,9 @@ class _Place:
 
 
 class WorkingWeights:
-    """Copies of a model's parameters in `dtype`, for a model whose parameters stand in one place each.
+    """Copies of a model's parameters in `dtype`, for a model without shared parameters.
 
-    The copies stay the same tensors from step to step, as compiled code and allocators like it.
+    The copies remain the same tensors from step to step, which suits compiled code and allocators.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -42,9 +42,9 @@ class WorkingWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model computes with copies of what the masters are on entry, and these get the gradients.
+        """Inside, the model computes with copies of the masters' values on entry, and the masters get the gradients.
 
-        Whoever asks the model for its parameters inside gets the copies; outside the masters, as ever.
+        The model's parameters are the copies inside, and the masters outside.
         """
         with torch.no_grad():
             torch._foreach_copy_([place.copy for place in self._places], [place.master for place in self._places])
@@ -65,9 +65,9 @@ def _working_copy(master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _hand_over(master: nn.Parameter, copy: Tensor) -> None:
-    """Add a copy's gradient to that of its master."""
+    """Adds a copy's gradient to that of its master."""
     gradient, copy.grad = copy.grad, None
-    assert gradient is not None  # the hook runs when it is there
+    assert gradient is not None  # the hook runs once it is set
     if master.grad is None:
         master.grad = gradient.to(master.dtype)
     else:

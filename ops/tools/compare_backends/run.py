@@ -1,4 +1,4 @@
-"""Capture a few samples with both backends and say how far they lie apart: a process of its own, as
+"""Capture a few samples with both backends and report how far they differ. A separate process:
 
     python -m ops.tools.compare_backends.run REQUEST RESULT
 
@@ -47,7 +47,7 @@ MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 
 @frozen
 class Request:
-    """What is compared: a capture node, what its inputs are, and how many samples."""
+    """A capture node to compare, its input artifacts, and the number of samples."""
 
     graph: Graph
     node: GraphNode
@@ -56,14 +56,14 @@ class Request:
 
     @classmethod
     def read(cls, path: Path) -> Request:
-        told = read_json(path)
-        graph = graph_from_json(told["graph"])
-        artifacts = {name: (Path(place), digest) for name, (place, digest) in told["artifacts"].items()}
-        return cls(graph, graph.nodes[told["node"]], artifacts, told["samples"])
+        values = read_json(path)
+        graph = graph_from_json(values["graph"])
+        artifacts = {name: (Path(place), digest) for name, (place, digest) in values["artifacts"].items()}
+        return cls(graph, graph.nodes[values["node"]], artifacts, values["samples"])
 
     @property
     def tokenize(self) -> GraphNode:
-        """The node that made the tokens."""
+        """The node that produced the tokens."""
         return self.graph.nodes[self.node.inputs["tokens"][0]]
 
     @property
@@ -76,18 +76,18 @@ class Request:
 
     @property
     def readers(self) -> dict[str, TokenReader]:
-        """By split, of those that are captured."""
+        """Readers of the captured splits, by split."""
         return {split: TokenReader(self.tokens, split) for split in self.node.config.splits}
 
     @property
     def images(self) -> ImageSamples | None:
-        """The messages and images that the tokens come from, where the store still has them."""
+        """The messages and images behind the tokens; None if the store no longer has them."""
         source = self.tokenize.inputs.get("samples", ())
         return ImageSamples(*self.artifacts[source[0]]) if source and source[0] in self.artifacts else None
 
 
 @frozen(eq=False)
-class Given:
+class BackendOutput:
     """One backend in one dtype: states [S, F] and log-probabilities [S - 1] of each sample."""
 
     states: list[Tensor]
@@ -96,22 +96,22 @@ class Given:
 
 def main(arguments: Sequence[str]) -> int:
     """Write {"node", "layers", "device", "backends", "samples", "dtypes": [...], "left_out", "preprocessing",
-    "image_bounds", "agree"}, or {"error"} where the comparison is refused.
+    "image_bounds", "agree"}, or {"error"} if the comparison is refused.
     """
     request_file, result_file = map(Path, arguments)
     try:
         result = compare(Request.read(request_file))
     except DflowError as error:
         result = {"error": str(error)}
-    result_file.write_text(json.dumps(result), "utf-8")  # it may have no folder to rename it in
+    result_file.write_text(json.dumps(result), "utf-8")  # not atomic: its folder may not be writable
     return 0
 
 
 def compare(request: Request) -> dict[str, Any]:
     """Both backends in float32 and in the capture's dtype, and SGLang's preprocessing of the same messages.
 
-    Where SGLang knows no float32, transformers' float32 alone says how much the capture's dtype rounds; "left_out" of
-    the result says why.
+    Where SGLang does not support float32, only transformers' float32 measures the rounding; "left_out" of
+    the result gives the reason.
 
     Raises DataError for tokens that do not fit the target, and ConfigError for layers that it does not have.
     """
@@ -156,7 +156,7 @@ def compare(request: Request) -> dict[str, Any]:
 
 
 def choose(readers: Mapping[str, TokenReader], count: int) -> list[TokenSample]:
-    """Samples spread over the splits, half of them with images where there are as many. Raises DataError for none."""
+    """Samples spread over the splits, half of them with images if possible. Raises DataError for none."""
     places = [(reader, row) for reader in readers.values() for row in range(len(reader))]
     seen = [(reader, row) for reader, row in places if reader.records[row]["category"] == "image"]
     read = [(reader, row) for reader, row in places if reader.records[row]["category"] != "image"]
@@ -176,7 +176,7 @@ def device_of(node: GraphNode) -> str:
 
 
 def float32_fits(target: TargetModel, device: str) -> bool:
-    """Whether the GPU holds the weights in float32; a CPU is not asked."""
+    """Whether the GPU has room for the weights in float32; always True on a CPU."""
     if device == "cpu":
         return True
     stored = sum(file.stat().st_size for file in (target.path / "model").glob("*.safetensors"))
@@ -187,15 +187,15 @@ def float32_fits(target: TargetModel, device: str) -> bool:
 
 
 def why_not_float32(target: TargetModel, device: str, fits: bool) -> str | None:
-    """Why the backends are not compared in float32, None where they are."""
+    """Why the backends are not compared in float32; None if they are."""
     if not fits:
-        return "the GPU has no room for the weights in float32, so a fixed bound stands for the rounding"
+        return "the GPU has no room for the weights in float32, so a fixed bound replaces the measured rounding"
     why = float32_refusal(target.path / "model", device)
-    return why and f"{why}; transformers' float32 alone is the measure of rounding"
+    return why and f"{why}; only transformers' float32 measures the rounding"
 
 
 def free_memory() -> None:
-    """SGLang takes what is free when it starts."""
+    """SGLang reserves what is free when it starts."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -203,7 +203,7 @@ def free_memory() -> None:
 
 @frozen
 class OneProcess:
-    """What a backend asks of a stage."""
+    """The parts of a stage that a backend uses."""
 
     inputs: Mapping[str, Any]
     device: str
@@ -213,29 +213,29 @@ class OneProcess:
 
 def with_transformers(
     request: Request, samples: Sequence[TokenSample], layer_ids: Sequence[int], dtype: str, device: str
-) -> Given:
-    """Sample by sample, so that nothing is padded."""
+) -> BackendOutput:
+    """One sample at a time, so that nothing is padded."""
     backend = HuggingFaceBackend.load(evolve(request.node.config, dtype=dtype), request.target, device)
     states = [backend.forward([sample], layer_ids)[0].features.cpu() for sample in samples]
     log_probs = [token_log_probs(backend.target, collate([sample], device))[0].cpu() for sample in samples]
-    return Given(states, log_probs)
+    return BackendOutput(states, log_probs)
 
 
 def with_sglang(
     request: Request, samples: Sequence[TokenSample], layer_ids: Sequence[int], dtype: str, device: str
-) -> Given:
-    """Together, as a capture does, with the node's own server arguments, but on one device."""
+) -> BackendOutput:
+    """All samples in one batch, as in a capture, with the node's server arguments but on one device."""
     config = evolve(request.node.config, backend="sglang", dtype=dtype, tp_degree=1)
     stage = OneProcess({"target": request.target, "tokens": request.tokens}, device)
     with closing(SglangBackend.start(config, stage, request.readers)) as backend:
         states = [states.features for states in backend.forward(samples, layer_ids)]
-        return Given(states, [served_log_probs(backend.runtime, sample) for sample in samples])
+        return BackendOutput(states, [served_log_probs(backend.runtime, sample) for sample in samples])
 
 
 def compare_log_probs(
-    samples: Sequence[TokenSample], ours: Given, theirs: Given, dtype: str, exact: Given | None
+    samples: Sequence[TokenSample], ours: BackendOutput, theirs: BackendOutput, dtype: str, exact: BackendOutput | None
 ) -> dict[str, Any]:
-    """Of the tokens of the answers: the largest difference, and whether rounding explains it."""
+    """The largest difference over the answers' tokens, and whether rounding explains it."""
     largest = _largest(samples, ours.log_probs, theirs.log_probs)
     own = _largest(samples, ours.log_probs, exact.log_probs) if exact is not None else 0.0
     allowed = max(LOG_PROB_TOLERANCE[dtype], TIMES_OWN_ROUNDING * own)
@@ -249,9 +249,9 @@ def _largest(samples: Sequence[TokenSample], a: Sequence[Tensor], b: Sequence[Te
 
 
 def compare_preprocessing(request: Request, samples: Sequence[TokenSample], device: str) -> list[dict[str, Any]] | None:
-    """What SGLang makes of the messages and images of each sample, against its tokens; None where they are gone.
+    """Each sample's messages and images as SGLang preprocesses them, against its tokens; None if they are gone.
 
-    As `dflow serve` starts it: with the image backend and the image sizes of the tokens.
+    Uses the image backend and the image sizes of the tokens, as `dflow serve` does.
     """
     if request.images is None:
         return None
@@ -280,9 +280,9 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
 
 
 def image_bounds(request: Request) -> dict[str, int]:
-    """What SGLang's server has to be told where the tokens were made with other image sizes than the target's own.
+    """The image bounds to pass to SGLang's server if the tokens use other image sizes than the target's defaults.
 
-    Both bounds, because a single one is ignored without a word; empty where nothing has to be told.
+    Both bounds, because SGLang silently ignores a single one; empty if the defaults apply.
     """
     trusted = target_info(request.target)["trust_remote_code"]
     made, own = (

@@ -1,4 +1,4 @@
-"""What `dflow compare-backends` prints of a capture node."""
+"""Output of `dflow compare-backends` for a capture node."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from attrs import frozen
 
 
 @frozen
-class Compared:
-    """What the process said of a capture node; the JSON values that ops/tools/compare_backends/run.py writes."""
+class Comparison:
+    """The result for a capture node: the JSON values that ops/tools/compare_backends/run.py writes."""
 
     result: Mapping[str, Any]
 
@@ -20,7 +20,7 @@ class Compared:
         return bool(self.result["agree"])
 
     def lines(self) -> str:
-        """For a user: how far the states lie apart, layer by layer, and a plain verdict last."""
+        """How far the states differ, layer by layer, and the verdict last."""
         result = self.result
         tokens = sum(sample["tokens"] for sample in result["samples"])
         images = sum(sample["images"] for sample in result["samples"])
@@ -30,7 +30,11 @@ class Compared:
             f"{result['device']}; transformers {versions['huggingface']} against SGLang {versions['sglang']}"
         ]
         for part in result["dtypes"]:
-            lines += ["", f"{part['dtype']}: differences of the states, relative to a token's own", _HEADER]
+            lines += [
+                "",
+                f"{part['dtype']}: differences of the states, relative to the norm of each token's state",
+                _HEADER,
+            ]
             lines += [_state_line(row) for row in part["states"]]
             logs = part["log_probs"]
             lines.append(
@@ -41,10 +45,10 @@ class Compared:
             lines += ["", f"float32 is not compared: {result['left_out']}"]
         lines += ["", *_preprocessing_lines(result["preprocessing"])]
         if result["image_bounds"]:
-            told = json.dumps({"image": result["image_bounds"]})
+            config = json.dumps({"image": result["image_bounds"]})
             lines.append(
-                "the tokens have other image sizes than the target's own: a server needs "
-                f"--mm-process-config '{told}', which `dflow serve` passes"
+                "the tokens use other image sizes than the target's defaults: a server needs "
+                f"--mm-process-config '{config}', which `dflow serve` passes"
             )
         return "\n".join([*lines, self._verdict()])
 
@@ -60,8 +64,8 @@ class Compared:
                 "train on this; see docs/sglang.md"
             )
         return (
-            "THE BACKENDS AGREE, BUT SGLANG PREPARES THE SAMPLES OTHERWISE: the served target would see other tokens "
-            "or pixels than the draft was trained on; see docs/sglang.md"
+            "THE BACKENDS AGREE, BUT SGLANG PREPROCESSES THE SAMPLES DIFFERENTLY: the served target would see other "
+            "tokens or pixels than the draft was trained on; see docs/sglang.md"
         )
 
 
@@ -82,5 +86,5 @@ def _preprocessing_lines(rows: Sequence[Mapping[str, Any]] | None) -> list[str]:
     different = [row for row in rows if row["differences"]]
     if not rows:
         return []
-    lines = [f"preprocessing: SGLang makes the same tokens and pixels of {len(rows) - len(different)} of {len(rows)}"]
+    lines = [f"preprocessing: same tokens and pixels in SGLang for {len(rows) - len(different)} of {len(rows)}"]
     return lines + [f"  {row['id']}: {'; '.join(row['differences'])}" for row in different]

@@ -1,4 +1,4 @@
-"""Whether the answers that the draft was trained on are the target's own."""
+"""Whether the draft was trained on the target's own answers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ROWS = 1024  # of logits at once
 
 
 @frozen
-class Own:
-    """tokens: of answers that were looked at; chosen: those that the target, given all before, holds likeliest.
-    expected: so many of them would be if the target itself had drawn each at the temperature of the answers.
+class OwnShare:
+    """tokens: answer tokens checked; chosen: those that are the target's most likely token given all before them.
+    expected: how many would be if the target itself had sampled each at the temperature of the answers.
     """
 
     tokens: int
@@ -40,41 +40,41 @@ class Own:
 
     @property
     def error(self) -> float:
-        """Of `expected`, from the draws; 0 where there are none."""
+        """Standard error of `expected`; 0 without sampled tokens."""
         return sqrt(self.expected * max(1 - self.expected_share, 0.0))
 
 
 def own_finding(target: Target, samples: Sequence[TokenSample], regenerated_at: float | None) -> Finding:
-    """samples: of the training. regenerated_at: the temperature of regenerate_answers above it, None without one."""
+    """samples: training samples. regenerated_at: the temperature of regenerate_answers above it, None without one."""
     own = count_own(target, samples, regenerated_at or 0.0)
     normal, advice = _expectation(own, regenerated_at)
     return Finding(
         name=NAME,
-        measured=f"{own.share:.0%} of {own.tokens:,} tokens of the training's answers are the target's greedy choice",
+        measured=f"{own.share:.0%} of {own.tokens:,} tokens of the training answers are the target's greedy choice",
         normal=normal,
         advice=advice,
         is_cause=own.chosen < LEAST_OWN * own.expected - ERRORS * own.error,
     )
 
 
-def _expectation(own: Own, regenerated_at: float | None) -> tuple[str, str]:
-    """What is normal, and what to do where it is not so."""
+def _expectation(own: OwnShare, regenerated_at: float | None) -> tuple[str, str]:
+    """The normal range, and what to do outside it."""
     if regenerated_at is None:
         return (
-            f"at least {LEAST_OWN:.0%}; all of them but ties after regenerate_answers at temperature 0. Decoding "
+            f"at least {LEAST_OWN:.0%}; all but ties after regenerate_answers at temperature 0. Decoding "
             "accepts what the target chooses, not what the data set says",
             "put regenerate_answers between the target and capture, and train on the target's own answers",
         )
     return (
-        f"at least {LEAST_OWN:.0%} of the {own.expected_share:.0%} that this target's own answers have at temperature "
-        f"{regenerated_at:g}, at which they were regenerated",
-        "the answers were regenerated, but not by this target as it answers here: let the target that is served "
-        "regenerate them, and capture and train again",
+        f"at least {LEAST_OWN:.0%} of the {own.expected_share:.0%} expected of this target's own answers at "
+        f"temperature {regenerated_at:g}, at which they were regenerated",
+        "the answers were regenerated, but they differ from this target's answers here: regenerate them with the "
+        "served target, then capture and train again",
     )
 
 
 @torch.inference_mode()
-def count_own(target: Target, samples: Sequence[TokenSample], temperature: float = 0.0) -> Own:
+def count_own(target: Target, samples: Sequence[TokenSample], temperature: float = 0.0) -> OwnShare:
     tokens, chosen, expected = 0, 0, 0.0
     for sample in samples:
         _, final_BSM = forward_batch(target, [sample], (0,), final_hidden=True)
@@ -85,11 +85,11 @@ def count_own(target: Target, samples: Sequence[TokenSample], temperature: float
             chosen += int((logits_RV.argmax(-1).cpu() == sample.input_ids[rows + 1]).sum())
             expected += _greedy_draws(logits_RV, temperature)
         tokens += len(places)
-    return Own(tokens, chosen, expected)
+    return OwnShare(tokens, chosen, expected)
 
 
 def _greedy_draws(logits_RV: Tensor, temperature: float) -> float:
-    """How many of the rows' likeliest tokens a draw at this temperature gives, on average."""
+    """The expected number of rows whose most likely token is sampled at this temperature."""
     if temperature == 0:
         return float(len(logits_RV))
     return float((logits_RV / temperature).softmax(-1).amax(-1).sum())

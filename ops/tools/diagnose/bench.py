@@ -1,4 +1,4 @@
-"""A draft on some prompts, decoded under several settings; every setting once."""
+"""Decodes prompts with a draft under several settings, each setting once."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ops.tools.diagnose.certainty import is_certainly_above, most, passes
 from ops.tools.diagnose.misfits import misfits
 
 RESAMPLINGS = 2000
-# A gain counts from here on. Several settings are tried, so one that is no better must not win by chance.
+# The least gain that counts. Several settings are tried, so one that is no better must not win by chance.
 LEAST_GAIN = 0.05
 CHANCE = 0.005
-LEAST_PROMPTS = 4  # with a step, in each group: fewer are too alike by chance to tell their spread
+LEAST_PROMPTS = 4  # with a step, in each group: fewer do not show their spread
 EXPORTED, TRAINED = "those of the export", "those of the training"
 
 
 @frozen
 class Setting:
-    """The draft's shape and how it is fed. block_offset: as in DraftUse. weights: EXPORTED or TRAINED."""
+    """The draft's config and inputs. block_offset: as in DraftUse. weights: EXPORTED or TRAINED."""
 
     config: DraftConfig
     block_offset: int = 0
@@ -42,19 +42,19 @@ class Setting:
         return evolve(DraftUse.of(self.config), block_offset=self.block_offset)
 
     def evolved(self, **fields: Any) -> Setting:
-        """The same with other fields of its config."""
+        """The same setting with other values of config fields."""
         return evolve(self, config=evolve(self.config, **fields))
 
 
 @define
 class Bench:
-    """weights: the state dicts to choose from. batch_size: prompts decoded at once. tell: called with what is next."""
+    """weights: the state dicts to choose from. batch_size: prompts decoded at once. report: called with each step."""
 
     target: Target
     weights: Mapping[str, Mapping[str, Tensor]]
     settings: DecodeSettings
     batch_size: int
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     _decoded: list[tuple[Setting, Sequence[TokenSample], list[Decoded]]] = field(factory=list)
     _built: list[tuple[Setting, DraftModel]] = field(factory=list)
 
@@ -62,7 +62,7 @@ class Bench:
         for known, of, answers in self._decoded:
             if known == setting and of is prompts:
                 return answers
-        self.tell(f"decoding {len(prompts)} prompts, {what}")
+        self.report(f"decoding {len(prompts)} prompts, {what}")
         answers = self.decode_with(self.draft(setting), setting.use, prompts)
         self._decoded.append((setting, prompts, answers))
         return answers
@@ -78,7 +78,7 @@ class Bench:
         return not misfits(setting.config, self.weights[setting.weights])
 
     def draft(self, setting: Setting) -> DraftModel:
-        """One model serves all settings that differ only in what DraftUse says."""
+        """Settings that differ only in DraftUse share one model."""
         shape = _shape(setting.config)
         for known, model in self._built:
             if known.weights == setting.weights and _shape(known.config) == shape:
@@ -96,7 +96,7 @@ def _shape(config: DraftConfig) -> dict[str, Any]:
 
 
 def tau_of(answers: Sequence[Decoded]) -> float:
-    """Generated tokens over verification steps; nan without a step."""
+    """Generated tokens per verification step; nan without a step."""
     steps = sum(answer.steps for answer in answers)
     return sum(answer.generated for answer in answers) / steps if steps else float("nan")
 
@@ -108,9 +108,9 @@ def interval(answers: Sequence[Decoded], block_size: int) -> tuple[float, float]
 
 @frozen
 class Gain:
-    """tau of some answers minus that of others. counts: it is large enough; is_certain: and not by chance.
+    """Difference of tau between two sets of answers. counts: large enough; is_certain: also significant.
 
-    Of fewer than LEAST_PROMPTS prompts with a step nothing is certain.
+    With fewer than LEAST_PROMPTS prompts with a step nothing is certain.
     """
 
     value: float
@@ -119,25 +119,25 @@ class Gain:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes more prompts to tell it from chance."""
+        """Whether more prompts are needed to distinguish it from chance."""
         return self.counts and not self.is_certain
 
 
 def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
-    """Of the same prompts: what counts is the difference of each."""
+    """Gain on the same prompts, from the difference of each prompt."""
     both = [(one, other) for one, other in zip(after, before, strict=True) if one.steps and other.steps]
     after, before = [one for one, _ in both], [other for _, other in both]
     return _gain(after, before, [passes(before) - passes(after)], CHANCE)
 
 
 def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], comparisons: int = 1) -> Gain:
-    """Of different prompts. comparisons: of so many pairs of groups this one was chosen for its gain (Bonferroni)."""
+    """Gain between different prompts. comparisons: pairs of groups that this one was chosen from (Bonferroni)."""
     after, before = stepped(after), stepped(before)
     return _gain(after, before, [passes(after), passes(before)], CHANCE / comparisons)
 
 
 def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequence[np.ndarray], chance: float) -> Gain:
-    """compared: what has as its errors those of the gain."""
+    """compared: the groups of values whose errors are those of the gain."""
     value = tau_of(after) - tau_of(before)
     counts = value >= LEAST_GAIN * tau_of(before)
     if not counts or min(len(after), len(before)) < LEAST_PROMPTS:
@@ -148,19 +148,19 @@ def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequenc
 
 
 def most_saved(after: Sequence[Decoded], before: Sequence[Decoded]) -> float:
-    """The share of the target's passes that the true gain saves at most, but for CHANCE, where a prompt has a step."""
+    """Upper bound of the share of the target's passes that the gain saves, wrong with probability CHANCE."""
     before, after = stepped(before), stepped(after)
     each = passes(before) - passes(after)
     return most(each, one_token(after), CHANCE) / float(passes(before).mean())
 
 
 def stepped(answers: Sequence[Decoded]) -> list[Decoded]:
-    """Those with a verification step."""
+    """Answers with a verification step."""
     return [answer for answer in answers if answer.steps]
 
 
 def one_token(answers: Sequence[Decoded]) -> float:
-    """The least error of passes per token: one token more or less could always have been accepted."""
+    """The least error of passes per token: one more or one less token could always have been accepted."""
     return 1 / sum(answer.generated for answer in answers)
 
 
@@ -171,7 +171,7 @@ def _counts(answers: Sequence[Decoded]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:
-    """So many samples at most, of every category alike as far as there are, spread evenly over each."""
+    """At most `count` samples, equally many of each category if possible, spread evenly over each."""
     places: dict[str, list[int]] = {}
     for index, record in enumerate(reader.records):
         places.setdefault(record["category"], []).append(index)

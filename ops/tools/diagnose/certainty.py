@@ -1,11 +1,11 @@
-"""What few prompts can tell: Student's t on the passes of the target for each token of an answer.
+"""What few prompts can show: Student's t on the target's passes per token of an answer.
 
-That figure of a prompt is 1 / tau. It lies between 0 and 1, so the few prompts that are easy do not hide what the rest
-show, as they would with tau or its logarithm; and of answers that are equally long its mean is 1 / tau of them all.
+For one prompt that is 1 / tau. It lies between 0 and 1, so a few easy prompts do not hide what the rest
+show, as they would with tau or its logarithm; for answers of equal length its mean is 1 / tau of all.
 
-Two tests share the chance of an error. One takes the spread of the prompts as it is, and finds small gains of many
-prompts. The other takes in PRIOR_PROMPTS imagined prompts with a spread of PRIOR_SPREAD, about that of prompts whose
-tau lies between 1.3 and 6, and finds large gains of few.
+Two tests share the error probability. One uses the prompts' own spread, and finds small gains over many
+prompts. The other adds PRIOR_PROMPTS pseudo-prompts with a spread of PRIOR_SPREAD, about that of prompts whose
+tau lies between 1.3 and 6, and finds large gains over few.
 
 N prompts
 """
@@ -24,14 +24,14 @@ PRIOR_SPREAD, PRIOR_PROMPTS = 0.15, 4
 
 
 def passes(answers: Sequence[Decoded]) -> np.ndarray:
-    """[N], the passes of the target for each generated token; of answers with a step."""
+    """The target's passes per generated token, [N]; for answers with a step."""
     return np.array([answer.steps / answer.generated for answer in answers], dtype=np.float64)
 
 
 def is_certainly_above(groups: Sequence[np.ndarray], value: float, least_error: float, chance: float) -> bool:
-    """Whether a sum or difference of the groups' means, which is `value`, lies above 0 but for this chance.
+    """Whether a sum or difference of the groups' means, `value`, is above 0 at this error probability.
 
-    least_error: what cannot be told from none, however alike the prompts are.
+    least_error: the smallest value that differs from 0, however similar the prompts are.
     """
     for spread, imagined in ((0.0, 0), (PRIOR_SPREAD, PRIOR_PROMPTS)):
         error, degrees = _error(groups, spread, imagined)
@@ -41,7 +41,7 @@ def is_certainly_above(groups: Sequence[np.ndarray], value: float, least_error: 
 
 
 def most(group: np.ndarray, least_error: float, chance: float) -> float:
-    """What the true mean lies above with this chance at most; least_error as above."""
+    """Upper bound of the mean at this error probability; least_error as above."""
     error, degrees = _error([group], 0.0, 0)
     return float(group.mean() + stdtrit(degrees, 1 - chance) * hypot(error, least_error))
 
@@ -49,7 +49,7 @@ def most(group: np.ndarray, least_error: float, chance: float) -> float:
 def _error(groups: Sequence[np.ndarray], spread: float, imagined: int) -> tuple[float, int]:
     """The standard error of a sum or difference of the groups' means, and its degrees of freedom (Welch, rounded down).
 
-    Each group's variance is that of its prompts and of so many imagined ones with this spread.
+    Each group's variance is that of its prompts and of `imagined` pseudo-prompts with this spread.
     """
     freedoms = [len(group) - 1 + imagined for group in groups]
     squares = [float(((group - group.mean()) ** 2).sum()) + imagined * spread**2 for group in groups]

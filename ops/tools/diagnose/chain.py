@@ -1,4 +1,4 @@
-"""What a draft was made of and judged by, found in a run's graph: torch-free, by what the ops say they make."""
+"""The inputs and the evaluation of a draft, found in a run's graph by the ops' declared outputs; torch-free."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ops.artifacts import Draft, DraftCheckpoint, Report, TargetFeatures, Target
 from ops.lib.data.files import read_json
 
 Kind = TypeVar("Kind", bound=Artifact)
-Made = Mapping[str, tuple[Path, str]]  # node -> folder and digest of what it made, as far as the store has it
+Made = Mapping[str, tuple[Path, str]]  # node -> folder and digest of its output, if the store has it
 
-SPLITS = ("test", "val")  # of prompts that no draft learnt from, the first unless an evaluation says otherwise
+SPLITS = ("test", "val")  # of held-out prompts, the first unless an evaluation names another
 MAX_NEW_TOKENS = 128
 DTYPE = "float32"
 BATCH_SIZE = 8
 REGENERATE = "regenerate_answers"
-MADE_OF_OTHERS = (Draft, TargetModel)  # what a training reads and others made, of data of their own
-OTHERWISE = ("benchmark", "temperature", "block_size")  # fields of evaluate in which a diagnosis does not follow it
+MADE_OF_OTHERS = (Draft, TargetModel)  # inputs of a training that come from other data
+OTHERWISE = ("benchmark", "temperature", "block_size")  # fields of evaluate that a diagnosis ignores
 
 
 @frozen(kw_only=True)
 class Evaluation:
-    """The node that judged the draft in the run, and how; what a diagnosis does otherwise is not None.
+    """The node that evaluated the draft in the run, and its settings; not None where a diagnosis differs.
 
-    tau: None where the store has no report of it. benchmark: a file's name in place of the split.
+    tau: None if the store has no report. benchmark: a file's name in place of the split.
     """
 
     node: str
@@ -45,11 +45,11 @@ class Evaluation:
 
 @frozen(kw_only=True)
 class Chain:
-    """The artifacts around one draft; None where there is no such node, or the store no longer has what it made.
+    """The artifacts around one draft; None if there is no such node, or the store no longer has its output.
 
-    learnt: the tokens that it was trained on; judged: those whose prompts it is measured on, of `split`, or of
-    `other_splits` where that holds none. What follows is as the node of `evaluation` has it. regenerated_at: the
-    temperature at which the answers of the training were regenerated, None where they were not.
+    learnt: the tokens that it was trained on; judged: those whose prompts measure it, from `split`, or from
+    `other_splits` if that has none. The fields after these are those of the `evaluation` node. regenerated_at: the
+    temperature at which the training answers were regenerated, None if they were not.
     """
 
     node: str
@@ -71,10 +71,10 @@ class Chain:
 
     @classmethod
     def of(cls, graph: Graph, made: Made, node_id: str, split: str | None = None, run: str = "RUN") -> Chain:
-        """split: the only one to take prompts of; None: that of the evaluation, or another where it holds none.
-        run: that of the graph.
+        """split: the only one to use prompts of; None: that of the evaluation, or another if it has none.
+        run: the graph's run.
 
-        Raises DataError where the draft, its target or the tokens are not there.
+        Raises DataError if the draft, its target or the tokens are missing.
         """
         draft = graph.nodes[node_id]
         training = next(_above(graph, draft, DraftCheckpoint), None)
@@ -88,7 +88,7 @@ class Chain:
         own = _artifact(made, draft, Draft)
         absent = [name for name, value in ((node_id, own), ("its target", target), ("tokens", judged)) if value is None]
         if own is None or target is None or judged is None:
-            raise DataError(f"{node_id}: {' and '.join(absent)} cannot be had of this run; make it: dflow resume {run}")
+            raise DataError(f"{node_id}: this run lacks {' and '.join(absent)}; create them: dflow resume {run}")
         config = None if judge is None else judge.config
         judged_split = getattr(config, "split", SPLITS[0])
         return cls(
@@ -112,12 +112,12 @@ class Chain:
 
 
 def drafts_of(graph: Graph) -> list[str]:
-    """The nodes that make a draft."""
+    """The nodes that produce a draft."""
     return [node.id for node in graph.nodes.values() if node.op.output is Draft]
 
 
 def last_drafts_of(graph: Graph) -> list[str]:
-    """Without those whose draft another of them makes anew."""
+    """The same without nodes whose draft another of them replaces."""
     drafts = drafts_of(graph)
     return [name for name in drafts if not any(name in graph.nodes[other].parents for other in drafts)]
 
@@ -130,12 +130,12 @@ def training_of(graph: Graph, node_id: str) -> str | None:
 def _above(
     graph: Graph, node: GraphNode, output: type[Artifact], apart: Collection[type[Artifact]] = ()
 ) -> Iterator[GraphNode]:
-    """The nodes above with this output, the nearest first; none through what is in `apart`."""
+    """The nodes above with this output, nearest first, except those reached only through outputs in `apart`."""
     return (found for found in _ancestors(graph, node, apart) if found.op.output is output)
 
 
 def _ancestors(graph: Graph, node: GraphNode, apart: Collection[type[Artifact]] = ()) -> Iterator[GraphNode]:
-    """The nearest first, without those that make something of `apart`, and what only these read."""
+    """Nearest first, without nodes whose output is in `apart` and what only these read."""
     waiting, seen = list(node.parents), set()
     while waiting:
         parent = graph.nodes[waiting.pop(0)]
@@ -146,7 +146,7 @@ def _ancestors(graph: Graph, node: GraphNode, apart: Collection[type[Artifact]] 
 
 
 def _judge(graph: Graph, draft: GraphNode) -> GraphNode | None:
-    """Of the evaluations of a draft the one nearest to how a diagnosis decodes: a split, greedily, in whole blocks."""
+    """The evaluation of a draft that is closest to a diagnosis: a split, greedy, whole blocks."""
     judges = [node for node in graph.nodes.values() if node.op.output is Report and draft.id in node.parents]
     return min(judges, key=lambda node: [bool(getattr(node.config, name, None)) for name in OTHERWISE], default=None)
 
@@ -164,18 +164,18 @@ def _evaluation(made: Made, judge: GraphNode) -> Evaluation:
 
 
 def _features(graph: Graph, training: GraphNode | None) -> GraphNode | None:
-    """What captured the features of a training; that of the draft of a warm start is another's."""
+    """The node that captured a training's features, not that of a warm start's draft."""
     return None if training is None else next(_above(graph, training, TargetFeatures, MADE_OF_OTHERS), None)
 
 
 def _temperature(graph: Graph, tokens: GraphNode | None) -> float | None:
-    """That of the answers that the draft learnt from, where they were regenerated."""
+    """The temperature of the training answers, if they were regenerated."""
     above = () if tokens is None else _ancestors(graph, tokens, MADE_OF_OTHERS)
     return next((float(node.config.temperature) for node in above if node.op.name == REGENERATE), None)
 
 
 def _source(graph: Graph, made: Made, nodes: Sequence[GraphNode | None], kind: type[Artifact]) -> GraphNode | None:
-    """What makes that which the first of these nodes that reads an artifact of this kind reads of it."""
+    """The source of the artifact of this kind that the first of these nodes reads."""
     for node in nodes:
         for parent in node.parents if node is not None else ():
             if _artifact(made, graph.nodes[parent], kind) is not None:

@@ -1,4 +1,4 @@
-"""Whether the training ended too early, from its loss over steps."""
+"""Whether the training ended too early, judged by its loss curve."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ERRORS = 2.0  # standard errors of the difference
 
 
 def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any]) -> Finding:
-    """curve: [step, train/loss], as logged, ascending. training: training.json, for which step's weights are exported.
+    """curve: [step, train/loss], as logged, ascending. training: training.json, which names the exported step.
 
-    Where those are of a step before the last fifth, a longer training is no cure, however far the loss still falls.
+    If that is before the last fifth, longer training does not help, however far the loss still falls.
     """
     if not curve:
-        return unmeasured(NAME, "the run that trained the draft is gone, and its loss with it")
+        return unmeasured(NAME, "the run that trained the draft is gone, with its loss")
     end = curve[-1][0]
     parts = [
         [loss for step, loss in curve if end * part / PARTS < step <= end * (part + 1) / PARTS]
@@ -34,15 +34,15 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
     error = sqrt(sum(variance(part) / len(part) for part in parts))
     selected = training.get("selected_step", end)
     is_earlier = selected <= end * (PARTS - 1) / PARTS
-    best = {"tau": "tau on val was best", "loss": "the loss on val was least"}
+    best = {"tau": "tau on val was best", "loss": "the loss on val was lowest"}
     chosen_by = best.get(training.get("recipe", {}).get("select"), "the weights are those")
     return Finding(
         name=NAME,
         measured=(f"{chosen_by} at step {selected} of {end:g}; " if is_earlier else "")
         + f"train/loss fell by {fall:.2f} (+- {error:.2f}) in the last fifth of {end:g} steps, to "
         f"{fmean(parts[1]):.2f}",
-        normal=f"by less than {MOST_FALL:g}: more makes the right token over a tenth likelier still, though the "
-        "learning rate is nearly down",
+        normal=f"by less than {MOST_FALL:g}: a larger fall still makes the right token over 10 % more likely, with "
+        "a learning rate of almost 0",
         advice="train longer: more epochs of shard_sequence, or more samples",
         is_cause=not is_earlier and fall > MOST_FALL and fall > ERRORS * error,
     )

@@ -1,4 +1,4 @@
-"""Whether the features that the draft learnt from are those that the target gives when it serves.
+"""Whether the draft was trained on the features that the served target produces.
 
 S tokens of a sample, L layers, M hidden size, F = L * M
 """
@@ -23,15 +23,15 @@ NAME = "features"
 SPLIT = "train"
 SAMPLES = 4
 ADVICE = (
-    "capture again with this target and train on that; where they stay different, the capture and the engine compute "
-    "otherwise: `dflow compare-backends` shows where"
+    "capture again with this target and train on that; if they still differ, the capture and the engine compute "
+    "differently: `dflow compare-backends` shows where"
 )
 
 
 @frozen
 class Layer:
     """Mean distance of a token's stored states from the recomputed ones of this layer, and from other layers' by id;
-    the length of the recomputed states is 1. neighbour: how far the nearest other layer's recomputed states lie.
+    the norm of the recomputed states is 1. neighbour: the distance of the nearest other layer's recomputed states.
     """
 
     layer_id: int
@@ -45,19 +45,19 @@ def features_finding(
 ) -> Finding:
     """Recompute the features of a few samples of the training, and compare."""
     if is_online:
-        return unmeasured(NAME, 'capture = "online" stores none, so there is nothing to compare')
+        return unmeasured(NAME, 'capture = "online" stores no features to compare')
     if features is None or learnt is None:
-        return unmeasured(NAME, "the store has not kept what the draft was trained on")
+        return unmeasured(NAME, "the store no longer has the draft's training features")
     stored, tokens = FeatureReader(features, SPLIT), TokenReader(learnt, SPLIT)
     indices = _spread_places(min(len(stored), len(tokens)))
     if not indices:
-        return unmeasured(NAME, f"there are none of the split {SPLIT}")
+        return unmeasured(NAME, f"the split {SPLIT} has none")
     samples = [tokens.sample(index) for index in indices]
     other = [sample.id for index, sample in zip(indices, samples, strict=True) if not _same_text(stored, index, sample)]
     if other:
         return Finding(
             name=NAME,
-            measured=f"those of {', '.join(other)} were captured of other tokens",
+            measured=f"those of {', '.join(other)} were captured from other tokens",
             normal="one row for each token of the training",
             advice=ADVICE,
             is_cause=True,
@@ -88,7 +88,7 @@ def _layers_finding(layers: Sequence[Layer], allowed: float, dtype: str) -> Find
 def compare_layers(
     target: Target, stored: FeatureReader, indices: Sequence[int], samples: Sequence[TokenSample]
 ) -> list[Layer]:
-    """Each stored layer beside the recomputed ones of itself and of all its neighbours, over the samples' tokens."""
+    """Compares each stored layer with the recomputed states of itself and its neighbours, over the samples' tokens."""
     ids = stored.info["target_layer_ids"]
     near = sorted({k + step for k in ids for step in (-1, 0, 1) if 0 <= k + step < target.num_layers - 1})
     distances: dict[tuple[int, int], list[Tensor]] = {}
@@ -116,7 +116,7 @@ def compare_layers(
 
 
 def _distance(states_SM: Tensor, expected_SM: Tensor) -> Tensor:
-    """[S], the length of what is expected being 1."""
+    """Distances [S], relative to the norm of the expected states."""
     size_S = expected_SM.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     return (states_SM - expected_SM).norm(dim=-1) / size_S
 

@@ -1,7 +1,7 @@
-"""Train and serve mismatch: is the draft fed as it was trained? Each way is put right in turn, and tau measured.
+"""Train and serve mismatch: does the draft get the inputs it was trained on? Corrects each in turn, and measures tau.
 
-The change that raises tau most is kept, and the others are tried on top of it, so that a wrong layer is not taken for a
-wrong position, and two mistakes at once are both found.
+The change that raises tau most is kept and the others are tried on top of it, so that a wrong layer is not mistaken
+for a wrong position, and two mistakes at once are both found.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ops.tools.diagnose.finding import TOO_FEW, Finding, held_back, unmeasured
 
 LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS = "layer ids", "mask token", "positions", "config", "weights"
 KINDS = (LAYERS, MASK, POSITIONS, CONFIG, WEIGHTS)
-NAMED = (LAYERS, MASK)  # what a draft reads, by number
+NAMED = (LAYERS, MASK)  # inputs that the config gives as ids
 NORMAL = {
-    LAYERS: "tau is highest with the exported ids, because the draft can read only the layers that it was trained on",
-    MASK: "that of the training, whose embedding every slot of a block carries",
-    POSITIONS: "tau is highest where the slots stand right behind the context, as in training and in serving engines",
-    CONFIG: "as trained in every field that decides the forward pass (RoPE, windows, norms, block size)",
+    LAYERS: "tau is highest with the exported ids, because the draft can only read the layers that it was trained on",
+    MASK: "that of the training, whose embedding fills every slot of a block",
+    POSITIONS: "tau is highest with the slots directly after the context, as in training and in serving engines",
+    CONFIG: "as trained in every field that affects the forward pass (RoPE, windows, norms, block size)",
     WEIGHTS: "those of the training, rounded to the export's dtype",
 }
 AS_TRAINED, TARGETS = "as trained", "the target's"
@@ -31,9 +31,9 @@ AS_TRAINED, TARGETS = "as trained", "the target's"
 
 @frozen
 class Trained:
-    """What a draft was trained with, as far as it is known. mask_token_id of the target, where nothing else is known.
+    """The settings of a draft's training, as far as known; mask_token_id falls back to the target's.
 
-    differing_tensors: names of those in which the export differs from the training; None where it cannot be told.
+    differing_tensors: names of tensors that differ between export and training; None if unknown.
     """
 
     config: DraftConfig | None
@@ -43,7 +43,7 @@ class Trained:
 
 @frozen
 class Step:
-    """A change that was put right: its kind, in words, and what it brought."""
+    """A correction: its kind, its label, and its effect on tau."""
 
     kind: str
     label: str
@@ -54,14 +54,16 @@ class Step:
 
 
 @frozen
-class Mended:
-    """The setting with all that raises tau put right, and what was found on the way."""
+class Correction:
+    """The setting with every correction that raises tau, and the findings."""
 
     setting: Setting
     findings: tuple[Finding, ...]
 
 
-def mend(bench: Bench, exported: Setting, trained: Trained, prompts: Sequence[TokenSample], again: str) -> Mended:
+def correct(
+    bench: Bench, exported: Setting, trained: Trained, prompts: Sequence[TokenSample], again: str
+) -> Correction:
     """again: the command that writes the export again."""
     current, steps = exported, {}
     while True:
@@ -73,15 +75,15 @@ def mend(bench: Bench, exported: Setting, trained: Trained, prompts: Sequence[To
     findings = [
         _cause(steps[kind], again) if kind in steps else _fine(bench, kind, current, trained, prompts) for kind in KINDS
     ]
-    return Mended(current, tuple(findings))
+    return Correction(current, tuple(findings))
 
 
 def _best(
     bench: Bench, current: Setting, trained: Trained, prompts: Sequence[TokenSample], kinds: Sequence[str]
 ) -> Step | None:
-    """The change that raises tau most, None where none does. What the training itself says needs no proof that it is
-    not by chance, and what the draft reads is put right whatever that does to tau: the export then says other than the
-    training, which nobody wants, and a few prompts cannot tell a small cost from none.
+    """The change that raises tau most, None if none does. A value recorded by the training is used without a test of
+    significance, and what the draft reads is corrected whatever its effect on tau: the export then contradicts the
+    training, and a few prompts cannot distinguish a small cost from none.
     """
     before = bench.decode(current, prompts, "as exported")
     found: Step | None = None
@@ -100,7 +102,7 @@ def _best(
 
 
 def candidates(kind: str, current: Setting, trained: Trained) -> dict[str, Setting]:
-    """What a kind could be instead, in words; what the training says first."""
+    """Alternatives for a kind, by label; the training's value first."""
     config, known = current.config, trained.config
     if kind == LAYERS:
         if known is not None and known.target_layer_ids != config.target_layer_ids:
@@ -130,7 +132,7 @@ def _shifted(current: Setting) -> dict[str, Setting]:
 
 
 def _distinct(current: Setting, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Without those that are as it is, and without the second of two alike."""
+    """Without settings equal to the current one, and without duplicates."""
     kept: dict[str, Setting] = {}
     for label, setting in settings.items():
         if setting != current and setting not in kept.values():
@@ -139,7 +141,7 @@ def _distinct(current: Setting, settings: Mapping[str, Setting]) -> dict[str, Se
 
 
 def differing(config: DraftConfig, trained: DraftConfig | None) -> dict[str, Any]:
-    """The trained values of the fields in which a config differs, but for those that have a kind of their own."""
+    """The trained values of the fields in which a config differs, except fields with their own kind."""
     if trained is None:
         return {}
     own = {"target_layer_ids", "mask_token_id", "tie_word_embeddings"}
@@ -161,44 +163,44 @@ def _cause(step: Step, again: str) -> Finding:
 
 def _advice(step: Step, again: str) -> str:
     if step.label in (AS_TRAINED, TRAINED):
-        return f"mend whatever changed the export after the training, then {again}"
+        return f"fix whatever changed the export after the training, then {again}"
     if step.label == TARGETS:
         return (
-            "the training's record is gone, but its mask token was most likely the target's: find out what gave the "
-            f"export another one, then {again}"
+            "the training's record is gone, but its mask token was most likely the target's: find what changed it in "
+            f"the export, then {again}"
         )
     if step.kind == LAYERS:
-        return "what was captured is not what is served: compare both lists of layers, capture and train again"
-    return "the training placed its blocks elsewhere than decoding does: train again with this version of dflow"
+        return "the captured layers are not the served ones: compare both lists of layers, capture and train again"
+    return "the training placed its blocks at other positions than decoding: train again with this version of dflow"
 
 
 def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: Sequence[TokenSample]) -> Finding:
-    """A kind in which nothing raises tau: what it is, and what was tried instead.
+    """The finding for a kind in which nothing raises tau: its value, and what was tried instead.
 
-    Where that is not what the training says, a few prompts may not tell: then it was not measured.
+    If the value differs from the training's, a few prompts may not suffice: then it is unmeasured.
     """
     answers = bench.decode(current, prompts, kind)
-    told = f"tau {tau_of(answers):.2f} with {_values(kind, current, current)[0]}"
+    text = f"tau {tau_of(answers):.2f} with {_values(kind, current, current)[0]}"
     others, is_open = candidates(kind, current, trained), False
     few = len(stepped(answers)) < LEAST_PROMPTS
     for label, setting in others.items():
         if not bench.can_load(setting):
-            told += f"; {label} ({_values(kind, current, setting)[1]}) the draft cannot be loaded"
+            text += f"; {label} ({_values(kind, current, setting)[1]}) the draft cannot be loaded"
             continue
         instead = bench.decode(setting, prompts, kind)
-        told += f"; {tau_of(instead):.2f} {label}"
+        text += f"; {tau_of(instead):.2f} {label}"
         is_open |= label not in (AS_TRAINED, TRAINED) and (few or paired_gain(instead, answers).is_open)
         if label == TARGETS:
-            told += f" ({_values(kind, current, setting)[1]})"
+            text += f" ({_values(kind, current, setting)[1]})"
         if label in (AS_TRAINED, TRAINED):
-            told += f" ({_values(kind, current, setting)[1]}; no higher, but make sure that the difference is meant)"
+            text += f" ({_values(kind, current, setting)[1]}; no higher, but make sure that the difference is intended)"
     if is_open:
-        return unmeasured(kind, f"{told}; {TOO_FEW}")
-    return Finding(name=kind, measured=told if others else told + _agreement(kind, trained), normal=NORMAL[kind])
+        return unmeasured(kind, f"{text}; {TOO_FEW}")
+    return Finding(name=kind, measured=text if others else text + _agreement(kind, trained), normal=NORMAL[kind])
 
 
 def unless_open(finding: Finding, fed: Sequence[Finding]) -> Finding:
-    """A cause that the draft's being fed wrongly would explain, held back where that could not be measured."""
+    """Withholds a cause that wrong inputs of the draft would explain, if those could not be measured."""
     left = [each.name for each in fed if not each.is_measured]
     return held_back(finding, f"{' and '.join(left)}, not measured, may explain that") if left else finding
 
@@ -211,7 +213,7 @@ def _agreement(kind: str, trained: Trained) -> str:
 
 
 def _values(kind: str, setting: Setting, other: Setting) -> tuple[str, str]:
-    """A kind's value in each of two settings, in words."""
+    """A kind's value in each of two settings, as text."""
     if kind == CONFIG:
         names = differing(setting.config, other.config)
         if not names:
@@ -230,5 +232,5 @@ def _values(kind: str, setting: Setting, other: Setting) -> tuple[str, str]:
 
 def _place(offset: int) -> str:
     if offset == 0:
-        return "right behind the context"
+        return "directly after the context"
     return f"{abs(offset)} {'later' if offset > 0 else 'earlier'} than that"

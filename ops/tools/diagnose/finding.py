@@ -1,4 +1,4 @@
-"""What a diagnosis says: one finding for each usual cause of a low tau."""
+"""Findings of a diagnosis: one for each usual cause of a low tau."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-TOO_FEW = "too few prompts to tell that from chance: diagnose with more (--prompts)"
+TOO_FEW = "too few prompts to distinguish that from chance: diagnose with more (--prompts)"
 
 
 @frozen(kw_only=True)
 class Finding:
-    """One line: what was measured, what is normal and why, and of a cause what to do about it.
+    """One line: what was measured, what is normal and why, and for a cause what to do about it.
 
-    is_cause: it lowers tau, or keeps it low. is_note: no mistake, but worth knowing. gain: by how much tau rises where
-    it is put right, as measured; None where only another training could tell. is_measured: False where something is
-    missing, which `measured` then says. is_judged: False where it would be a cause, but tau can hardly rise.
-    explained_by: the name of another cause that is to be put right first, since this may only follow from it.
+    is_cause: it lowers tau, or keeps it low. is_note: no mistake, but worth knowing. gain: the measured rise of tau if
+    it is fixed; None if only another training could show it. is_measured: False if something is
+    missing, which `measured` then names. is_judged: False if it would be a cause, but tau can hardly rise.
+    explained_by: another cause to fix first, since this one may only follow from it.
     """
 
     name: str
@@ -32,28 +32,28 @@ class Finding:
     explained_by: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, without advice where there is nothing to do."""
+        """The fields, without advice if there is nothing to do."""
         return asdict(self) | {"advice": self.advice if self.is_cause or self.is_note else ""}
 
 
 def unmeasured(name: str, why: str) -> Finding:
-    """Where a check could not be made; why: what is missing."""
+    """The finding for a check that could not be made; why: what is missing."""
     return Finding(name=name, measured=why, normal="", is_measured=False)
 
 
 def unjudged(finding: Finding) -> Finding:
-    """Of a tau at its ceiling: what would explain a low one explains nothing."""
+    """The finding at a tau that is at its ceiling, where a cause of a low tau explains nothing."""
     return evolve(finding, is_cause=False, is_judged=not finding.is_cause)
 
 
 def held_back(finding: Finding, why: str) -> Finding:
-    """A cause that cannot be named yet: told as one that was not measured."""
+    """A cause that is not certain yet: reported as unmeasured."""
     return unmeasured(finding.name, f"{finding.measured}; {why}") if finding.is_cause else finding
 
 
 def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Causes first, by how much tau they explain, those that cannot be told in tau behind them, and behind these what
-    another cause explains; then notes; what was not judged or not measured last.
+    """Causes first, by their gain in tau, then those without a known gain, then those that
+    another cause explains; then notes; unjudged and unmeasured findings last.
     """
     return sorted(findings, key=_rank)
 

@@ -1,4 +1,4 @@
-"""Whether an export can be loaded, and fits its target; where not, what of the training is measured in its place."""
+"""Whether an export can be loaded and fits its target; if not, which part of the training replaces it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ops.tools.diagnose.finding import Finding
 from ops.tools.diagnose.misfits import misfits
 
 NAME = "export"
-CAN_BE_LOADED = "the config can be read, and the file holds every tensor of its model in its shape, with finite numbers"
-ADVICE = "mend whatever changed the export after the training, then {again}"
+CAN_BE_LOADED = "the config is readable, and the file has every tensor of its model in its shape, with finite numbers"
+ADVICE = "fix whatever changed the export after the training, then {again}"
 Weights = Mapping[str, Mapping[str, Tensor]]
 
 
 def loadable(
     draft: Draft, target: Mapping[str, Any], trained: Trained, weights: Weights, again: str
 ) -> tuple[Setting, list[Finding]]:
-    """The export as it is; where it cannot be decoded with, with as little of the training's as is needed for that.
+    """The export; if it cannot decode, with as little of the training's as makes it decode.
 
-    target: target.json. again: the command that writes the export again. The findings are `export` and, where its
-    config names what this target does not have, `layer ids` or `config`. Raises DataError where the training's do not
-    help either: with a draft of another target nothing can be decoded.
+    target: target.json. again: the command that writes the export again. The findings are `export` and, if its
+    config names what this target does not have, `layer ids` or `config`. Raises DataError if the training's do not
+    help either: a draft of another target cannot decode anything.
     """
     config, wrong = _read(draft, weights)
     found = f"cannot be loaded: {'; '.join(wrong)}"
@@ -64,7 +64,7 @@ def put_first(found: Sequence[Finding], others: Sequence[Finding]) -> list[Findi
 
 
 def _read(draft: Draft, weights: Weights) -> tuple[DraftConfig | None, list[str]]:
-    """The export's config, None where there is none to be had, and what keeps the export from being loaded."""
+    """The export's config, None if unreadable, and what prevents loading the export."""
     config, wrong = None, []
     try:
         config = from_serving(read_config(draft.path))
@@ -83,7 +83,7 @@ def _is_fine(setting: Setting, target: Mapping[str, Any], weights: Weights) -> b
 
 
 def _as_trained(config: DraftConfig, trained: Trained, fields: Collection[str]) -> Setting | None:
-    """With the training's values of some fields; None where they are not known, or fit nothing else of the config."""
+    """The config with the training's values of some fields; None if they are unknown, or contradict other fields."""
     if trained.config is None:
         return None
     try:

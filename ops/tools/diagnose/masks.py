@@ -1,4 +1,4 @@
-"""What can be told from the tokens of the training alone: the loss mask, the blocks that it cuts, the mask token."""
+"""Findings from the training tokens only: the loss mask, the blocks that it cuts, the mask token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MASK_NAMES = ("loss mask", "cut blocks", "mask token in texts")
 
 @frozen
 class MaskCounts:
-    """Counts over samples: tokens, those that stand for images, those of the loss mask, samples without an anchor,
-    slots of all possible blocks, those that the mask leaves, and how often the mask token stands in a text.
+    """Counts over samples: tokens, image tokens, tokens of the loss mask, samples without an anchor,
+    slots of all possible blocks, those that the mask keeps, and occurrences of the mask token in texts.
     """
 
     samples: int
@@ -42,10 +42,10 @@ def mask_findings(
     learnt: TokenShards | None, target: TargetModel, mask_token_id: int, block_size: int
 ) -> list[Finding]:
     if learnt is None:
-        return [unmeasured(name, "the store has not kept the tokens of the training") for name in MASK_NAMES]
+        return [unmeasured(name, "the store no longer has the training tokens") for name in MASK_NAMES]
     reader = TokenReader(learnt, SPLIT)
     if not len(reader):
-        return [unmeasured(name, f"the tokens hold no sample of the split {SPLIT}") for name in MASK_NAMES]
+        return [unmeasured(name, f"the tokens have no sample of the split {SPLIT}") for name in MASK_NAMES]
     seen = look(reader, mask_token_id, block_size)
     pads = {reader.info["pad_token_id"], text_config(target).get("pad_token_id")}
     ends = {*target_info(target)["eos_token_ids"], *reader.info["eos_token_ids"]}
@@ -53,7 +53,7 @@ def mask_findings(
 
 
 def look(reader: TokenReader, mask_token_id: int, block_size: int) -> MaskCounts:
-    """Count over the samples; every anchor that the training may draw counts once."""
+    """Counts over the samples; every anchor that the training may draw counts once."""
     tokens = image_tokens = loss_tokens = without = slots = kept = mask_tokens = count = 0
     image_token_id = reader.info["image_token_id"]
     for input_ids_S, loss_mask_S in _labels(reader):
@@ -79,9 +79,9 @@ def _looked_at(reader: TokenReader) -> list[int]:
 
 
 def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[str, int]:
-    """How many anchors one pass over the samples draws of each category; all possible ones where num_anchors is None.
+    """The anchors of each category that one pass over the samples draws; all possible ones if num_anchors is None.
 
-    Of many samples a part is looked at, spread over the split: what counts is the shares.
+    Of many samples a part is counted, spread over the split: only the shares matter.
     """
     anchors: dict[str, int] = {}
     for place in _looked_at(reader):
@@ -94,17 +94,17 @@ def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[st
 
 
 def _share(seen: MaskCounts) -> Finding:
-    texts = seen.tokens - seen.image_tokens  # how large an image is says nothing of the mask
+    texts = seen.tokens - seen.image_tokens  # the size of an image does not depend on the mask
     share, without = seen.loss_tokens / max(texts, 1), seen.without / seen.samples
     is_cause = not LEAST_SHARE <= share <= LARGEST_SHARE or without > MOST_WITHOUT
     return Finding(
         name=MASK_NAMES[0],
         measured=f"{share:.{1 if share < 0.1 else 0}%} of {texts:,} text tokens of the training, without the "
-        f"{seen.image_tokens:,} that stand for images; {seen.without} of {seen.samples} samples "
-        "hold no anchor",
-        normal=f"{LEAST_SHARE:.0%} to {LARGEST_SHARE:.0%}, the answers and neither nothing nor the prompts as well; at "
+        f"{seen.image_tokens:,} image tokens; {seen.without} of {seen.samples} samples "
+        "have no anchor",
+        normal=f"{LEAST_SHARE:.0%} to {LARGEST_SHARE:.0%}: the answers, not nothing, and not the prompts; at "
         f"most {MOST_WITHOUT:.0%} of the samples without an anchor, which teach nothing",
-        advice="look at preview.html of the tokens: its colours show the loss mask; compare the chat template's marks "
+        advice="look at preview.html of the tokens: its colours show the loss mask; compare the template's markers "
         "with the answers",
         is_cause=is_cause,
     )
@@ -115,8 +115,8 @@ def _cut(seen: MaskCounts, block_size: int) -> Finding:
     return Finding(
         name=MASK_NAMES[1],
         measured=f"{share:.0%} of the slots of all possible blocks of {block_size} are cut off by the loss mask",
-        normal=f"at most {MOST_CUT:.0%}: so many are cut off by the ends of answers of 2 * block_size tokens, shorter "
-        "ones are to be dropped",
+        normal=f"at most {MOST_CUT:.0%}, the share at the ends of answers of 2 * block_size tokens; drop "
+        "shorter answers",
         advice="train on longer answers (min_loss_tokens of tokenize) or with a smaller block_size; where answers are "
         "long, the loss mask has holes: see preview.html of the tokens",
         is_cause=share > MOST_CUT,
@@ -127,7 +127,7 @@ def _token(seen: MaskCounts, mask: int, pads: Collection[int | None], ends: Coll
     roles = [name for name, ids in (("the pad id", pads), ("an EOS id", ends)) if mask in ids]
     return Finding(
         name=MASK_NAMES[2],
-        measured=f"{mask} stands {seen.mask_tokens} times in {seen.tokens:,} tokens"
+        measured=f"{mask} occurs {seen.mask_tokens} times in {seen.tokens:,} tokens"
         + (f" and is {roles[0]}" if roles else ""),
         normal="never, and neither the pad nor an EOS id: it would mean both a word and an empty slot",
         advice="give the target a mask_token_id that no text produces, and capture and train again",

@@ -14,7 +14,7 @@ SHOWN = 3  # tensors that are named
 
 
 def misfits(config: DraftConfig, weights: Mapping[str, Tensor]) -> list[str]:
-    """What keeps a model of this config from computing with these weights, one text for each kind."""
+    """What prevents a model of this config from using these weights, one text for each kind."""
     with torch.device("meta"):
         expected = DraftModel(config).state_dict()
     both = sorted(expected.keys() & weights.keys())

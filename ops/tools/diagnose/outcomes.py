@@ -1,4 +1,4 @@
-"""What tau says by itself: of which prompts it is low, whether they are new ones, and whether anything was learnt."""
+"""Findings from tau: which prompts are low, whether only held-out ones are, and whether anything was learnt."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ CATEGORY_RATIO = 2.0
 GAP_RATIO = 1.5
 OF_EXPECTED = 0.6
 NOTHING_SAVED = 0.1  # of the passes of the target
-NO_STEP = "every answer to the prompts of the training is one token long, which takes no draft"
+NO_STEP = "every answer to the training prompts is one token long, which needs no draft"
 
 
 def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded]) -> Finding:
-    """answers: some of them with a verification step."""
+    """answers: at least one with a verification step."""
     every: dict[str, list[Decoded]] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         every.setdefault(prompt.category, []).append(answer)
     groups = {name: group for name, group in every.items() if stepped(group)}
     by_tau = sorted(groups, key=lambda name: tau_of(groups[name]))
-    told = ", ".join(
+    text = ", ".join(
         [f"{name} {tau_of(groups[name]):.2f} ({len(groups[name])} prompts)" for name in by_tau]
         + [f"{name} no step ({len(every[name])} prompts)" for name in sorted(every.keys() - groups.keys())]
     )
     if len(groups) < 2:
-        return Finding(name="categories", measured=f"tau {told}", normal="there is no other category to compare with")
+        return Finding(name="categories", measured=f"tau {text}", normal="there is no other category to compare with")
     lowest, highest = groups[by_tau[0]], groups[by_tau[-1]]
     pairs = len(groups) * (len(groups) - 1) // 2
     gain = unpaired_gain(highest, lowest, comparisons=pairs)
     return Finding(
         name="categories",
-        measured=f"tau {told}",
-        normal=f"within a factor of {CATEGORY_RATIO:g}; beyond it the lowest decides what a mixed load gains. No "
-        "mistake: texts that are hard to foresee have a lower tau with any draft",
+        measured=f"tau {text}",
+        normal=f"within a factor of {CATEGORY_RATIO:g}; beyond it the lowest limits the gain of a mixed load. No "
+        "mistake: texts that are hard to predict have a lower tau with any draft",
         advice=f'more samples of "{by_tau[0]}", with answers of the target\'s own, where it is to be served',
         is_note=gain.is_certain and tau_of(highest) > CATEGORY_RATIO * tau_of(lowest),
     )
 
 
 def repetition_finding(answers: Sequence[Decoded]) -> Finding:
-    """answers: decoded greedily, so that they are the target's own."""
+    """answers: decoded greedily, so they are the target's own."""
     repeated = sum(is_repetition(answer.tokens) for answer in answers)
     return Finding(
         name="repeated answers",
         measured=f"{repeated} of {len(answers)} answers of the target repeat the same few tokens",
-        normal="at most half: any draft predicts those; beyond it tau says nothing about a real target",
-        advice="take a target with trained weights, whose answers do not repeat",
+        normal="at most half: any draft predicts those; above that tau says nothing about a real target",
+        advice="use a target with trained weights, whose answers do not repeat",
         is_note=2 * repeated > len(answers),
     )
 
 
 def exported_metrics(training: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """train/... of the steps before the weights that are exported; of the last steps where the record has no others."""
+    """train/... metrics of the steps before the exported weights; of the last steps if there is no other record."""
     return training.get("selected_metrics") or training.get("final_metrics")
 
 
 def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
-    """seen: of prompts of the training; training: training.json, for what it measured of its val split."""
+    """seen: answers to training prompts; training: training.json, with its metrics on the val split."""
     if not stepped(seen):
         return unmeasured("held-out gap", NO_STEP)
-    told = f"tau {tau_of(seen):.2f} on prompts of the training, {tau_of(held_out):.2f} on held-out ones"
+    text = f"tau {tau_of(seen):.2f} on prompts of the training, {tau_of(held_out):.2f} on held-out ones"
     accuracies = [
         f"{metrics[f'{split}/accuracy']:.0%} {name}"
         for split, name, metrics in (
@@ -78,12 +78,12 @@ def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: 
         if metrics
     ]
     if accuracies:
-        told += f"; slots right: {', '.join(accuracies)}"
+        text += f"; slots right: {', '.join(accuracies)}"
     found = Finding(
         name="held-out gap",
-        measured=told,
-        normal=f"at most {GAP_RATIO:g} times as high on the training's own; beyond it they are known by heart",
-        advice="train on more, and more varied, samples like those that are to be served, for fewer epochs",
+        measured=text,
+        normal=f"at most {GAP_RATIO:g} times as high on the training's own; above that they are memorized",
+        advice="train on more, and more varied, samples like those to be served, for fewer epochs",
         is_cause=tau_of(seen) > GAP_RATIO * tau_of(held_out),
     )
     return found if unpaired_gain(seen, held_out).is_certain else held_back(found, TOO_FEW)
@@ -98,10 +98,10 @@ def decoding_finding(
     *,
     is_own: bool,
 ) -> Finding:
-    """What training measured of its slots against real decoding of the same prompts, by the steps that begin at least
-    a block before the answer's end: that cuts off what the others accept, and of ends training knows nothing. Which
-    steps count does not hang on how many tokens they accept. learnt: anchors of the training by category, which weigh
-    here what the prompts hold in other shares. is_own: the answers are.
+    """Training's accuracy of slots against real decoding of the same prompts, by the steps that begin at least
+    a block before the answer's end: the end cuts off what later steps accept, which training does not model. Which
+    steps count does not depend on the tokens they accept. learnt: anchors of the training by category, the weights
+    of the prompts' categories. is_own: the answers are the target's own.
     """
     name, metrics = "training against decoding", exported_metrics(training)
     if not metrics:
@@ -112,32 +112,32 @@ def decoding_finding(
         if yields and learnt.get(prompt.category):
             whole.setdefault(prompt.category, []).append(yields)
     if not whole:
-        return unmeasured(name, f"no answer to the prompts of the training is {block_size} tokens long, as a block is")
+        return unmeasured(name, f"no answer to the training prompts is as long as a block ({block_size} tokens)")
     real, at_most = _mean_yield(list(whole.values()), [learnt[category] for category in whole])
     expected = metrics["train/expected_tau"]
-    told = (
-        f"accuracy {metrics['train/accuracy']:.0%} in training, which promises tau {expected:.2f}; decoding its "
+    text = (
+        f"accuracy {metrics['train/accuracy']:.0%} in training, which predicts tau {expected:.2f}; decoding its "
         f"prompts gives {real:.2f}, of the steps at least {block_size} tokens before an answer's end, categories in "
         "the shares of the training"
     )
-    normal = f"at least {OF_EXPECTED:g} of what is promised, since training counts a slot as right by itself"
+    normal = f"at least {OF_EXPECTED:g} of the predicted tau, since training counts each slot independently"
     if not is_own:
-        return Finding(name=name, measured=f"{told}; but the answers are not the target's own", normal=normal)
+        return Finding(name=name, measured=f"{text}; but the answers are not the target's own", normal=normal)
     least = 1 + OF_EXPECTED * (expected - 1)
     found = Finding(
         name=name,
-        measured=told,
+        measured=text,
         normal=normal,
-        advice="decoding feeds the draft otherwise than training did, in a way not measured here; report it with this",
+        advice="decoding gives the draft other inputs than training, in a way not measured here; report this output",
         is_cause=real < least,
     )
     return found if at_most < least else held_back(found, TOO_FEW)
 
 
 def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int]) -> tuple[float, float]:
-    """The mean tokens of a step, each group's by its weight, and what it lies below but for CHANCE.
+    """The weighted mean of tokens per step, and its upper bound at the error probability CHANCE.
 
-    groups: of their prompts the tokens of each step. Groups differ in their means, and are taken to spread alike.
+    groups: for each prompt the tokens of each step. Groups differ in their means; their spread is assumed equal.
     """
     mean, error, squares, prompts, steps = 0.0, 0.0, 0.0, 0, 0
     for group, weight in zip(groups, weights, strict=True):
@@ -150,24 +150,24 @@ def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int
     freedom = prompts - len(groups)
     if prompts < LEAST_PROMPTS or not freedom:
         return mean, float("inf")
-    # One token more or less could always have been accepted.
+    # One more or one less token could always have been accepted.
     return mean, mean + float(stdtrit(freedom, 1 - CHANCE)) * hypot(sqrt(squares / freedom * error), 1 / steps)
 
 
 def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> Finding:
-    """Against a draft of random weights, on the same prompts."""
+    """Compares with a draft of random weights, on the same prompts."""
     name, with_step = "anything learnt", len(stepped(answers))
-    told = f"tau {tau_of(answers):.2f} against {tau_of(untrained):.2f} of random weights"
+    text = f"tau {tau_of(answers):.2f} against {tau_of(untrained):.2f} of random weights"
     if with_step < LEAST_PROMPTS:
-        return unmeasured(name, f"{told}; it takes {LEAST_PROMPTS} prompts with a step, and there are {with_step}")
+        return unmeasured(name, f"{text}; {LEAST_PROMPTS} prompts with a step are needed, and there are {with_step}")
     is_better, saved = paired_gain(answers, untrained).is_certain, most_saved(answers, untrained)
     if not is_better and saved > NOTHING_SAVED:
-        return unmeasured(name, f"{told}; {TOO_FEW}")
+        return unmeasured(name, f"{text}; {TOO_FEW}")
     return Finding(
         name=name,
-        measured=told,
+        measured=text,
         normal="clearly above random weights, whose proposals are almost never accepted",
-        advice="nothing was learnt that decoding can use: put the other causes right; without any, look at train/loss, "
+        advice="nothing was learnt that decoding can use: fix the other causes; if there are none, look at train/loss, "
         "raise lr, and train on more steps",
         is_cause=not is_better,
     )

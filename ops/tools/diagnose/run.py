@@ -1,10 +1,10 @@
-"""Measure the usual causes of a low tau: a process of its own, as
+"""Measures the usual causes of a low tau. A separate process:
 
     python -m ops.tools.diagnose.run REQUEST RESULT
 
-REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "split": as Chain.of takes it, "loss":
+REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "split": as for Chain.of, "loss":
 [[step, train/loss], ...], "again": the command that writes the draft again}. RESULT gets what `diagnose` describes, or
-{"error"}. Before each measurement a line is printed that says what it is, behind NOW.
+{"error"}. Before each measurement a line with NOW and its name is printed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ops.tools.diagnose.bench import Bench, interval, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.curve import curve_finding
 from ops.tools.diagnose.features import features_finding
-from ops.tools.diagnose.feeding import Mended, mend, unless_open
+from ops.tools.diagnose.feeding import Correction, correct, unless_open
 from ops.tools.diagnose.finding import Finding, sorted_findings, unjudged, unmeasured
 from ops.tools.diagnose.loadable import loadable, put_first
 from ops.tools.diagnose.masks import anchors_by_category, mask_findings
@@ -56,32 +56,32 @@ def main(arguments: Sequence[str]) -> int:
     try:
         made = {name: (Path(place), digest) for name, (place, digest) in request["artifacts"].items()}
         chain = Chain.of(graph_from_json(request["graph"]), made, request["node"], request["split"])
-        result = diagnose(chain, request["prompts"], request["loss"], request["again"], _tell)
+        result = diagnose(chain, request["prompts"], request["loss"], request["again"], _report)
     except DflowError as error:
         result = {"error": str(error)}
-    result_file.write_text(json.dumps(result, allow_nan=False), "utf-8")  # it may have no folder to rename it in
+    result_file.write_text(json.dumps(result, allow_nan=False), "utf-8")  # not atomic: its folder may not be writable
     return 0
 
 
-def _tell(what: str) -> None:
+def _report(what: str) -> None:
     print(f"{NOW}{what}", flush=True)
 
 
 def diagnose(
-    chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, tell: Callable[[str], None]
+    chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """{"node", "split", "instead_of": the one that was asked for and holds no prompt, or null, "prompts", "dtype",
+    """{"node", "split", "instead_of": the requested one if it has no prompt, or null, "prompts", "dtype",
     "device", "max_new_tokens", "tau": {"exported", "low", "high", "mended"}, "block_size", "evaluation": that of the
     run, as Evaluation.to_json has it, or null, "findings": [the fields of Finding, ...]}: causes first.
-    "exported", "low" and "high" are null where the export cannot be used, the last two also for one prompt with a step.
-    "mended": with all put right that can be without training; where that is next to block_size, nothing that only
-    explains a low tau is a cause: "is_judged" is then false. What is wrong at any tau stays one.
+    "exported", "low" and "high" are null if the export cannot be used, the last two also for one prompt with a step.
+    "mended": with everything fixed that needs no training; if that is close to block_size, nothing that only
+    explains a low tau is a cause: "is_judged" is then false. What is wrong at any tau remains a cause.
 
-    prompts: how many held-out ones are decoded, and how many of the training's. Raises DataError where nothing of the
-    draft can be loaded or fits the target, logits are not finite, or no split holds a prompt.
+    prompts: number of held-out prompts to decode, and of training prompts. Raises DataError if nothing of the
+    draft can be loaded or fits the target, logits are not finite, or no split has a prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
-    steps = Steps(tell)
+    steps = Steps(report)
     steps.begin(TARGET)
     target = Target.load(chain.target, device, getattr(torch, chain.dtype))
     split, held_out = _held_out(chain, target, prompts)
@@ -91,9 +91,9 @@ def diagnose(
     steps.begin(EXPORT)
     as_exported = bench.decode(exported, held_out, "as exported")
     if not any(answer.steps for answer in as_exported):
-        raise DataError(f"{chain.node}: every answer is one token long, which takes no draft")
+        raise DataError(f"{chain.node}: every answer is one token long, which needs no draft")
     steps.begin(FED)
-    mended = mend(bench, exported, trained, held_out, again)
+    mended = correct(bench, exported, trained, held_out, again)
     answers = bench.decode(mended.setting, held_out, "put right")
     steps.begin(RANDOM)
     untrained = random_draft(mended.setting.config, 0, device, getattr(torch, chain.dtype))
@@ -102,7 +102,7 @@ def diagnose(
     steps.begin(FEATURES)
     wrong_at_any_tau = [*put_first(of_export, mended.findings), of_target, _features(chain, target)]
     steps.begin(TRAINING)
-    known = trained.config or mended.setting.config  # an export may say what no training had
+    known = trained.config or mended.setting.config  # an export may have values that no training used
     others = [
         unless_open(random_finding(answers, by_chance), mended.findings),
         category_finding(held_out, answers),
@@ -130,7 +130,7 @@ def diagnose(
 
 
 def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block_size: int) -> dict[str, float | None]:
-    """What `diagnose` says of tau before anything is put right."""
+    """tau before any correction."""
     if any(finding.is_cause for finding in of_export):
         return {"exported": None, "low": None, "high": None}
     low, high = interval(answers, block_size)
@@ -138,7 +138,7 @@ def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block
 
 
 def _held_out(chain: Chain, target: Target, count: int) -> tuple[str, list[TokenSample]]:
-    """Of the first split that holds prompts. Raises DataError where none does."""
+    """Prompts of the first split that has any. Raises DataError if none does."""
     tried = (chain.split, *chain.other_splits)
     for split in tried:
         if samples := _samples(chain.judged, split, target, count):
@@ -151,7 +151,7 @@ def _held_out(chain: Chain, target: Target, count: int) -> tuple[str, list[Token
 
 
 def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> list[TokenSample]:
-    """Raises DataError where the target cannot read these tokens."""
+    """Raises DataError if the target cannot read these tokens."""
     reader = TokenReader(tokens, split)
     check_tokens_fit(reader.info, target.info)
     check_images_fit(reader, target.family)
@@ -163,18 +163,18 @@ def _features(chain: Chain, target: Target) -> Finding:
 
 
 def _against_training(
-    chain: Chain, bench: Bench, mended: Mended, held_out: Sequence[Decoded], prompts: int
+    chain: Chain, bench: Bench, mended: Correction, held_out: Sequence[Decoded], prompts: int
 ) -> list[Finding]:
-    """What takes the samples that the draft was trained on."""
+    """The findings that need the training samples."""
     samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
     if chain.learnt is None or not samples:
-        why = "the store has not kept the samples of the training"
+        why = "the store no longer has the training samples"
         return [unmeasured(name, why) for name in ("own answers", "held-out gap", "training against decoding")]
     training = _recorded(chain)
     num_anchors = training.get("recipe", {}).get("num_anchors")
     learnt = anchors_by_category(TokenReader(chain.learnt, LEARNT), num_anchors)
     seen = bench.decode(mended.setting, samples, "of the training")
-    bench.tell("the target's own choices along the answers of the training")
+    bench.report("the target's own choices along the training answers")
     own = own_finding(bench.target, samples, chain.regenerated_at)
     block_size = mended.setting.config.block_size
     decoding = decoding_finding(samples, seen, training, learnt, block_size, is_own=not own.is_cause)
@@ -182,7 +182,7 @@ def _against_training(
 
 
 def _recorded(chain: Chain) -> dict[str, Any]:
-    """What the training left on record; nothing where that is gone."""
+    """The training's record; empty if that is gone."""
     found: dict[str, Any] = {} if chain.training is None else read_json(chain.training.path / "training.json")
     return found
 

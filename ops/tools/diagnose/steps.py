@@ -1,4 +1,4 @@
-"""Which step of a diagnosis is under way: `3 of 6, what the draft is fed: ...`."""
+"""The current step of a diagnosis: `3 of 6, the draft's inputs: ...`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 TARGET, EXPORT, FED, RANDOM, FEATURES, TRAINING = STEPS = (
     "loading the target",
     "the draft as exported",
-    "what the draft is fed",
+    "the draft's inputs",
     "random weights",
     "the stored features",
     "the samples of the training",
@@ -15,10 +15,10 @@ TARGET, EXPORT, FED, RANDOM, FEATURES, TRAINING = STEPS = (
 
 
 class Steps:
-    """tell: called with the step that begins, and with each part of it."""
+    """report: called with each step that begins, and with each part of it."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._tell = report
         self._now = ""
 
     def begin(self, step: str) -> None:

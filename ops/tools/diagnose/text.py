@@ -1,4 +1,4 @@
-"""What `dflow diagnose` prints of a draft: tau, a line for each check, and a verdict."""
+"""Output of `dflow diagnose` for a draft: tau, a line for each check, and a verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEHIND_STATE = 7  # columns of a state and the gap behind it
 
 
 def diagnosis_text(result: Mapping[str, Any]) -> str:
-    """result: the JSON values that ops/tools/diagnose/run.py lays down."""
+    """result: the JSON values that ops/tools/diagnose/run.py writes."""
     tau = result["tau"]
     measured = "no tau, as the export cannot be used,"
     if tau["exported"] is not None:
@@ -24,34 +24,34 @@ def diagnosis_text(result: Mapping[str, Any]) -> str:
         f"{result['split']}{_instead(result)} ({result['dtype']}, {result['device']})"
     )
     if tau["mended"] != tau["exported"]:
-        head += f"; {tau['mended']:.2f} with what it is fed put right"
+        head += f"; {tau['mended']:.2f} with corrected inputs"
     if result["evaluation"] is not None:
         head += f"; {_evaluation(result['evaluation'])}"
     return "\n".join([head, *map(_folded, map(_line, result["findings"])), _verdict(result)])
 
 
 def _instead(result: Mapping[str, Any]) -> str:
-    return "" if result["instead_of"] is None else f", as {result['instead_of']} holds none"
+    return "" if result["instead_of"] is None else f", as {result['instead_of']} has none"
 
 
 def _evaluation(judged: Mapping[str, Any]) -> str:
-    """What the run's own evaluation says, and in what it decodes otherwise."""
+    """The run's own evaluation, and how its decoding differs."""
     ways = [] if judged["benchmark"] is None else [f"on {judged['benchmark']}"]
     ways += [] if judged["temperature"] is None else [f"at temperature {judged['temperature']:g}"]
     ways += [] if judged["block_size"] is None else [f"in blocks of {judged['block_size']}"]
-    said = f"{judged['node']} reports " + ("no tau" if judged["tau"] is None else f"{judged['tau']:.2f}")
+    text = f"{judged['node']} reports " + ("no tau" if judged["tau"] is None else f"{judged['tau']:.2f}")
     if not ways:
-        return said
-    return f"{said} {' '.join(ways)}, and this is measured on the split, greedily, in whole blocks"
+        return text
+    return f"{text} {' '.join(ways)}, and this is measured on the split, greedily, in whole blocks"
 
 
 def _line(finding: Mapping[str, Any]) -> str:
-    """What to do is told of causes, and what may help of notes."""
+    """One finding: causes with what to do, notes with what may help."""
     parts = [f"{_state(finding):5}  {finding['name']}: {finding['measured']}"]
     if finding["normal"]:
         parts.append(f"normal: {finding['normal']}")
     if finding["is_cause"]:
-        first = f"put {finding['explained_by']} right, which explains this; if it stays, "
+        first = f"fix {finding['explained_by']}, which explains this; if it remains, "
         parts.append(f"do: {first if finding['explained_by'] else ''}{finding['advice']}")
     elif finding["is_note"]:
         parts.append(f"may help: {finding['advice']}")
@@ -71,7 +71,7 @@ def _state(finding: Mapping[str, Any]) -> str:
 
 
 def _folded(line: str) -> str:
-    """On a terminal folded to its width, the rest of the line behind the state."""
+    """On a terminal, wrapped to its width and indented after the state."""
     if not sys.stdout.isatty():
         return line
     return textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent=" " * BEHIND_STATE)
@@ -85,8 +85,8 @@ def _verdict(result: Mapping[str, Any]) -> str:
     verdicts = [
         f"{what}: {', '.join(map(_named, group))}"
         for what, group in (
-            ("causes of a low tau, the weightiest first", costly),
-            ("wrong, though it costs nothing here", idle),
+            ("causes of a low tau, the largest first", costly),
+            ("wrong, without effect on tau here", idle),
         )
         if group
     ]

@@ -1,4 +1,4 @@
-"""What the training of a draft left on record: its config and its weights, beside those of the export."""
+"""The recorded config and weights of a draft's training, beside those of the export."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ EXPLAINED = ("features", "own answers", "training against decoding", "anything l
 def trained_of(
     draft: Draft, training: DraftCheckpoint | None, target: TargetModel
 ) -> tuple[Trained, dict[str, Mapping[str, Tensor]]]:
-    """What is known of the training, and the state dicts: that of the training only where it differs, and of the export
-    an empty one where its file cannot be read.
+    """What is known of the training, and the state dicts: the training's only if it differs, and for the export
+    an empty one if its file cannot be read.
     """
     try:
         exported = read_weights(draft.path)
@@ -48,7 +48,7 @@ def trained_of(
 
 
 def _recorded(draft: Draft) -> DraftConfig | None:
-    """What the export itself says that it was trained with; None where it says nothing, or what no config can be."""
+    """The training config that the export records; None if missing or invalid."""
     trained = _of_dflow(draft).get("trained")
     if not isinstance(trained, Mapping):
         return None
@@ -59,23 +59,23 @@ def _recorded(draft: Draft) -> DraftConfig | None:
 
 
 def _of_dflow(draft: Draft) -> Mapping[str, Any]:
-    """What the export says under `dflow`; nothing where it cannot be read."""
+    """The export's values under `dflow`; empty if unreadable."""
     try:
-        said = read_config(draft.path).get("dflow")
+        recorded = read_config(draft.path).get("dflow")
     except DataError:
         return {}
-    return said if isinstance(said, Mapping) else {}
+    return recorded if isinstance(recorded, Mapping) else {}
 
 
 def _same(own: Mapping[str, Tensor], exported: Mapping[str, Tensor], name: str) -> bool:
-    """Whether both have the tensor, equal but for the export's dtype."""
+    """Whether both have the tensor, equal up to the export's dtype."""
     if name not in own or name not in exported:
         return False
     return torch.equal(own[name].to(exported[name].dtype), exported[name])
 
 
 def explained(finding: Finding, by: Finding) -> Finding:
-    """A cause that a wrong target explains, said to be so."""
+    """The finding, marked as explained by a wrong target if it is such a cause."""
     if by.is_cause and finding.is_cause and finding.name in EXPLAINED:
         return evolve(finding, explained_by=by.name)
     return finding
@@ -90,7 +90,7 @@ def target_finding(draft: Draft, training: DraftCheckpoint | None, target: Targe
     return Finding(
         name="target",
         measured=f"{target.digest[:12]}; the draft was trained on {known[:12]}",
-        normal="the same: a draft reads the states of the very target that it learnt from, and shares its two ends",
+        normal="the same: a draft reads the states of the target that it was trained with, and shares its two ends",
         advice="give train_dflash, export_draft and evaluate the same target",
         is_cause=known != target.digest,
     )

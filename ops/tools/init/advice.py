@@ -1,6 +1,6 @@
-"""What a pipeline for a user's data should say, each choice with its reason.
+"""Choices for a pipeline for a user's data, each with its reason.
 
-Where the reason is experience and nothing that was measured here, it says "a rule of thumb".
+A reason that is experience and not a measurement says "a rule of thumb".
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ops.tools.init.survey import FRACTIONS, Survey, percentile
 from ops.tools.init.target import MOST_LAYERS, Target
 
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
-UNKNOWN_ANSWER = 512  # tokens, where the data holds prompts alone
+UNKNOWN_ANSWER = 512  # tokens, if the data has only prompts
 LONGEST_PROMPT, LONGEST_ANSWER, SHORTEST_LIMIT = 8192, 2048, 256
-IMAGE_TOKENS = 1024  # of one image: more are seldom worth what they take of every pass
+IMAGE_TOKENS = 1024  # of one image: more are seldom worth their cost in every pass
 WANTED_STEPS = 1000
 STEP_TOKENS = (32_768, 16_384, 8_192, 4_096, 2_048)
-LARGE_SET = 5_000_000  # tokens, from which on the paper's number of epochs is taken
-HELD_OUT = 64  # prompts that evaluate takes of a category
+LARGE_SET = 5_000_000  # tokens, from which on the paper's number of epochs is used
+HELD_OUT = 64  # prompts that evaluate uses of a category
 LEAST_BETWEEN, MOST_BETWEEN = 50, 500  # steps between two measurements on val
-FREE_SHARE = 0.8  # of the disk, which features may fill
+FREE_SHARE = 0.8  # of the disk that features may fill
 
 
 @frozen
@@ -43,8 +43,8 @@ class Choice:
 class Advice:
     """The choices. tokens: of the whole set with the target's answers. fractions: of val and test.
 
-    max_pixels: None where images need no limit, or there are none; rules: with it. steps: of the training, about.
-    measure_every: steps, None for the end alone. features: bytes, where stored.
+    max_pixels: None if images need no limit, or there are none; rules: with it. steps: of the training, about.
+    measure_every: steps, None for only the end. features: bytes, if stored.
     """
 
     tokens: int
@@ -68,7 +68,7 @@ class Advice:
 
 
 def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
-    """Raises DataError, with all reasons, where no draft can be trained for this target on this data."""
+    """Raises DataError, with all reasons, if no draft can be trained for this target on this data."""
     _check(found, target)
     answers = [tokens for length in found.lengths for tokens in length.answers]
     max_pixels = _max_pixels(found)
@@ -79,7 +79,7 @@ def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
     about = "" if found.exact else "about "
     max_prompt = Choice(
         min(max(longest, SHORTEST_LIMIT), LONGEST_PROMPT),
-        f"the longest of {len(prompts):,} prompts looked at has {about}{max(prompts):,} tokens",
+        f"the longest of {len(prompts):,} prompts examined has {about}{max(prompts):,} tokens",
     )
     max_length = max_prompt.value + max_new.value
     wholes = [prompt + (each.last or UNKNOWN_ANSWER // 2) for prompt, each in zip(prompts, found.lengths, strict=True)]
@@ -118,15 +118,15 @@ def _check(found: Survey, target: Target | None) -> None:
     if found.with_images and target is not None and not target.sees:
         kind = target.config.get("model_type", "text")
         wrong.append(
-            f"{found.with_images:,} of {found.samples:,} samples have images, and the target ({kind}) sees none: "
-            "name a vision-language target, or data without images"
+            f"{found.with_images:,} of {found.samples:,} samples have images, and the target ({kind}) takes no images: "
+            "use a vision-language target, or data without images"
         )
     broken = found.faults.total()
     if broken and broken == found.decoded and found.with_images == found.samples:
         reasons = ", ".join(
             f"{count} ({reason}, such as {found.examples[reason]})" for reason, count in found.faults.items()
         )
-        wrong.append(f"every sample has an image, and none of {found.decoded} looked at can be decoded: {reasons}")
+        wrong.append(f"every sample has an image, and none of the {found.decoded} examined can be decoded: {reasons}")
     if not any(tally["train"] for tally in found.splits.values()):
         wrong.append("no sample is left for the split train")
     if wrong:
@@ -134,17 +134,17 @@ def _check(found: Survey, target: Target | None) -> None:
 
 
 def _max_pixels(found: Survey) -> Choice | None:
-    """A limit where images take more than IMAGE_TOKENS each."""
+    """A limit if images use more than IMAGE_TOKENS each."""
     largest = max((found.rules.tokens(size) for length in found.lengths for size in length.images), default=0)
     if largest <= IMAGE_TOKENS:
         return None
-    why = f"at most {IMAGE_TOKENS:,} tokens an image; the largest one looked at would take {largest:,}"
+    why = f"at most {IMAGE_TOKENS:,} tokens an image; the largest one examined would use {largest:,}"
     return Choice(IMAGE_TOKENS * found.rules.factor**2, why)
 
 
 def _max_new_tokens(answers: list[int]) -> Choice:
     if not answers:
-        return Choice(UNKNOWN_ANSWER, "the data holds no answers to tell it by; longer ones are dropped and counted")
+        return Choice(UNKNOWN_ANSWER, "the data has no answers to estimate it; longer ones are dropped and counted")
     usual = percentile(answers, 0.95)
     value = min(max(_rounded_up(2 * usual, 128), SHORTEST_LIMIT), LONGEST_ANSWER)
     return Choice(value, f"95 % of the data's answers have at most {usual:,} tokens; the target's own may be longer")
@@ -162,10 +162,10 @@ def _min_loss_tokens(learnt: list[int], block_size: int) -> Choice:
     least = 2 * block_size
     short = sum(tokens < least for tokens in learnt)
     if 2 * short <= len(learnt):
-        told = f"; {short:,} of {len(learnt):,} looked at are" if short else ""
-        return Choice(least, f"twice the block size; shorter answers are dropped, and counted{told}")
+        shorter = f"; {short:,} of {len(learnt):,} examined are" if short else ""
+        return Choice(least, f"twice the block size; shorter answers are dropped, and counted{shorter}")
     value = max(1, percentile(learnt, 0.05))
-    return Choice(value, f"95 % of the data's answers have as many; {least}, twice the block size, few of them")
+    return Choice(value, f"95 % of the data's answers have at least this many; few have {least}, twice the block size")
 
 
 def _epochs(training: int) -> Choice:
@@ -175,18 +175,18 @@ def _epochs(training: int) -> Choice:
 
 
 def _tokens_per_step(training: int, epochs: int, max_length: int) -> Choice:
-    """The largest that still gives enough steps, and holds the longest sample."""
+    """The largest that still gives enough steps and fits the longest sample."""
     least = _rounded_up(max_length, 8)
     fitting = [*(size for size in STEP_TOKENS if size > least), least]
     chosen = next((size for size in fitting if training * epochs / size >= WANTED_STEPS), fitting[-1])
     steps = max(1, training * epochs // chosen)
-    told = f"{steps:,} step{'s' * (steps > 1)} or so in all"
-    why = f"{told}; a rule of thumb: {WANTED_STEPS:,} or more, and no less than max_length"
+    shorter = f"{steps:,} step{'s' * (steps > 1)} in total, about"
+    why = f"{shorter}; a rule of thumb: {WANTED_STEPS:,} or more, and no less than max_length"
     return Choice(chosen, why)
 
 
 def _measure_every(steps: int) -> Choice | None:
-    """None where no two measurements have LEAST_BETWEEN steps between them."""
+    """None if no two measurements would be LEAST_BETWEEN steps apart."""
     if steps < 2 * LEAST_BETWEEN:
         return None
     value = min(max(steps // 10, LEAST_BETWEEN), MOST_BETWEEN)
@@ -202,7 +202,7 @@ def _capture(tokens: int, target: Target | None, free: int) -> tuple[int, bool, 
     """(bytes of stored features, whether to capture online, why)."""
     if target is None:
         per_token = MOST_LAYERS * HIDDEN * 2 + TOKEN_BYTES
-        of = f"{MOST_LAYERS} layers of {HIDDEN} in bfloat16, a target of 8 billion parameters, say"
+        of = f"{MOST_LAYERS} layers of {HIDDEN} in bfloat16, for example a target of 8 billion parameters"
     else:
         per_token = feature_bytes(target.sizes, target.num_layers, target.dtype)
         hidden = int(target.sizes.text["hidden_size"])
@@ -214,9 +214,9 @@ def _capture(tokens: int, target: Target | None, free: int) -> tuple[int, bool, 
 
 
 def _fractions(found: Survey) -> tuple[float, float]:
-    """The smallest shares that hold out enough; drawn by hash, few samples may be more of val than of test or train.
+    """The smallest shares that hold out enough; with few samples, the hash may give val more than test or train.
 
-    Where the data is too small for any, those that leave the fewest splits empty and the most to train on.
+    If the data is too small for any, those that leave the fewest splits empty and the most to train on.
     """
     wanted = min(HELD_OUT, max(1, found.samples // 10))
 
@@ -239,9 +239,9 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
     loose = found.dropped[BESIDE]
     if loose > found.samples:
         notes.append(
-            f"most of the images are NOT used: {loose:,} lie beside folders, {found.samples:,} in them. Most likely "
-            "the loose ones are meant: move the folders elsewhere, or all images into one folder; for images by class, "
-            "move each loose one into the folder of its class"
+            f"most of the images are NOT used: {loose:,} are beside folders, {found.samples:,} in them. Most likely "
+            "the former are intended: move the folders elsewhere, or all images into one folder; for images by class, "
+            "move each image into the folder of its class"
         )
     tally = found.splits[fractions]
     for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):

@@ -1,7 +1,7 @@
-"""How many tokens texts and images take: by a target's own tokenizer and image sizes, or estimated without one.
+"""Token counts of texts and images: by a target's tokenizer and image sizes, or estimated without one.
 
-Neither torch nor transformers is loaded. Texts are counted exactly where the target's tokenizer.json is there; what the
-chat template puts around a turn is taken as TURN_TOKENS, and an image as its processor would resize it.
+Neither torch nor transformers is loaded. Texts are counted exactly if the target's tokenizer.json is present; what the
+chat template adds to a turn counts as TURN_TOKENS, and an image as its processor would resize it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Size = tuple[int, int]  # width, height
 
 @frozen
 class PixelRules:
-    """How an image becomes tokens: of `factor` x `factor` pixels each, after it was resized to between both limits."""
+    """How an image becomes tokens of `factor` x `factor` pixels, after resizing to between both limits."""
 
     factor: int = 32  # Qwen3-VL's: patches of 16 pixels, merged 2 x 2
     min_pixels: int = 65_536
@@ -36,7 +36,7 @@ class PixelRules:
         """Image tokens. Source: smart_resize of transformers' Qwen2-VL image processor."""
         width, height = size
         if max(size) > MOST_ASPECT * min(size):
-            return 0  # refused by the processor, so its sample is dropped
+            return 0  # rejected by the processor, so its sample is dropped
         factor = self.factor
         rows, columns = round(height / factor), round(width / factor)
         if rows * columns * factor**2 > self.max_pixels:
@@ -82,7 +82,7 @@ class Counter:
 
     @classmethod
     def of(cls, target: Target | None) -> Counter:
-        """By the target's files; by BYTES_PER_TOKEN and the sizes of Qwen3-VL where they are not here."""
+        """By the target's files; without them by BYTES_PER_TOKEN and the sizes of Qwen3-VL."""
         rules = PixelRules()
         if target is not None:
             limits = {name: value for name, value in target.pixel_limits.items() if value}
@@ -92,7 +92,7 @@ class Counter:
         return cls(tokenizer_count(target.tokenizer), exact=True, rules=rules)
 
     def length(self, sample: RawSample, sizes: Sequence[Size]) -> Length:
-        """sizes: of the sample's images, as far as they can be read."""
+        """sizes: of the sample's readable images."""
         of_turns = [TURN_TOKENS + sum(map(self.of_text, texts(turn))) for turn in sample.turns]
         answers = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.role == "assistant"]
         last = of_turns[-1] if sample.turns[-1].role == "assistant" else 0
@@ -104,7 +104,7 @@ def estimated(text: str) -> int:
 
 
 def tokenizer_count(file: Path) -> Callable[[str], int]:
-    """A function that counts by a tokenizer.json; the library is loaded only where there is one."""
+    """A function that counts by a tokenizer.json; loads the tokenizers library."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
@@ -117,7 +117,7 @@ def texts(turn: Turn) -> list[str]:
 
 
 def image_size(encoded: bytes) -> Size | None:
-    """Width and height by an image's header; None where there is none to be read."""
+    """Width and height from an image's header; None if unreadable."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             return image.size

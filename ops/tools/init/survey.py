@@ -1,4 +1,4 @@
-"""What a user's data is: format, samples, images, splits and lengths, as `ingest` would read it."""
+"""Survey of a user's data: format, samples, images, splits and lengths, as `ingest` would read it."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from ops.tools.init.lengths import Counter, Length, PixelRules, image_size
 
 MEASURED = 1000  # samples whose tokens are counted
 DECODED = 100  # samples whose images are decoded
-QUESTION = "What is in the image?"  # put to images by class
-SEEN = 8  # kinds of files that are named of a folder that holds nothing to read
+QUESTION = "What is in the image?"  # asked about images by class
+SEEN = 8  # file types listed for a folder without readable data
 MOST_PIXELS, LEAST_SIDE = 64_000_000, 2  # the defaults of inject_images
-# Shares of val and test, the smallest first: those are taken that leave enough of both.
+# Shares of val and test, smallest first: the first with enough samples in both is used.
 FRACTIONS = (
     *((0.01, 0.02), (0.02, 0.05), (0.05, 0.1), (0.05, 0.2), (0.1, 0.2)),
     *((0.05, 0.3), (0.1, 0.3), (0.1, 0.4), (0.2, 0.3), (0.3, 0.4)),
 )
 REMEDIES = {
-    OUTSIDE: "--image-root names the folder of the images; --allow-outside takes them from wherever they lie",
+    OUTSIDE: "--image-root names the folder of the images; --allow-outside accepts them anywhere",
     MISSING: "relative paths start from the file's own folder; --image-root names another one",
 }
 
 
 @define(kw_only=True)
 class Survey:
-    """What was found. dropped: reason -> samples; examples: reason -> one of them.
+    """The result of a survey. dropped: reason -> samples; examples: reason -> one of them.
 
-    decoded, faults: images that were decoded, and of those that could not be, reason -> images. splits: for each of
-    FRACTIONS, split -> samples. given: splits that the data names itself. lengths: of up to MEASURED samples, counted
-    with exact and rules; names of classes are no answers, as the target's take their place.
+    decoded: images that were examined; faults: those that could not be decoded, reason -> images. splits: for each of
+    FRACTIONS, split -> samples. given: splits that the data itself names. lengths: of up to MEASURED samples, counted
+    with exact and rules; names of classes do not count as answers, since the target's replace them.
     """
 
     source: Path
@@ -69,19 +69,19 @@ class Survey:
 
 
 def survey(source: Path, counter: Counter, image_root: str | None = None, allow_outside: bool = False) -> Survey:
-    """Read the data to its end; lengths are those of a sample drawn from it, always the same one.
+    """Reads all the data; lengths are those of a random sample with a fixed seed.
 
     image_root, allow_outside: as for `ingest`.
-    Raises DataError for what `ingest` would refuse, with every broken row, for data of an unknown format, with what
-    lies there, and where no sample can be used.
+    Raises DataError for what `ingest` would reject, with every broken row, for data of an unknown format, with the
+    files found, and if no sample is usable.
     """
     try:
         form = find_format(source, "auto")
     except DataError as error:
-        told = (
+        problem = (
             str(error).replace(f"{REMEDY}, or ", "").removesuffix(f"; {REMEDY}")
         )  # a field of a file that is to be written
-        raise DataError(f"{told}{_contents_hint(source)}") from error
+        raise DataError(f"{problem}{_contents_hint(source)}") from error
     found = Survey(
         source=source,
         form=form,
@@ -124,7 +124,7 @@ def survey(source: Path, counter: Counter, image_root: str | None = None, allow_
 
 
 def percentile(values: list[int], share: float) -> int:
-    """The smallest value that this share of the values does not exceed; 0 of none."""
+    """The smallest value that this share of the values does not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0
 
@@ -164,7 +164,7 @@ def _decode(found: Survey, sample: RawSample) -> None:
 
 
 def _encoded(image: Path | bytes) -> bytes:
-    """The bytes of an image; none where the file cannot be read."""
+    """The bytes of an image; empty if the file cannot be read."""
     if isinstance(image, bytes):
         return image
     try:
@@ -174,14 +174,14 @@ def _encoded(image: Path | bytes) -> bytes:
 
 
 def _contents_hint(source: Path) -> str:
-    """What lies in a folder of which nothing can be read."""
+    """The contents of a folder without readable data."""
     if not source.is_dir():
         return ""
     kinds = Tally(path.suffix.lower() or "no suffix" for path in source.rglob("*") if path.is_file())
     if not kinds:
-        return "\nit is empty"
-    told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(SEEN))
-    return f"\nseen there: {told}"
+        return "\nthe folder is empty"
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(SEEN))
+    return f"\nfiles found: {listed}"
 
 
 def _nothing(found: Survey) -> str:

@@ -1,4 +1,4 @@
-"""What of a target can be read without loading it: its config.json, tokenizer and how it sees images."""
+"""Properties of a target that need no loading: its config.json, tokenizer and image processing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ops.load_target.estimate import TARGETS, dtype_of, find_config
 MOST_LAYERS = 5  # of the paper
 TOKENIZER = "tokenizer.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models that dflow brings the config.json of
+THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models whose config.json dflow includes
 
 
 @frozen(kw_only=True)
 class Target:
-    """A target that is to be served. checkpoint: a directory, or a model id with its revision.
+    """A target to serve. checkpoint: a directory, or a model id with its revision.
 
-    tokenizer: its tokenizer.json, None where it is not here. thinks: its chat template knows `enable_thinking`.
+    tokenizer: its tokenizer.json, None if absent. thinks: its chat template has `enable_thinking`.
     """
 
     checkpoint: str
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def num_layers(self) -> int:
-        """How many layers to capture: as many of MOST_LAYERS as lie apart in a target of this depth."""
+        """Number of layers to capture: up to MOST_LAYERS, as many as are distinct in a target of this depth."""
         depth = int(self.sizes.text["num_hidden_layers"])
         for count in range(MOST_LAYERS, 1, -1):
             try:
@@ -59,12 +59,12 @@ class Target:
 
 
 def read_target(checkpoint: str) -> Target:
-    """A checkpoint directory, or a model id whose config.json dflow brings along. Raises DataError for others."""
+    """A checkpoint directory, or a model id whose config.json dflow includes. Raises DataError for others."""
     directory = Path(checkpoint)
     if directory.is_dir():
         tokenizer = directory / TOKENIZER
         if not tokenizer.is_file():
-            raise DataError(f"{checkpoint}: holds no {TOKENIZER}; --target names the directory of a checkpoint")
+            raise DataError(f"{checkpoint}: {TOKENIZER} is missing; --target names the directory of a checkpoint")
         config = read_config(directory / "config.json")
         limits, thinks = pixel_limits(directory / PREPROCESSOR), _thinks(directory)
         return _target(str(directory.resolve()), None, config, tokenizer, limits, thinks)
@@ -72,7 +72,7 @@ def read_target(checkpoint: str) -> Target:
     if checkpoint not in known:
         listed = ", ".join(sorted(known))
         raise DataError(
-            f"--target {checkpoint}: there is no such directory, and of model ids dflow knows {listed} alone; "
+            f"--target {checkpoint}: no such directory, and dflow only knows the model ids {listed}; "
             "download the checkpoint and name its directory"
         )
     config = find_config(checkpoint, known[checkpoint], Path())
@@ -102,7 +102,7 @@ def _target(
 
 
 def _thinks(directory: Path) -> bool:
-    """Whether one of the files that may hold the chat template reads it."""
+    """Whether one of the files that may contain the chat template uses it."""
     return any(
         "enable_thinking" in file.read_text("utf-8", "replace")
         for file in map(directory.joinpath, TEMPLATES)

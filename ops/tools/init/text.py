@@ -18,10 +18,10 @@ FLOAT32 = "float32"
 
 
 def pipeline_text(name: str, source: str, schema: str, found: Survey, target: Target | None, advice: Advice) -> str:
-    """A pipeline that compiles as it stands, but for the checkpoint where no target is given.
+    """A pipeline that compiles, except for the checkpoint if no target is given.
 
-    source, schema: as the file is to name the data and the JSON schema.
-    Raises DataError for a name that no pipeline file can hold.
+    source, schema: how the file names the data and the JSON schema.
+    Raises DataError for a name that a pipeline file cannot contain.
     """
     sees = found.with_images > 0
     dtype = target.dtype if target is not None else "bfloat16"
@@ -38,17 +38,17 @@ def pipeline_text(name: str, source: str, schema: str, found: Survey, target: Ta
     ]
     head = [f"#:schema {schema}", *summary(found, advice, comment=True), "", "[pipeline]"]
     head += [
-        f"{f'name = {json.dumps(name, ensure_ascii=False)}':33} # MLflow's experiment is called so too",
+        f"{f'name = {json.dumps(name, ensure_ascii=False)}':33} # also the name of MLflow's experiment",
         "seed = 0",
     ]
     return "\n\n".join(["\n".join(head), *("\n".join(lines) for lines in nodes)]) + "\n"
 
 
 def summary(found: Survey, advice: Advice, *, comment: bool = False) -> list[str]:
-    """What was seen, and what follows from it; for the screen, or as comments."""
+    """The survey and the choices that follow from it; for the screen, or as comments."""
     mark = "# " if comment else ""
     lines = [*_about_data(found), *_about_lengths(found, advice), f"splits: {advice.held_out}"]
-    kind = "captured while training, stored nowhere" if advice.online else "stored"
+    kind = "captured while training, not stored" if advice.online else "stored"
     lines.append(f"features: {kind}; {advice.capture_why}")
     lines += [f"note: {note}" for note in advice.notes]
     folded = [textwrap.wrap(on_one_line(line), WIDTH - len(mark), subsequent_indent="    ") for line in lines]
@@ -62,7 +62,7 @@ def _about_data(found: Survey) -> list[str]:
         lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}")
     if found.decoded:
         good = found.decoded - found.faults.total()
-        lines.append(f"images: {good} of {found.decoded} looked at can be decoded{_sizes(found)}")
+        lines.append(f"images: {good} of {found.decoded} examined can be decoded{_sizes(found)}")
     lines += [f"images: {count} ({reason}), such as {found.examples[reason]}" for reason, count in found.faults.items()]
     return lines
 
@@ -89,17 +89,17 @@ def _about_lengths(found: Survey, advice: Advice) -> list[str]:
         f"95 % {percentile(wholes, 0.95):,}, longest {max(wholes):,} ({how}{pictures}; of {_samples(len(wholes))})"
     ]
     if answers:
-        told = f"median {percentile(answers, 0.5):,}, 95 % {percentile(answers, 0.95):,}, longest {max(answers):,}"
-        lines.append(f"tokens of an answer: {told}")
+        lengths = f"median {percentile(answers, 0.5):,}, 95 % {percentile(answers, 0.95):,}, longest {max(answers):,}"
+        lines.append(f"tokens of an answer: {lengths}")
     if found.unanswered:
         lines.append(
             f"answers: {_samples(found.unanswered)} end{'s' * (found.unanswered == 1)} with the user's turn; "
             "the target answers them"
         )
     if found.form == "image-folder":
-        lines.append("answers: the names of classes are not taken for any; the target answers")
+        lines.append("answers: the names of classes do not count; the target answers")
     length = "as long as the data's" if answers else "half as long as max_new_tokens"
-    lines.append(f"tokens in all: about {advice.tokens:,}, if the target's answers are {length}")
+    lines.append(f"tokens in total: about {advice.tokens:,}, if the target's answers are {length}")
     return lines
 
 
@@ -110,9 +110,9 @@ def _ingest(source: str, found: Survey, advice: Advice) -> list[str]:
             f'question = "{QUESTION}"    # what is asked about every image; {{label}} is the name of its class'
         )
     if found.unanswered:
-        lines.append("require_answers = false           # prompts will do: regenerate answers them")
+        lines.append("require_answers = false           # prompts suffice: regenerate answers them")
     if found.duplicates:
-        lines.append(f'duplicate_ids = "number"          # {found.duplicates:,} ids stand for more than one sample')
+        lines.append(f'duplicate_ids = "number"          # {found.duplicates:,} ids have more than one sample')
     if found.image_root is not None:
         lines.append(f"image_root = {_quoted(found.image_root)}")
     if found.allow_outside:
@@ -147,7 +147,7 @@ def _target(target: Target | None) -> list[str]:
 
 def _regenerate(target: Target | None, advice: Advice, dtype: str, sees: bool) -> list[str]:
     lines = [
-        "[node.regenerate]                 # a draft learns from the target's own answers; docs/data.md has more",
+        "[node.regenerate]                 # a draft learns from the target's own answers: see docs/data.md",
         'op = "regenerate_answers"',
         'samples = "@inject"',
         'target = "@target"',
@@ -180,7 +180,7 @@ def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         'target = "@target"',
         f"num_layers = {target.num_layers if target is not None else 5}",
         *_dtype("dtype", dtype),
-        '# backend = "sglang"              # the engine that serves, where it is installed: docs/sglang.md',
+        '# backend = "sglang"              # the engine that serves, if it is installed: docs/sglang.md',
     ]
 
 
@@ -219,15 +219,13 @@ def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
 
 def _measuring(advice: Advice) -> list[str]:
     if advice.measure_every is None:
-        told = f"left out: of {advice.steps:,} steps or so only the last is worth measuring"
-        return [f"{f'# eval_every = {LEAST_BETWEEN}':33} # {told}"]
+        lengths = f"omitted: of about {advice.steps:,} steps only the last is worth measuring"
+        return [f"{f'# eval_every = {LEAST_BETWEEN}':33} # {lengths}"]
     return [f"checkpoint_every = {advice.measure_every.value}", _line("eval_every", advice.measure_every)]
 
 
 def _ends(advice: Advice, dtype: str) -> list[str]:
-    tie = (
-        [] if dtype == FLOAT32 else ["tie_margin = 0.5                  # bfloat16 tells logits near 20 apart by 0.125"]
-    )
+    tie = [] if dtype == FLOAT32 else ["tie_margin = 0.5                  # bfloat16 rounds logits near 20 to 0.125"]
     return [
         "[node.export]",
         'op = "export_draft"',
@@ -254,7 +252,7 @@ def _ends(advice: Advice, dtype: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """As a value of the file, in which ${ would begin a reference. Raises DataError for what no such file can hold."""
+    """As a value of the file, in which ${ would begin a reference. Raises DataError for text that is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

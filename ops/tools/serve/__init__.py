@@ -1,1 +1,1 @@
-"""`dflow serve`: what of a run is served, and one chat request to the server."""
+"""`dflow serve`: prompts of a run, SGLang's arguments, and one chat request to the server."""

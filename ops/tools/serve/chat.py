@@ -35,7 +35,7 @@ class Answer:
 
 
 def ask(url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> Answer:
-    """The greedy answer to a conversation. Raises ServerError where the server refuses it or gives none."""
+    """The greedy answer to a conversation. Raises ServerError if the server rejects it or gives none."""
     body = {
         "model": "default",
         "messages": messages,
@@ -78,7 +78,7 @@ def post(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flush_cache(url: str) -> None:
-    """Have SGLang forget the prefixes of earlier prompts, once it is idle. Raises ServerError."""
+    """Drops SGLang's cached prefixes of earlier prompts, once it is idle. Raises ServerError."""
     try:
         with urllib.request.urlopen(f"{url}/flush_cache?timeout=30", data=b"", timeout=60):
             pass
@@ -88,7 +88,7 @@ def flush_cache(url: str) -> None:
 
 def accepted_lengths(answer: Answer) -> str:
     """tau as dflow counts it, beside SGLang's figure."""
-    own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens behind the first in {answer.steps} verification steps)"
+    own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens after the first in {answer.steps} verification steps)"
     if answer.spec_accept_length is None:
         return f"{own}; the server reports no spec_accept_length"
-    return f"{own}; SGLang's spec_accept_length, which counts the first token too: {answer.spec_accept_length:.3g}"
+    return f"{own}; SGLang's spec_accept_length, which also counts the first token: {answer.spec_accept_length:.3g}"

@@ -1,4 +1,4 @@
-"""The prompts that a served draft is tried with: held-out samples of its run as chat messages."""
+"""Prompts for a served draft: held-out samples of its run as chat messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from attrs import frozen
 
 from ops.lib.data.files import read_jsonl
 
-HELD_OUT = ("test", "val", "train")  # the split of the prompt to try: the first of these that holds one
+HELD_OUT = ("test", "val", "train")  # splits of the prompt to try: the first of these that has one
 
 
 @frozen
 class ChatPrompt:
-    """A sample's id, and its turns before the first answer as chat messages that a server takes."""
+    """A sample's id, and its turns before the first answer as chat messages for a server."""
 
     id: str
     messages: Sequence[Mapping[str, Any]]
@@ -28,7 +28,7 @@ HELLO = ChatPrompt(
 
 
 def held_out_prompts(samples: Path, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
-    """The first so many of an ImageSamples folder; vision: only those with images, else only those without."""
+    """The first `count` prompts of an ImageSamples folder; vision: only those with images, else only those without."""
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in HELD_OUT}
     for row in read_jsonl(samples / "samples.jsonl"):
         fits = bool(row["images"]) == vision and any(turn["role"] == "user" for turn in row["messages"])
@@ -58,7 +58,7 @@ def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 
 def _data_url(folder: Path, image: Mapping[str, Any]) -> str:
-    """An image reference of ops/artifacts.py; SGLang recognises the format by the bytes."""
+    """The data URL of an image reference of ops/artifacts.py; SGLang recognises the format by the bytes."""
     with (folder / image["pack"]).open("rb") as pack:
         pack.seek(image["offset"])
         return "data:image/png;base64," + base64.b64encode(pack.read(image["size"])).decode()

@@ -1,4 +1,4 @@
-"""SGLang arguments that `dflow serve` sets itself, and what SGLang says where it cannot serve a draft."""
+"""SGLang arguments that `dflow serve` sets itself, and SGLang's messages when it cannot serve a draft."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ OWN = {
     "--speculative-algorithm": OF_THE_RUN,
     "--speculative-draft-model-path": OF_THE_RUN,  # or --speculative-draft-model
 }
-# What SGLang says where there is no GPU: before it loads a model it picks a device, and then checks the algorithm.
+# SGLang's messages without a GPU: before it loads a model it picks a device, and then checks the algorithm.
 REFUSALS = re.compile(r"^.*(?:speculative decoding is not supported by|No accelerator \(CUDA).*$", re.MULTILINE)
 
 
 def refuse_own(extra: Sequence[str]) -> None:
-    """Raises ConfigError for arguments that contradict what dflow waits for and says, as SGLang takes them: with "=",
-    with underscores, and shortened.
+    """Raises ConfigError for arguments that dflow serve sets itself, in every form that SGLang accepts: with "=",
+    with underscores, and abbreviated.
     """
     wrong = []
     for argument in extra:
@@ -34,6 +34,6 @@ def refuse_own(extra: Sequence[str]) -> None:
 
 
 def refusal(log: str) -> str | None:
-    """The last line of a server's log that says that SGLang refuses the draft on this machine, None without one."""
+    """The last line of a server's log with which SGLang refuses the draft on this machine, None without one."""
     found = REFUSALS.findall(log)
     return found[-1].strip() if found else None

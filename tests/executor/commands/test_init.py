@@ -91,7 +91,7 @@ def test_large_images_get_a_limit_and_broken_ones_are_counted(
     assert 0 == main(["init", "data.jsonl", "--target", checkpoint(project / "target", sees=True)])
     said = capsys.readouterr().out
     assert "dropped: 5 (image missing), such as 3: no.png" in said
-    assert "images: 5 of 10 looked at can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
+    assert "images: 5 of 10 examined can be decoded, 2048 x 2048 to 2048 x 2048 pixels" in said
     assert "images: 5 (image undecodable), such as 2: 16 bytes" in said
     made = nodes(project / "pipeline.toml")
     assert [1_048_576] * 2 == [made[node]["max_pixels"] for node in ("regenerate", "tokenize")]
@@ -116,7 +116,7 @@ def test_the_same_samples_are_seen_in_every_format(
     assert 0 == main(["init", str(source), "--target", checkpoint(project / "target", sees=True)])
     said = capsys.readouterr().out
     assert f"data: 10 samples ({form}), 8 with images, 2 text only" in said
-    assert "images: 10 of 10 looked at can be decoded, 40 x 36 to 96 x 36 pixels" in said
+    assert "images: 10 of 10 examined can be decoded, 40 x 36 to 96 x 36 pixels" in said
     made = nodes(project / "pipeline.toml")
     assert "in-place" == made["inject"]["image_policy"]
     assert source == project / made["ingest"]["source"] and not Path(made["ingest"]["source"]).is_absolute()
@@ -135,9 +135,9 @@ def test_images_by_class_get_a_question_and_no_setting_is_taken_from_the_names_o
     assert (32, 512) == (made["tokenize"]["min_loss_tokens"], made["regenerate"]["max_new_tokens"])
     said = " ".join(capsys.readouterr().out.split())
     tokens = 24 * (TURN_TOKENS + 5 + 4 + 256)  # five words, an image of 2 x 2 tokens, and half of 512
-    assert f"tokens in all: about {tokens:,}, if the target's answers are half as long as max_new_tokens" in said
+    assert f"tokens in total: about {tokens:,}, if the target's answers are half as long as max_new_tokens" in said
     assert f"stored; {tokens:,} tokens x" in said and tokens == made["tokenize"]["expected_tokens"]
-    assert "answers: the names of classes are not taken for any; the target answers" in said
+    assert "answers: the names of classes do not count; the target answers" in said
     assert "tokens of an answer" not in said and "median 14, 95 % 14, longest 14" in said
 
 
@@ -145,9 +145,9 @@ def test_images_by_class_get_a_question_and_no_setting_is_taken_from_the_names_o
     ("words", "expected", "told"),
     [
         ((40, 40, 40), 32, "shorter answers are dropped, and counted\n"),
-        ((40, 40, 3), 32, "shorter answers are dropped, and counted; 1 of 3 looked at are\n"),
-        ((3, 40, 3), 4, "16, twice the block size, few of them\n"),
-        ((6, 7, 9), 7, "16, twice the block size, few of them\n"),
+        ((40, 40, 3), 32, "shorter answers are dropped, and counted; 1 of 3 examined are\n"),
+        ((3, 40, 3), 4, "few have 16, twice the block size\n"),
+        ((6, 7, 9), 7, "few have 16, twice the block size\n"),
     ],
 )
 def test_most_of_the_data_has_as_many_answer_tokens_as_are_asked_for(
@@ -177,8 +177,8 @@ def test_features_that_the_disk_does_not_hold_are_captured_while_training(
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("empty", ["holds neither JSON nor Parquet", "it is empty"]),
-        ("papers", ["holds neither JSON nor Parquet", "seen there: 2 .pdf, 1 no suffix"]),
+        ("empty", ["holds neither JSON nor Parquet", "the folder is empty"]),
+        ("papers", ["holds neither JSON nor Parquet", "files found: 2 .pdf, 1 no suffix"]),
         ("broken.jsonl", ["broken.jsonl:2: broken JSON at column 13", 'broken.jsonl:3: no list "messages"']),
         ("nothing.jsonl", ["nothing.jsonl: holds no samples"]),
         (
@@ -211,7 +211,7 @@ def test_data_target_and_file_are_refused_together(project: Path, capsys: pytest
     target = checkpoint(project / "target", sees=False)
     assert 1 == main(["init", "data.jsonl", "--target", target])
     said = capsys.readouterr().err
-    assert "pipeline.toml is there already" in said and "the target (qwen3) sees none" in said
+    assert "pipeline.toml is there already" in said and "the target (qwen3) takes no images" in said
     assert "mine" == (project / "pipeline.toml").read_text()
 
 
@@ -246,7 +246,7 @@ def test_the_pipeline_is_called_as_the_data_unless_the_file_has_a_name_of_its_ow
 @pytest.mark.parametrize(
     ("samples", "most", "expected", "told"),
     [
-        (10, 500, None, "left out: of 23 steps or so only the last is worth measuring"),
+        (10, 500, None, "omitted: of about 23 steps only the last is worth measuring"),
         (120, 500, 50, "a tenth of the steps, but 50 to 500: a rule of thumb"),
         (3000, 500, 174, "a tenth of the steps: a rule of thumb"),
         (3000, 70, 70, "a tenth of the steps, but 50 to 70: a rule of thumb"),

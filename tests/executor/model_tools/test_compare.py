@@ -11,7 +11,7 @@ from executor.cli import main
 from executor.model_tools.computation import computed
 from executor.system.exits import FAILED, OK, USAGE
 from ops.lib.sglang import version
-from ops.tools.compare_backends.text import Compared
+from ops.tools.compare_backends.text import Comparison
 
 PIPELINE = """
 [pipeline]
@@ -147,14 +147,14 @@ def test_the_process_is_told_graph_node_artifacts_and_samples(file, monkeypatch,
 
 def test_agreement_is_said_plainly_layer_by_layer(monkeypatch, file, capsys):
     agreed = result(state(1, "text", 1e-6), state(1, "image", 3e-6), preprocessing=[{"id": "s1", "differences": []}])
-    monkeypatch.setattr("executor.commands.compare_backends.compare", lambda *_arguments: [Compared(agreed)])
+    monkeypatch.setattr("executor.commands.compare_backends.compare", lambda *_arguments: [Comparison(agreed)])
     assert dflow(file) == OK
     shown = capsys.readouterr().out.splitlines()
     assert (
         "capture: 1 samples, 1,200 tokens, 2 images, on the cpu; transformers 5.12.1 against SGLang 0.5.21" == shown[0]
     )
     assert ["1", "image", "1.0e-05", "3.0e-06", "2.0e-03", "s1,", "token", "7"] in [line.split() for line in shown]
-    assert "preprocessing: SGLang makes the same tokens and pixels of 1 of 1" in shown
+    assert "preprocessing: same tokens and pixels in SGLang for 1 of 1" in shown
     assert "The backends agree: what remains is rounding." == shown[-1]
     assert "TOO FAR" not in "".join(shown)
 
@@ -166,13 +166,13 @@ def test_agreement_is_said_plainly_layer_by_layer(monkeypatch, file, capsys):
         (result(state(1, "text", 1e-6), log_probs=0.5), "THE BACKENDS DISAGREE", 1),
         (
             result(state(1, "text", 1e-6), preprocessing=[{"id": "s1", "differences": ["grids [1], SGLang's [2]"]}]),
-            "THE BACKENDS AGREE, BUT SGLANG PREPARES THE SAMPLES OTHERWISE",
+            "THE BACKENDS AGREE, BUT SGLANG PREPROCESSES THE SAMPLES DIFFERENTLY",
             0,
         ),
     ],
 )
 def test_disagreement_is_marked_where_it_is_and_ends_with_exit_code_1(monkeypatch, file, capsys, said, verdict, marked):
-    monkeypatch.setattr("executor.commands.compare_backends.compare", lambda *_arguments: [Compared(said)])
+    monkeypatch.setattr("executor.commands.compare_backends.compare", lambda *_arguments: [Comparison(said)])
     assert dflow(file) == FAILED
     shown = capsys.readouterr().out
     assert verdict in shown.splitlines()[-1]
@@ -186,7 +186,7 @@ def test_disagreement_is_marked_where_it_is_and_ends_with_exit_code_1(monkeypatc
 def test_tokens_whose_messages_are_gone_are_said_to_be_not_compared(monkeypatch, file, capsys):
     monkeypatch.setattr(
         "executor.commands.compare_backends.compare",
-        lambda *_arguments: [Compared(result(state(1, "text", 1e-6), preprocessing=None))],
+        lambda *_arguments: [Comparison(result(state(1, "text", 1e-6), preprocessing=None))],
     )
     assert dflow(file) == OK
     assert "preprocessing: not compared" in capsys.readouterr().out
@@ -195,7 +195,7 @@ def test_tokens_whose_messages_are_gone_are_said_to_be_not_compared(monkeypatch,
 @pytest.mark.parametrize("left_out", [None, "SGLang knows none"])
 def test_a_dtype_that_was_left_out_is_told_with_the_reason(monkeypatch, file, capsys, left_out):
     said = result(state(1, "text", 1e-6), left_out=left_out)
-    monkeypatch.setattr("executor.commands.compare_backends.compare", lambda *_arguments: [Compared(said)])
+    monkeypatch.setattr("executor.commands.compare_backends.compare", lambda *_arguments: [Comparison(said)])
     assert dflow(file) == OK
     shown = capsys.readouterr().out.splitlines()
     assert (left_out is not None) is ("float32 is not compared: SGLang knows none" in shown)

@@ -155,7 +155,7 @@ def test_a_process_that_breaks_down_is_told_with_its_last_lines(tmp_path, export
 def test_a_draft_whose_target_and_tokens_are_gone_is_refused(tmp_path, export, process, capsys):
     store, run = record_run(tmp_path / "p", {"export": export})
     assert FAILED == dflow(store)
-    assert f"its target and tokens cannot be had of this run; make it: dflow resume {run}\n" in capsys.readouterr().err
+    assert f"this run lacks its target and tokens; create them: dflow resume {run}\n" in capsys.readouterr().err
     assert [] == process
 
 
@@ -191,12 +191,12 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
     fine = FINE | {"name": "layer ids", "measured": "tau 2.42", "advice": "nothing"}
     gone = FINE | {"name": "features", "measured": "the store lost them", "normal": "", "is_measured": False}
     assert (
-        "export: tau 1.02 [1.50, 2.50] of at most 8, on 8 prompts of test (float32, cpu); 2.42 with what it is fed put "
-        "right\n"
+        "export: tau 1.02 [1.50, 2.50] of at most 8, on 8 prompts of test (float32, cpu); 2.42 with corrected "
+        "inputs\n"
         "CAUSE  mask token: tau 1.02 with 5 | normal: so it should be | do: mend it\n"
         "ok     layer ids: tau 2.42 | normal: so it should be\n"
         "--     features: the store lost them\n"
-        "causes of a low tau, the weightiest first: mask token (tau +1.40)"
+        "causes of a low tau, the largest first: mask token (tau +1.40)"
     ) == diagnosis_text(result(cause, fine, gone, tau=1.02, mended=2.42))
     unloaded = result(cause) | {"tau": {"exported": None, "low": None, "high": None, "mended": 2.42}}
     assert diagnosis_text(unloaded).startswith(
@@ -207,7 +207,7 @@ def test_causes_are_told_with_what_to_do_and_what_was_not_measured_is_told():
 
 def test_another_split_than_asked_for_is_told_with_the_reason():
     text = diagnosis_text(result(FINE | {"name": "x", "measured": ""}) | {"split": "val", "instead_of": "test"})
-    assert "of at most 8, on 8 prompts of val, as test holds none (float32, cpu)" in text
+    assert "of at most 8, on 8 prompts of val, as test has none (float32, cpu)" in text
 
 
 def test_the_split_can_be_named(tmp_path, export, process):
@@ -236,10 +236,10 @@ def test_a_cause_whose_mending_measured_lower_has_its_sign_and_one_prompt_no_int
 
 def test_a_cause_that_costs_nothing_is_told_apart_from_those_that_do():
     idle = FINE | {"name": "mask token", "measured": "", "is_cause": True, "gain": 0.0}
-    assert diagnosis_text(result(idle)).endswith("\nwrong, though it costs nothing here: mask token")
+    assert diagnosis_text(result(idle)).endswith("\nwrong, without effect on tau here: mask token")
     costly = idle | {"name": "weights", "gain": 1.4}
     assert diagnosis_text(result(costly, idle)).endswith(
-        "the weightiest first: weights (tau +1.40); wrong, though it costs nothing here: mask token"
+        "the largest first: weights (tau +1.40); wrong, without effect on tau here: mask token"
     )
 
 
@@ -253,8 +253,8 @@ def test_what_was_not_judged_at_the_ceiling_of_tau_is_not_told_as_ok():
 def test_a_cause_that_another_explains_is_told_as_such():
     own = FINE | {"name": "own answers", "measured": "3 %", "advice": "regenerate", "is_cause": True}
     text = diagnosis_text(result(own | {"explained_by": "target"}))
-    assert "| do: put target right, which explains this; if it stays, regenerate\n" in text
-    assert text.endswith("the weightiest first: own answers (explained by target)")
+    assert "| do: fix target, which explains this; if it remains, regenerate\n" in text
+    assert text.endswith("the largest first: own answers (explained by target)")
 
 
 @pytest.mark.parametrize(

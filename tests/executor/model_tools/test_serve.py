@@ -216,7 +216,7 @@ def test_check_shows_the_command_the_answer_and_the_accepted_length_and_stops_th
     assert [
         "prompt: What is it? (b)",
         "answer: It is blue.",
-        "tau: 4 (8 tokens behind the first in 2 verification steps); SGLang's spec_accept_length, which counts the "
+        "tau: 4 (8 tokens after the first in 2 verification steps); SGLang's spec_accept_length, which counts the "
         "first token too: 4.5",
     ] == lines[-3:]
     asked = json.loads(re.search(r"^asked (.*)$", case.log, re.MULTILINE).group(1))

@@ -146,4 +146,4 @@ def test_what_ranks_write_has_the_files_and_names_of_one_process(folder):
 
 def test_a_degree_that_does_not_fit_is_refused_on_every_rank(folder):
     seen = json.loads((folder / "degree that does not fit" / "seen.json").read_text())
-    assert "2 ranks are fewer ranks than the mesh of dp 1 x sp 3" in seen["refused"]
+    assert "2 ranks are fewer than the mesh of dp 1 x sp 3" in seen["refused"]

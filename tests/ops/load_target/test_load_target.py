@@ -241,7 +241,7 @@ def test_a_file_is_no_checkpoint(checkpoint, tmp_path):
 def test_damaged_weights_name_the_file(checkpoint, tmp_path):
     file = checkpoint / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"checkpoint/model\.safetensors: damaged or cut short"):
+    with pytest.raises(DataError, match=r"checkpoint/model\.safetensors: damaged or truncated"):
         load(checkpoint, tmp_path)
 
 
@@ -293,7 +293,7 @@ def test_the_keys_of_the_ends_can_be_given(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"embed_key": "no.such"}, r'embed_key = "no.such" is none of .*embed_tokens.weight'),
+        ({"embed_key": "no.such"}, r'embed_key = "no.such" is not one of .*embed_tokens.weight'),
         (
             {"embed_key": "model.language_model.norm.weight"},
             r"the tensors of shape \[400, 32\] are: model.language_model",
@@ -319,13 +319,13 @@ def test_a_target_without_a_mask_token_is_refused(target):
 
 
 def test_a_mask_token_outside_the_vocabulary_is_refused(target):
-    with pytest.raises(DataError, match="mask_token_id 400 lies outside the vocabulary of 400"):
+    with pytest.raises(DataError, match="mask_token_id 400 is outside the vocabulary of 400"):
         describe_target(target.path / "model", VOCABULARY, [2])
 
 
 def test_a_name_that_is_neither_a_directory_nor_a_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DataError, match="neither a directory here nor a model"):
+    with pytest.raises(DataError, match="neither a local directory nor a model"):
         load("nobody/no-such-model", tmp_path)
 
 

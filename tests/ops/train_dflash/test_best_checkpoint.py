@@ -54,8 +54,8 @@ def test_a_checkpoint_whose_best_one_is_damaged_is_not_gone_on_from(tmp_path, ca
     assert load_checkpoint(tmp_path, resumed, IDENTITY)
     assert 1 == resumed.step
     assert (
-        "checkpoint-00000003.damaged: damaged checkpoint left out, checkpoint-00000002, the best before it, cannot be "
-        "read any more: state.safetensors was altered; trying checkpoint-00000002" in capsys.readouterr().out
+        "checkpoint-00000003.damaged: skipped a damaged checkpoint, checkpoint-00000002, the best before it, can no "
+        "longer be read: state.safetensors was altered; trying checkpoint-00000002" in capsys.readouterr().out
     )
 
 
@@ -80,7 +80,7 @@ def test_the_best_of_the_one_before_stays_to_fall_back_on_when_a_new_best_is_dam
 
 
 @pytest.mark.parametrize(
-    "spoil, damage", [("bit", "state.safetensors was altered"), ("gone", "it is gone"), ("both", "it is gone")]
+    "spoil, damage", [("bit", "state.safetensors was altered"), ("gone", "it is missing"), ("both", "it is missing")]
 )
 def test_a_whole_checkpoint_is_not_thrown_away_for_want_of_its_best_one(rising, spoil, damage):
     if spoil == "bit":
@@ -96,12 +96,12 @@ def test_a_whole_checkpoint_is_not_thrown_away_for_want_of_its_best_one(rising, 
         load_checkpoint(rising, new_state(), IDENTITY)
     assert str(caught.value) == (
         f"{rising}/checkpoint-00000007: the checkpoint is whole, but checkpoint-00000004, the best before it, "
-        f"cannot be read any more: {damage}; put it back as it was, or remove the checkpoints to start anew"
+        f"can no longer be read: {damage}; restore it, or remove the checkpoints to start again"
     )
     assert before == names(rising)
 
 
 def test_altered_weights_of_the_selected_step_are_refused(rising):
     flip_a_bit(rising / "checkpoint-00000004")
-    with pytest.raises(DataError, match="the weights of the selected step cannot be taken: "):
+    with pytest.raises(DataError, match="the weights of the selected step cannot be read: "):
         saved_weights(rising, new_state(), 4)

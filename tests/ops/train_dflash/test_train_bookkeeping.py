@@ -64,7 +64,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_until_too_many_follow
     assert str(caught.value).splitlines() == [
         "step 7: loss nan and gradient norm 0.5 are not finite; samples of the step (split train): ['d', 'e']; the "
         f"last checkpoint in {tmp_path} is kept. Look for non-finite values in these samples, or lower lr",
-        "3 steps in a row were skipped; before this one:",
+        "3 consecutive steps were skipped; before this one:",
         "  step 5, samples ['a', 'b']",
         "  step 6, samples ['c']",
     ]
@@ -75,12 +75,12 @@ def test_a_resumed_training_goes_on_counting_and_lists_only_the_steps_it_knows(t
     counters = {"nonfinite_steps": 4, "nonfinite_steps_in_a_row": 1}
     with pytest.raises(DataError, match="step 9") as caught:
         NonFinite(2, tmp_path, counters).accepts(9, math.nan, 1.0, lambda: [0])
-    assert ["2 steps in a row were skipped"] == str(caught.value).splitlines()[1:]
+    assert ["2 consecutive steps were skipped"] == str(caught.value).splitlines()[1:]
     policy = NonFinite(3, tmp_path, {"nonfinite_steps_in_a_row": 1})
     assert not policy.accepts(8, math.nan, 1.0, lambda: [3])
     with pytest.raises(DataError, match="step 9") as caught:
         policy.accepts(9, math.nan, 1.0, lambda: [0])
-    expected = ["3 steps in a row were skipped; before this one:", "  step 8, samples [3]"]
+    expected = ["3 consecutive steps were skipped; before this one:", "  step 8, samples [3]"]
     assert expected == str(caught.value).splitlines()[1:]
     with pytest.raises(DataError, match="step 1: "):
         NonFinite(1, tmp_path, {}).accepts(1, math.nan, 1.0, lambda: [0])

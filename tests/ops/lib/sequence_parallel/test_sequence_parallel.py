@@ -202,27 +202,27 @@ def mistakes_of(**changes):
 
 def test_every_mistake_of_a_degree_is_told_at_once():
     assert [
-        "  sp_degree: 6 ranks are fewer ranks than the mesh of dp 2 x sp 4; start a multiple of 4 ranks, "
+        "  sp_degree: 6 ranks are fewer than the mesh of dp 2 x sp 4; start a multiple of 4 ranks, "
         "or set sp_degree to a divisor of 6",
         "  sp_degree: 4 ranks cannot share the shortest sample, which has 3 tokens; set sp_degree to at most 3, "
         "or drop short samples",
-        "  sp_degree: 4 does not divide pad_multiple = 6, and every rank takes an equal slice; set pad_multiple of "
+        "  sp_degree: 4 does not divide pad_multiple = 6, and every rank gets an equal slice; set pad_multiple of "
         "shard_sequence to a multiple of 4",
         '  sp_exchange: "ulysses" at sp_degree = 4 needs 12 key/value heads (lcm of 3 and 4), which do not divide '
-        '6 query heads; take sp_exchange = "gather", which has no limit by heads',
+        '6 query heads; use sp_exchange = "gather", which does not depend on heads',
     ] == mistakes_of(world_size=6, shortest=3, pad_multiple=6, query_heads=6, kv_heads=3, sp_exchange="ulysses")
 
 
 def test_fewer_ranks_than_the_degree_are_refused():
     assert [
-        "  sp_degree: 2 ranks are fewer ranks than the mesh of dp 1 x sp 4; start a multiple of 4 ranks, "
+        "  sp_degree: 2 ranks are fewer than the mesh of dp 1 x sp 4; start a multiple of 4 ranks, "
         "or set sp_degree to a divisor of 2"
     ] == mistakes_of(world_size=2)
 
 
 def test_ring_is_refused_by_name_with_the_reason():
     assert [
-        '  sp_exchange: "ring" is not offered. Its schedule balances queries against keys around the ring, but here '
+        '  sp_exchange: "ring" is not available. Its schedule balances queries against keys around the ring, but here '
         "the queries are the blocks and the context has no queries of its own, so it balances nothing; "
         '"gather" and "ulysses" are exact and send less'
     ] == mistakes_of(sp_exchange="ring")
@@ -273,7 +273,7 @@ def test_auto_takes_what_sends_less_where_the_heads_allow_it(context, blocks, ra
 def test_the_choice_comes_with_its_reason():
     sizes = {"context": 65536, "slots": 8192, "query_heads": 32, "kv_heads": 8, "head_dim": 128}
     assert ("alone", "one rank holds the whole sequence") == choose_exchange("ulysses", **sizes, degree=1)
-    assert ("gather", "as asked for") == choose_exchange("gather", **sizes, degree=2)
+    assert ("gather", "as configured") == choose_exchange("gather", **sizes, degree=2)
     assert (
         "ulysses",
         "a rank sends 54,525,952 elements a layer with ulysses, 67,108,864 with gather "

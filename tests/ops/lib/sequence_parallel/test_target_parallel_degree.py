@@ -36,7 +36,7 @@ def test_degrees_that_divide_the_heads_are_taken_and_key_value_heads_are_repeate
 def test_heads_that_no_repetition_fits_are_refused_with_the_degrees_that_do():
     message = message_of({"num_attention_heads": 12, "num_key_value_heads": 4}, world_size=8, sp_degree=8)
     assert "need 8 key/value heads (lcm of 4 and 8), which do not divide the target's 12 attention heads" in message
-    assert "degrees that fit are 1, 2, 3, 4, 6, 12" in message
+    assert "possible degrees are 1, 2, 3, 4, 6, 12" in message
 
 
 def test_ranks_that_are_no_multiple_of_the_degree_and_everything_else_are_listed_at_once():

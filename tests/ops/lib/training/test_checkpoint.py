@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_note_and_the_one_before_taken(
     resumed = new_state(seed=3)
     assert load_checkpoint(tmp_path, resumed, IDENTITY)
     assert resumed.step == 2
-    note = f"{tmp_path}/checkpoint-00000004.damaged: damaged checkpoint left out, {text}; "
+    note = f"{tmp_path}/checkpoint-00000004.damaged: skipped a damaged checkpoint, {text}; "
     assert note + "trying checkpoint-00000002\n" == capsys.readouterr().out
     save(tmp_path, resumed)
     assert ["checkpoint-00000002", "checkpoint-00000004.damaged"] == names(tmp_path)
@@ -155,7 +155,7 @@ def test_where_all_are_damaged_the_training_starts_anew_and_says_so(tmp_path, ca
     save(tmp_path, state)
     truncate(tmp_path / "checkpoint-00000001")
     assert not load_checkpoint(tmp_path, new_state(), IDENTITY)
-    assert capsys.readouterr().out.endswith("; starting anew\n")
+    assert capsys.readouterr().out.endswith("; starting again\n")
 
 
 def test_an_unfinished_folder_is_never_taken_and_goes_with_the_next_write(tmp_path):
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_another_config_is_refused_with_every_difference(tmp_pat
         "  config.ema: null then, 0.9 now",
         "  config.lr: 0.1 then, 0.2 now",
         '  inputs.features: "abc" then, "abd" now',
-        "remove it to start anew",
+        "remove it to start again",
     ]
 
 

@@ -371,14 +371,14 @@ def test_the_command_names_a_wrong_export_of_a_run_whose_gate_refused_it(
     objects = {path: path.stat().st_mtime_ns for path in store.path.glob("objects/**/*")}
     assert FAILED == dflow(store, run_id[-4:])
     head, *lines, verdict = capsys.readouterr().out.splitlines()
-    assert f"; {healthy['tau']['mended']:.2f} with what it is fed put right" in head
+    assert f"; {healthy['tau']['mended']:.2f} with corrected inputs" in head
     told = [line for line in lines if line.startswith("CAUSE")]
     assert 1 == len(told)
     assert told[0].startswith(f"CAUSE  {name}: tau ")
     assert f"with {now}; " in told[0] and f"with {right} | normal: " in told[0]
     assert f"dflow resume {run_id} --from export" in told[0]
     assert len(healthy["findings"]) == len(lines)
-    assert verdict.startswith(f"causes of a low tau, the weightiest first: {name} (tau +")
+    assert verdict.startswith(f"causes of a low tau, the largest first: {name} (tau +")
     assert objects == {path: path.stat().st_mtime_ns for path in store.path.glob("objects/**/*")}
     kept = read_json(store.records / run_id / "diagnosis.json")["drafts"]
     assert [name] == causes(kept[0])

@@ -78,7 +78,7 @@ def test_features_of_other_tokens_are_named(loaded, features, tokens, tmp_path):
     (swapped / "samples.jsonl").write_text("\n".join(reversed(rows)) + "\n")
     found = features_finding(loaded, features, evolve(tokens, path=swapped), is_online=False)
     assert found.is_cause
-    assert "captured of other tokens" in found.measured
+    assert "captured from other tokens" in found.measured
 
 
 def test_a_training_that_captures_online_has_no_features_to_compare(loaded):
@@ -103,7 +103,7 @@ def test_answers_of_the_data_set_are_not_the_targets_own(loaded, tokens):
     assert "put regenerate_answers between" in found.advice
     again = own_finding(loaded, samples, 0.0)
     assert again.is_cause
-    assert "not by this target" in again.advice
+    assert "differ from this target's" in again.advice
 
 
 def test_sampled_answers_of_the_target_s_own_are_no_cause(loaded, tokens):
@@ -152,7 +152,7 @@ def test_the_loss_mask_is_judged_by_the_texts_however_large_the_images_are(token
     monkeypatch.setattr(masks, "look", lambda *_: large)
     found = mask_findings(tokens, target, 7, 8)[0]
     assert not found.is_cause
-    assert found.measured.startswith("8.0% of 5,000 text tokens of the training, without the 300,000 that stand for ")
+    assert found.measured.startswith("8.0% of 5,000 text tokens of the training, without the 300,000 image tokens; ")
 
 
 def test_tokens_of_the_training_are_judged(tokens, target):
@@ -221,7 +221,7 @@ def test_a_draft_whose_short_answers_end_within_their_blocks_is_not_accused_of_t
     shorter = [Decoded(tuple(range(6)), accepted=(4,))]
     told = decoding_finding(IMAGES[:1], shorter, training, {"image": 9}, 6, is_own=True)
     assert not told.is_measured
-    assert "no answer to the prompts of the training is 6 tokens long" in told.measured
+    assert "no answer to the training prompts is as long as a block (6 tokens)" in told.measured
 
 
 def test_answers_as_long_as_a_block_do_not_pick_the_steps_that_accepted_little():
@@ -250,7 +250,7 @@ def test_a_cause_that_few_prompts_may_show_by_chance_is_not_named_and_more_promp
     found.append(decoding_finding(IMAGES[:4], answers(1, count=4, steps=6), twice, {"image": 9}, 6, is_own=True))
     assert [False] * 7 == [each.is_measured or each.is_cause for each in found]
     assert [True, True, True, False, True, True, True] == [TOO_FEW in each.measured for each in found]
-    assert "it takes 4 prompts with a step, and there are 3" in found[3].measured
+    assert "4 prompts with a step are needed, and there are 3" in found[3].measured
 
 
 def test_what_wrong_positions_may_explain_is_not_named_where_these_were_not_measured():
@@ -285,7 +285,7 @@ def test_a_loss_that_still_falls_at_the_end_is_named(slope, is_cause):
 
 
 @pytest.mark.parametrize(
-    ("select", "told"), [("tau", "tau on val was best at step 50 of 100; "), ("loss", "the loss on val was least at ")]
+    ("select", "told"), [("tau", "tau on val was best at step 50 of 100; "), ("loss", "the loss on val was lowest at ")]
 )
 def test_a_loss_that_still_falls_behind_the_selected_step_is_no_cause(select, told):
     curve = [(step, 4 - 0.02 * step) for step in range(1, 101)]
@@ -303,7 +303,7 @@ def test_what_training_promised_is_that_of_the_selected_step():
     training = {"final_metrics": last, "selected_metrics": selected}
     found = decoding_finding(IMAGES, answers(2), training, {"image": 9}, 6, is_own=True)
     assert not found.is_cause
-    assert "promises tau 2.20" in found.measured
+    assert "predicts tau 2.20" in found.measured
     assert "slots right: 50% in training" in gap_finding(answers(2), answers(2), training).measured
 
 

@@ -20,8 +20,8 @@ def test_tau_leaves_the_first_token_out_and_sglangs_figure_does_not():
     assert Answer("It is.", 12, 3, 4.0) == answer
     assert 11 / 3 == answer.tau
     assert (
-        "tau: 3.67 (11 tokens behind the first in 3 verification steps); "
-        "SGLang's spec_accept_length, which counts the first token too: 4"
+        "tau: 3.67 (11 tokens after the first in 3 verification steps); "
+        "SGLang's spec_accept_length, which also counts the first token: 4"
     ) == accepted_lengths(answer)
 
 
