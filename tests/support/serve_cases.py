@@ -11,6 +11,7 @@ from typing import Any
 from dsl.read_toml import read_graph
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
+from tests.support.manifests import made
 
 PIPELINE = """
 [pipeline]
@@ -108,11 +109,11 @@ def record_run(
     return store, record.run
 
 
-def commit(store: Store, key: str, run: str, made: Path) -> str:
+def commit(store: Store, key: str, run: str, folder: Path) -> str:
     with store.lease(key, run) as lease:
         assert lease.acquire(print, lambda: False)
         lease.empty(keep_state=False)
-        shutil.copytree(made, lease.out_dir, dirs_exist_ok=True)
+        shutil.copytree(folder, lease.out_dir, dirs_exist_ok=True)
         digest = store.commit(lease, *made(key, run, op="x"))
         lease.remove()
     return digest
