@@ -251,6 +251,7 @@ def test_an_answer_that_no_eos_closes_before_the_next_one_is_dropped(folders, fo
     with pytest.raises(Unusable) as raised:
         some.encode(TWO_TURNS)
     assert "no EOS token behind an answer" == raised.value.reason
+    assert [" Very.<|im_end|>"] == learnt(ChatEncoder(processor, train_on="last"), TWO_TURNS)[0]
 
 
 def turn_of(role, text, thought):
