@@ -74,7 +74,7 @@ def _serve(run: ServedRun, record: Record, asked: Asked) -> None:
     command = launch_command(str(run.target), run.served, run.draft, address=address, extra=asked.extra)
     command[0] = sys.executable
     print_lines(shell_line(command, run.served.environment))
-    if run.served.is_mended:
+    if run.served.needs_patch:
         print_lines(
             f"SGLang {SGLANG_VERSION} lacks a method that DFLASH needs for {run.served.model_type} targets; "
             "this launcher gives it to them and then runs SGLang's own"

@@ -119,7 +119,7 @@ def _serving(facts: CardFacts) -> str:
             f"TARGET is a copy of the target's checkpoint: `objects/{facts.target_digest}/model` in the store of the "
             "training. `dflow serve RUN` prints the command with all paths, and runs it."
         )
-    if served.is_mended:
+    if served.needs_patch:
         text.append(
             "The launcher is dflow's: it starts SGLang's own server and gives this target the one method that DFLASH "
             f"asks for and that SGLang {SGLANG_VERSION} lacks for it."

@@ -216,7 +216,9 @@ def test_where_sglang_knows_no_float32_it_runs_in_the_dtype_of_the_capture_alone
     assert [("bfloat16", "cuda")] == asked["with_sglang"]
     assert [("float32", "cuda"), ("bfloat16", "cuda")] == asked["with_transformers"]
     assert ["bfloat16"] == [part["dtype"] for part in result["dtypes"]]
-    assert result["left_out"].startswith("SGLang's linear attention on a GPU knows no float32; transformers' float32")
+    assert result["left_out"].startswith(
+        "SGLang's linear attention on a GPU does not support float32; transformers' float32"
+    )
     allowed = {row["allowed"] for row in result["dtypes"][0]["states"]}
     assert ALONE_TOLERANCE["bfloat16"] not in allowed
     assert len(allowed) > 1

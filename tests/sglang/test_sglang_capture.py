@@ -277,12 +277,12 @@ def replaced(ids, place, token):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut, r"\d+ image tokens, but the engine makes \d+ of its 2 images"),
+        (cut, r"\d+ image tokens, but the engine expects \d+ for its 2 images"),
         (no_start, r"no vision start token before the image tokens at \[\d+\], so the images would get the positions"),
-        (moved, r"runs of \[.*\] image tokens, but its images .* take runs of \["),
-        (torn, r"runs of \[.*\] image tokens, but its images .* take runs of \["),
-        (with_video, "it holds video tokens, and only images are captured"),
-        (open_end, "it ends with a vision start token, and no image behind it"),
+        (moved, r"runs of \[.*\] image tokens, but its images .* need runs of \["),
+        (torn, r"runs of \[.*\] image tokens, but its images .* need runs of \["),
+        (with_video, "it has video tokens, and only images are captured"),
+        (open_end, "it ends with a vision start token, without an image after it"),
     ],
 )
 def test_image_tokens_that_are_not_those_of_the_images_are_refused_by_name(family, damage, message):
@@ -297,7 +297,7 @@ def test_image_tokens_that_are_not_those_of_the_images_are_refused_by_name(famil
 def test_pixel_rows_that_are_not_those_of_the_images_are_refused_by_name(family):
     sample = with_images(family)["two images"]
     fewer = evolve(sample, id="torn", pixel_values=sample.pixel_values[:-4])
-    with pytest.raises(DataError, match=r"sample torn: \d+ pixel rows, but its grids .* take \d+: tokenize it again"):
+    with pytest.raises(DataError, match=r"sample torn: \d+ pixel rows, but its grids .* need \d+: tokenize it again"):
         captured(family, [fewer])
     narrow = evolve(sample, id="narrow", pixel_values=sample.pixel_values[:, :-1].contiguous())
     with pytest.raises(DataError, match=r"sample narrow: pixel rows of \d+ numbers, but the target's patches have"):
@@ -334,5 +334,5 @@ def test_images_for_a_text_model_are_refused_by_name(family):
     if FAMILIES[family.name].has_vision:
         pytest.skip(f"{family.name} sees")
     shown = evolve(family.samples["text"], pixel_values=torch.zeros(4, 96), image_grid_thw=torch.tensor([[1, 2, 2]]))
-    with pytest.raises(DataError, match="sample text: it holds images, but the target is a text model"):
+    with pytest.raises(DataError, match="sample text: it has images, but the target is a text model"):
         captured(family, [shown])

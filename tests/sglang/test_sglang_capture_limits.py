@@ -170,7 +170,7 @@ def test_the_recipe_of_the_node_reaches_the_setter(tokens, target, tmp_path, mon
 def test_on_a_gpu_sglang_captures_what_transformers_does(name, dtype, tolerance, tmp_path):
     """With the kernels that serve there. bfloat16 is compared by the distance of all states, as part of their size."""
     if dtype == "float32" and name.startswith("qwen3_5"):
-        pytest.skip("SGLang's linear attention on a GPU knows no float32")
+        pytest.skip("SGLang's linear attention on a GPU does not support float32")
     target = make_target(name, tmp_path / "target")
     processor = processor_of(target)
     samples = list(make_samples(processor, FAMILIES[name]).values())

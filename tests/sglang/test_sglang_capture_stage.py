@@ -286,7 +286,7 @@ def test_finished_shards_stay_when_a_later_sample_is_refused(tokens, target, tmp
     ids[-3] = TokenReader(tokens).info["image_token_id"]
     samples[place] = evolve(samples[place], input_ids=ids)
     damaged = write_tokens(tmp_path / "tokens", target, processor, samples)
-    with pytest.raises(DataError, match=rf"sample {samples[place].id}: \d+ image tokens, but the engine makes"):
+    with pytest.raises(DataError, match=rf"sample {samples[place].id}: \d+ image tokens, but the engine expects"):
         capture(tmp_path / "stage", damaged, target)
     kept = sorted(file.name for file in (tmp_path / "stage" / "work").glob("*.safetensors"))
     print(f"{len(kept)} finished shards stay")

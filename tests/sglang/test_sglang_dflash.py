@@ -116,7 +116,7 @@ def test_a_draft_that_sglang_cannot_serve_leaves_the_process_as_it_was(text_case
     with DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
         assert [6, list(LAYERS)] == [engine.block_size, engine.layer_ids]
         assert config.mask_token_id == engine.mask_token_id
-        with pytest.raises(DataError, match="in one already: leave it first"):
+        with pytest.raises(DataError, match="already in one: leave it first"):
             DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024)
 
 

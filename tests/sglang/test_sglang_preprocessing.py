@@ -283,7 +283,7 @@ def test_a_target_that_dflow_wrote_is_served_with_the_images_that_it_was_made_wi
 
 def test_a_text_model_has_no_multimodal_processor(tmp_path):
     checkpoint = make_checkpoint("qwen3", tmp_path, num_hidden_layers=4)
-    with pytest.raises(DataError, match="a text model, for which SGLang has no multimodal processor"):
+    with pytest.raises(DataError, match="SGLang has no multimodal processor for a text model"):
         ServedPrompts.open(checkpoint)
 
 

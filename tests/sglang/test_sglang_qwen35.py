@@ -144,7 +144,7 @@ def test_the_text_model_alone_gives_the_features_of_the_same_layers(captured, tm
         features = runtime.capture(texts, LAYERS)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(runtime.model), "set_dflash_layers_to_capture", AS_RELEASED)
-            patch.setattr(layers, "mend_setter", lambda _model: False)
+            patch.setattr(layers, "patch_setter", lambda _model: False)
             released = runtime.capture(texts, [layer + 1 for layer in LAYERS[:3]])
             other = runtime.capture(texts, LAYERS[:3])
     rounding = furthest(captured.theirs, captured.exact)
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_sglang_would_misread_is_refused_before_anything_is_lo
 
 @pytest.mark.parametrize("captured", ["qwen3_5"], indirect=True)
 def test_float32_on_a_gpu_is_refused_where_a_kernel_does_not_know_it(captured):
-    with pytest.raises(ConfigError, match=r'linear attention on a GPU knows no float32: give dtype = "bfloat16"'):
+    with pytest.raises(ConfigError, match=r'attention on a GPU does not support float32: set dtype = "bfloat16"'):
         process.make_server_args(
             captured.target.path / "model", device="cuda", dtype="float32", pool_tokens=512, context_length=256
         )

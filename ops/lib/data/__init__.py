@@ -1,1 +1,1 @@
-"""Shards of tokens, packs of images, files and the account of samples."""
+"""Shards of tokens, packs of images, files and counts of samples."""

@@ -1,4 +1,4 @@
-"""Batches of samples of similar length, and the length that they are padded to."""
+"""Batches of samples of similar length, and padded lengths."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | None = None) -> list[list[int]]:
     """Indices in batches of similar length whose padded size stays within `batch_tokens` (one sample at least).
 
-    A batch of `filled` tokens takes only samples of its last one's length, so that nothing is padded for its sake:
-    padding needs a mask, which keeps attention from its fastest kernels on a GPU. None fills batches to the end.
+    Once a batch has `filled` tokens, only samples of its last one's length are added, so that they need no padding:
+    padding needs a mask, which rules out the fastest attention kernels on a GPU. None fills batches to the end.
     """
     batches: list[list[int]] = []
     last = 0

@@ -1,4 +1,4 @@
-"""How ops write files: JSON with sorted keys, whole files only, and links instead of second copies."""
+"""How ops write files: JSON with sorted keys, atomic writes, and links instead of copies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def write_json(path: Path, data: object) -> None:
-    """Indented UTF-8 JSON with sorted keys and a last newline; the file appears whole or not at all.
+    """Indented UTF-8 JSON with sorted keys and a last newline; written atomically.
 
-    Raises ValueError for nan and infinities, which JSON does not know: None stands for a figure that there is none of.
+    Raises ValueError for nan and infinities, which JSON lacks: use None for a missing number.
     """
     text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     replace_file(path, (text + "\n").encode())
@@ -35,7 +35,7 @@ def write_jsonl(path: Path, rows: Iterable[object]) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[Any]:
-    """The objects of a JSONL file; only a newline ends a line, not the other separators that Unicode knows."""
+    """The objects of a JSONL file; only a newline ends a line, not Unicode's other separators."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             yield json.loads(line)
@@ -49,7 +49,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def finish_file(partial: Path, path: Path) -> None:
-    """Flush a written file to disk and give it its name."""
+    """Flushes a written file to disk and renames it."""
     sync(partial)
     partial.replace(path)
 
@@ -64,7 +64,7 @@ def sync(path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link, or a copy where the file system has none. For files that nobody changes again."""
+    """A hard link, or a copy if the file system has none. For files that are never changed again."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,6 +1,6 @@
 """Image packs: many encoded images in few files, each distinct image stored once.
 
-An image reference is {"sha256", "pack", "offset", "size"}, as ops/artifacts.py lays down.
+An image reference is {"sha256", "pack", "offset", "size"}, as ops/artifacts.py defines it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PackWriter:
         self._offset = 0
 
     def add(self, encoded: bytes) -> dict[str, object]:
-        """The reference of an image, which is written unless the same bytes are there already."""
+        """The reference of an image; writes it unless the same bytes are already stored."""
         digest = hashlib.sha256(encoded).digest()
         if digest not in self._places:
             if self._offset and self._offset + len(encoded) > self.pack_bytes:
@@ -42,7 +42,7 @@ def _pack_name(number: int) -> str:
 
 
 def read_packed(folder: Path, reference: dict[str, object]) -> bytes:
-    """The encoded image behind a reference. Raises DataError where the pack is too short."""
+    """The encoded image of a reference. Raises DataError if the pack is too short."""
     pack, offset, size = folder / str(reference["pack"]), int(str(reference["offset"])), int(str(reference["size"]))
     with pack.open("rb") as file:
         file.seek(offset)

@@ -1,4 +1,4 @@
-"""Work on a stream of items by threads, a bounded number of items ahead, with the results in the items' order."""
+"""Processes a stream of items in threads, a bounded number of items ahead, with results in order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-AHEAD = 2  # items that wait for each worker, so that none runs dry while a shard is written
+AHEAD = 2  # items waiting for each worker, so that none is idle while a shard is written
 
 
 def available_cores() -> int:
-    """Cores that this process may use; all of the machine where the system keeps no such set."""
+    """Cores that this process may use; all of the machine if the system has no such set."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """work(item) for each item. An error comes at its item's turn; what was begun behind it is finished or dropped.
+    """work(item) for each item. An error is raised at its item's turn; later items are finished or dropped.
 
     Threads, not processes: decoding, resizing and tokenising run outside Python's lock, a process would take seconds to
     start, and pixels would have to be sent back.

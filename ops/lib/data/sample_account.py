@@ -1,4 +1,4 @@
-"""The account of samples that every data op keeps: kept + dropped by reason = in."""
+"""Counts of samples in every data op: kept + dropped by reason = in."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dsl.stage import Stage
 from ops.lib.data.files import write_json
 
 SPLITS = ("train", "val", "test")
-NOT_TAKEN = "over max_samples"  # left out because the user asked for fewer: no fault of the sample
+NOT_TAKEN = "over max_samples"  # omitted because the user wants fewer: not the sample's fault
 SHOWN = 10
 
 
 class Tally:
-    """Counts samples, and writes those that are dropped to dropped.csv as it goes: id, reason, detail.
+    """Counts samples, and writes dropped ones to dropped.csv immediately: id, reason, detail.
 
-    `group` names the metrics (`ingest/kept`). The file is there, with its header, where nothing was dropped too.
+    `group` names the metrics (`ingest/kept`). The file exists, with its header, even if nothing was dropped.
     """
 
     def __init__(self, stage: Stage, group: str) -> None:
@@ -34,7 +34,7 @@ class Tally:
         self.splits[split] += 1
 
     def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
-        """`reason` is counted and so belongs to a small set; `detail` says what is particular to this sample."""
+        """`reason` is counted and so belongs to a small set; `detail` describes this sample."""
         self.dropped[reason] += 1
         self._first.setdefault(reason, sample_id)
         with self._table.open("a", encoding="utf-8", errors="backslashreplace", newline="") as table:
@@ -43,9 +43,9 @@ class Tally:
             self._shown.append(f'  sample "{sample_id}": {reason}{f" ({detail})" if detail else ""}')
 
     def finish(self, max_dropped: int | None) -> None:
-        """Write summary.json and log the counts.
+        """Writes summary.json and logs the counts.
 
-        Raises DataError with the reasons where nothing is left, or where more than max_dropped samples were dropped
+        Raises DataError with the reasons if nothing is left, or if more than max_dropped samples were dropped
         for their own fault.
         """
         kept, dropped = sum(self.splits.values()), sum(self.dropped.values())
@@ -68,7 +68,7 @@ class Tally:
         self._stage.log(figures, step=0)
 
     def _report(self) -> None:
-        """What a user should know before later nodes spend their time."""
+        """Logs what a user should know before later nodes run."""
         counts = ", ".join(f"{split} {self.splits[split]}" for split in SPLITS)
         self._stage.info(f"kept {counts}")
         for line in self.reasons().splitlines():
@@ -79,13 +79,13 @@ class Tally:
             self._stage.info("all of them are in dropped.csv")
         for split in SPLITS:
             if not self.splits[split]:
-                why = "no sample of it is left here; dropped.csv says why each was dropped"
+                why = "no sample of it is left; dropped.csv has the reasons"
                 if self.group == "ingest":
                     why = 'give samples a "split", or raise val_fraction or test_fraction'
                 self._stage.info(f'the split "{split}" is empty; {why}')
 
     def account(self) -> str:
-        """The reasons, the first samples with what is particular to them, and where all of them are listed."""
+        """The reasons, the first samples with their details, and the file that lists all."""
         if not self.dropped:
             return ""
         return "\n".join([self.reasons(), "the first of them:", *self._shown, f"all of them: {self._table}"])

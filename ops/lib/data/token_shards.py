@@ -31,7 +31,7 @@ class TokenSample:
     """One sample; a text-only one has R = I = 0.
 
     input_ids int64 [S]; loss_mask bool [S]; pixel_values float32 [R, patch_dim]; image_grid_thw int64 [I, 3];
-    prompt_tokens: how many tokens the target is given to answer, those of the generation prompt included.
+    prompt_tokens: number of tokens of the prompt to answer, generation prompt included.
     """
 
     id: str
@@ -45,7 +45,7 @@ class TokenSample:
 
 @define
 class TokenReader:
-    """The samples of a token artifact (of one split, where given), in shard order, read from memory-mapped files."""
+    """The samples of a token artifact (optionally of one split), in shard order, read from memory-mapped files."""
 
     tokens: TokenShards
     split: str | None = None
@@ -82,7 +82,7 @@ class TokenReader:
         return parts["input_ids"].to(torch.int64), parts["loss_mask"].to(torch.bool)
 
     def _parts(self, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Tensor]:
-        """The named tensors of one sample as they are stored."""
+        """The named tensors of one sample as stored."""
         shard, row = record["shard"], record["row"]
         if shard not in self._files:
             self._files[shard] = safe_open(self.tokens.path / shard, framework="pt")

@@ -1,4 +1,4 @@
-"""What SGLang's model answers, and how probable it holds given answers, in this process.
+"""Answers of SGLang's model, and log-probabilities of given answers, in this process.
 
 S tokens of a sample, T tokens of a pass, N requests
 """
@@ -23,10 +23,10 @@ from ops.lib.sglang.runtime import SglangRuntime
 
 @torch.inference_mode()
 def token_log_probs(runtime: SglangRuntime, sample: TokenSample) -> Tensor:
-    """Log-probability of input_ids[1:], each given all that stands before it, float32 [S - 1] on the CPU.
+    """Log-probability of input_ids[1:], each given the tokens before it, float32 [S - 1] on the CPU.
 
-    As a server returns them for a prompt. Where the next token is an image's, the value means nothing: SGLang looks up
-    the padding value that stands in its place. Raises DataError for a sample that the runtime cannot hold.
+    As a server returns them for a prompt. For the token of an image the value has no meaning: SGLang looks up
+    the padding value in its place. Raises DataError for a sample too long for the runtime.
     """
     runtime.check_length(sample.id, len(sample.input_ids))
     request = make_request(sample, sample.input_ids, runtime.vision)
@@ -41,7 +41,7 @@ def token_log_probs(runtime: SglangRuntime, sample: TokenSample) -> Tensor:
 def greedy(
     runtime: SglangRuntime, requests: Sequence[Req], max_new_tokens: int, eos_token_ids: Collection[int]
 ) -> list[list[int]]:
-    """The likeliest answer to each request, its EOS included; all are decoded together, step by step."""
+    """The greedy answer to each request, its EOS included; all are decoded together, step by step."""
     with _prefilled(runtime, requests) as (batch, forward_batch):
         steps: list[Tensor] = []
         for step in range(max_new_tokens):
@@ -56,7 +56,7 @@ def greedy(
 
 
 def served_request(prompt: ServedPrompt, name: str, max_new_tokens: int) -> Req:
-    """A greedy request of what SGLang's own preprocessing made of a prompt."""
+    """A greedy request from the result of SGLang's own preprocessing of a prompt."""
     images = None if prompt.output is None else MultimodalInputs.from_processor_output(prompt.output)
     padded_ids = prompt.input_ids.tolist() if images is None else images.padded_input_ids
     return greedy_request(name, prompt.input_ids, array("q", padded_ids), images, max_new_tokens)
@@ -64,7 +64,7 @@ def served_request(prompt: ServedPrompt, name: str, max_new_tokens: int) -> Req:
 
 @contextmanager
 def _prefilled(runtime: SglangRuntime, requests: Sequence[Req]) -> Iterator[tuple[ScheduleBatch, ForwardBatch]]:
-    """A batch of the requests, ready for its prefill; nothing of it stays in the pools, nor of earlier images."""
+    """A batch of the requests, ready for its prefill; afterwards the pools hold neither it nor earlier images."""
     mm_schedule.embedding_cache.clear()
     with runtime.prepared(requests) as prepared:
         yield prepared

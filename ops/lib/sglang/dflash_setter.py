@@ -1,14 +1,14 @@
-"""The one method that some targets lack in SGLang 0.5.21 for DFLASH, or have wrong, and how a model is given it.
+"""Patch for the method that some targets lack in SGLang 0.5.21 for DFLASH, or implement wrongly.
 
-Dense Qwen3-VL: the wrapper's `set_dflash_layers_to_capture` calls a method of that name on its decoder, which has none,
+Dense Qwen3-VL: the wrapper's `set_dflash_layers_to_capture` calls a method of that name that its decoder lacks,
 and the server dies with an AttributeError. The decoder captures the inputs of the layers in `layers_to_capture`, and
-the wrapper has counted the ids up by one already, so to store them is all that is missing.
+the wrapper has already incremented the ids, so only storing them is missing.
 
-Qwen2.5-VL: the wrapper has no such method at all, and the server dies with a ValueError. Its
-`set_eagle3_layers_to_capture` takes the same ids and does what the method should.
+Qwen2.5-VL: the wrapper has no such method, and the server dies with a ValueError. Its
+`set_eagle3_layers_to_capture` accepts the same ids and has the required effect.
 
-Qwen3.5 without a vision tower: its class defines the method twice, and the second, which wins, does not count the ids
-up by one. Nothing fails; every feature is that of the layer before, and the draft's proposals are refused.
+Qwen3.5 without a vision tower: its class defines the method twice, and the second, which wins, does not increment the
+ids. Nothing fails; every feature is that of the previous layer, and the draft's proposals are rejected.
 
 This module loads neither torch nor sglang.
 """
@@ -21,8 +21,8 @@ SETTER = "set_dflash_layers_to_capture"
 EAGLE_SETTER = "set_eagle3_layers_to_capture"
 
 
-def mend_setter(model: Any) -> bool:
-    """Give the class of SGLang's model, or of its decoder, the method that it lacks; False where it has it right.
+def patch_setter(model: Any) -> bool:
+    """Adds the missing method to the class of SGLang's model or of its decoder; False if it is already correct.
 
     Only the classes named here are changed. Qwen3.5 inherits from Qwen3-VL's wrapper, but its decoder has the method.
     """

@@ -1,7 +1,7 @@
 """SGLang's own DFLASH worker in this process: a target and its draft, and prompts decoded with both.
 
-Written for SGLang 0.5.21 (version.py refuses others). The worker drafts, verifies and keeps both caches; what is here
-is the part of SGLang's scheduler around it, without its queues: a prefill, and one verification step after the other
+Written for SGLang 0.5.21 (version.py rejects others). The worker drafts, verifies and keeps both caches; this module
+replaces SGLang's scheduler around it, without its queues: a prefill, and one verification step after the other
 until every request of a batch is done.
 
     S tokens of a prompt, T tokens of a pass, F = layers * hidden size, K block size
@@ -29,7 +29,7 @@ from torch import Tensor
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded, until_eos
-from ops.lib.sglang.dflash_setter import mend_setter
+from ops.lib.sglang.dflash_setter import patch_setter
 from ops.lib.sglang.process import NO_PORT, enter, leave, make_server_args
 from ops.lib.sglang.requests import VisionTokens, make_request
 from ops.lib.sglang.runtime import NoPrefixes
@@ -38,12 +38,12 @@ from ops.lib.sglang.version import require_sglang
 MAX_REQUESTS = 16
 REFUSAL = "speculative decoding is not supported by"
 NO_ROOM = ("leave no GPU memory for the KV cache", "Not enough memory")  # SGLang raises plain errors for these
-# Where a request stops, the worker has reserved two blocks behind the one that it verifies.
+# When a request stops, the worker has reserved two blocks after the one that it verifies.
 RESERVED_BLOCKS = 3
 
 
 class DflashRefused(DataError):
-    """SGLang does not offer DFLASH on this device."""
+    """SGLang does not support DFLASH on this device."""
 
 
 class DraftRefused(DataError):
@@ -51,14 +51,14 @@ class DraftRefused(DataError):
 
 
 class NoRoom(DataError):
-    """SGLang finds no memory for the target, the draft or their pools."""
+    """Not enough memory for the target, the draft or their pools."""
 
 
 @frozen(eq=False)
 class SeenContext:
-    """What a worker gave its draft of one prompt, and of the accepted tokens of its answer.
+    """The context that a worker passed to its draft for one prompt and the accepted tokens of its answer.
 
-    features_SF: of the target; positions_S: theirs; answer: as decoded. The last token of an answer is never given.
+    features_SF: of the target; positions_S: theirs; answer: as decoded. The last token of an answer is not included.
     """
 
     features_SF: Tensor
@@ -102,10 +102,10 @@ class DflashEngine:
     ) -> Self:
         """Load the target of a checkpoint directory and the draft of a serving directory, and allocate their pools.
 
-        dtype: "float32", "bfloat16" or "float16", of both. pool_tokens: what all requests of a batch take together, see
-        `tokens_of`. context_length: as a server would have it unless given, the target's own. server_args: further
-        arguments of SGLang's ServerArgs. Raises DflashRefused where SGLang has no DFLASH on this device, DraftRefused
-        where it does not take the draft or the target, NoRoom where memory is short, and DataError where SGLang is
+        dtype: "float32", "bfloat16" or "float16", of both. pool_tokens: tokens of all requests of a batch together, see
+        `tokens_of`. context_length: default: the target's own, as in a server. server_args: further
+        arguments of SGLang's ServerArgs. Raises DflashRefused if SGLang has no DFLASH on this device, DraftRefused
+        if it rejects the draft or the target, NoRoom if memory is short, and DataError if SGLang is
         missing or another version, or this process holds an open runtime.
         """
         require_sglang("serving a draft")
@@ -147,13 +147,13 @@ class DflashEngine:
         self.close()
 
     def close(self) -> None:
-        """Give everything back, so that another model can be started in this process."""
+        """Releases everything, so that another model can be started in this process."""
         self.target = self.worker = self.tree_cache = None
         leave()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the forward passes of target and draft."""
+        """The dtype of the forward passes of target and draft."""
         return self.model_config.dtype
 
     @property
@@ -173,11 +173,11 @@ class DflashEngine:
     def decode(
         self, samples: Sequence[TokenSample], max_new_tokens: int, eos_token_ids: Collection[int]
     ) -> list[Decoded]:
-        """Greedy answers to the samples' prompts, with the draft; in batches that the pool holds.
+        """Greedy answers to the samples' prompts, with the draft; in batches that fit the pool.
 
-        As `ops.lib.drafts.decoding.decode.decode_speculative` counts them: at most `max_new_tokens` behind the first
-        token, EOS included, and the accepted draft tokens of every verification step, those behind EOS included. Raises
-        DataError for a prompt that the pool or the context cannot hold.
+        Counted as by `ops.lib.drafts.decoding.decode.decode_speculative`: at most `max_new_tokens` after the first
+        token, EOS included, and the accepted draft tokens of every verification step, those after EOS included. Raises
+        DataError for a prompt that does not fit the pool or the context.
         """
         answers: list[Decoded] = []
         mm_schedule.embedding_cache.clear()
@@ -188,7 +188,7 @@ class DflashEngine:
     def context_of(
         self, sample: TokenSample, max_new_tokens: int = 0, eos_token_ids: Collection[int] = ()
     ) -> SeenContext:
-        """What the draft is given of a sample's prompt and answer: the features and positions its keys are made of."""
+        """The draft's inputs for a sample's prompt and answer: the features and positions behind its keys."""
         features: list[Tensor] = []
         taken: list[Tensor] = []
         worker, model = self.worker, self.worker.draft_model
@@ -206,7 +206,7 @@ class DflashEngine:
 
         mm_schedule.embedding_cache.clear()
         worker._append_target_hidden_to_draft_kv_by_loc = record
-        model.project_target_hidden = projected  # what goes in here is what the keys are made of
+        model.project_target_hidden = projected  # its inputs become the keys
         try:
             (answer,) = self._decode_together([sample], max_new_tokens, frozenset(eos_token_ids))
         finally:
@@ -218,7 +218,7 @@ class DflashEngine:
     def _decode_together(
         self, samples: Sequence[TokenSample], max_new_tokens: int, eos: frozenset[int]
     ) -> list[Decoded]:
-        """The answers to prompts that go through every step as one batch; a request that is done leaves it."""
+        """The answers to prompts decoded as one batch; a finished request leaves it."""
         try:
             batch = self._prefill(samples, max_new_tokens)
             result = self.worker.forward_batch_generation(batch)
@@ -267,7 +267,7 @@ class DflashEngine:
         return batch
 
     def _groups(self, samples: Sequence[TokenSample], max_new_tokens: int) -> Iterator[list[TokenSample]]:
-        """The samples in order, in groups that the pool holds."""
+        """The samples in order, in groups that fit the pool."""
         group: list[TokenSample] = []
         taken = 0
         for sample in samples:
@@ -275,8 +275,8 @@ class DflashEngine:
             if tokens > self.pool_tokens or tokens > self.model_config.context_len:
                 raise DataError(
                     f"sample {sample.id}: its prompt of {sample.prompt_tokens} tokens, {max_new_tokens} new ones and "
-                    f"the blocks behind them take {tokens}, but the engine was started for {self.pool_tokens} in all "
-                    f"and {self.model_config.context_len} of one request"
+                    f"the blocks after them need {tokens}, but the engine was started for {self.pool_tokens} in total "
+                    f"and {self.model_config.context_len} per request"
                 )
             if group and (taken + tokens > self.pool_tokens or len(group) == self.max_requests):
                 yield group
@@ -287,13 +287,13 @@ class DflashEngine:
             yield group
 
     def clear_pools(self) -> None:
-        """Forget every request."""
+        """Clears the state of every request."""
         self.target.model_runner.req_to_token_pool.clear()
         self.target.model_runner.token_to_kv_pool_allocator.clear()
 
 
 def tokens_of(sample: TokenSample, max_new_tokens: int, block_size: int, page_size: int = 1) -> int:
-    """What a request takes of the pool until it is done."""
+    """Pool tokens that a request needs until it is done."""
     tokens = sample.prompt_tokens + max_new_tokens + RESERVED_BLOCKS * block_size
     return -(-tokens // page_size) * page_size
 
@@ -303,7 +303,7 @@ def _is_done(tokens: Sequence[int], max_new_tokens: int, eos: frozenset[int]) ->
 
 
 def _arguments(target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
-    """The server's arguments, in which SGLang decides whether it offers DFLASH at all."""
+    """The server's arguments; SGLang rejects them if it does not support DFLASH."""
     try:
         return make_server_args(
             target_dir, speculative_algorithm="DFLASH", speculative_draft_model_path=str(draft_dir), **further
@@ -317,9 +317,9 @@ def _arguments(target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
 def _allocate(target: TpModelWorker, worker: Any) -> None:
     """The pools, which the draft shares with the target slot by slot, then attention and graphs of both.
 
-    With the attention comes the choice of the layers that the target keeps.
+    Initialising the attention also sets the layers that the target keeps.
     """
-    mend_setter(target.model_runner.model)
+    patch_setter(target.model_runner.model)
     target.alloc_memory_pool()
     requests, slots = target.get_memory_pool()
     worker.alloc_memory_pool(
@@ -335,7 +335,7 @@ def _allocate(target: TpModelWorker, worker: Any) -> None:
 
 @contextmanager
 def _convolution_states(dtype: str) -> Iterator[None]:
-    """Keep the convolution states of linear attention in the model's dtype, where SGLang would round to bfloat16."""
+    """Keeps the convolution states of linear attention in the model's dtype; SGLang rounds them to bfloat16."""
     name = "SGLANG_MAMBA_CONV_DTYPE"
     kept = os.environ.get(name)
     os.environ[name] = dtype

@@ -1,4 +1,4 @@
-"""SGLang's own draft class beside dflow's: the same context and block through both, hidden states compared.
+"""Compares SGLang's draft class with dflow's: hidden states of the same context and block.
 
 Written for SGLang 0.5.21. The context's keys and values go through the worker's own code into the draft's cache, and
 the block through the draft's model runner, as in serving: weights, RoPE, masks and windows are all SGLang's.
@@ -26,10 +26,10 @@ LONG_CONTEXT = 40
 
 @frozen
 class ForwardDifference:
-    """What one context and block gave.
+    """The difference for one context and block.
 
-    difference: largest of a hidden state, where the largest state is 1. rounding: the same of dflow's own forward pass
-    in the engine's dtype from the one in float32, 0 in float32.
+    difference: largest of a hidden state, relative to the largest state. rounding: that of dflow's own forward pass
+    in the engine's dtype against float32, 0 in float32.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ForwardDifference:
 def compare_forward(
     engine: DflashEngine, draft: DraftModel, lengths: Sequence[int], seed: int = 0
 ) -> list[ForwardDifference]:
-    """The hidden states of slots 1.. of one block behind contexts of these lengths, features drawn by chance.
+    """Compares the hidden states of slots 1.. of one block after contexts of these lengths, with random features.
 
     draft: dflow's, in float32 and on the CPU, with the weights of the directory that the engine serves.
     """
@@ -66,7 +66,7 @@ def compare_forward(
 
 
 def context_lengths(config: DraftConfig, longest: int) -> list[int]:
-    """Lengths that tell the kinds of attention apart: below and above a block and a window, none above `longest`."""
+    """Lengths that distinguish the kinds of attention: below and above a block and a window, none above `longest`."""
     lengths = {1, LONG_CONTEXT, *(int(share * config.block_size) for share in SHARES_OF_BLOCK)}
     if config.slides and config.sliding_window is not None:
         lengths |= {config.sliding_window - 1, config.sliding_window + config.block_size}
@@ -74,7 +74,7 @@ def context_lengths(config: DraftConfig, longest: int) -> list[int]:
 
 
 def describe(config: DraftConfig) -> str:
-    """What decides the forward pass, in few words."""
+    """A short description of the config's forward pass."""
     windows = sum(config.window(layer) is not None for layer in range(config.num_hidden_layers))
     window = f", {windows} with a window of {config.sliding_window}" if windows else ""
     return f"{config.num_hidden_layers} layers{window}, block {config.block_size}"

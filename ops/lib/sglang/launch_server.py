@@ -1,7 +1,7 @@
 """SGLang's server for targets that lack a method for DFLASH: python -m ops.lib.sglang.launch_server ARGUMENTS.
 
 The arguments are those of `python -m sglang.launch_server`, which this runs unchanged. Before that it enters
-`mend` into SGLang's registry of plugin hooks, to be called before a model is told its layers. SGLang applies the
+`patch` into SGLang's registry of plugin hooks, which calls it before a model's layers are set. SGLang applies the
 registry in every process of the server; those are spawned, and a spawned process imports the main module, this one,
 before anything else.
 """
@@ -13,18 +13,18 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from ops.lib.sglang.dflash_setter import mend_setter
+from ops.lib.sglang.dflash_setter import patch_setter
 
 PLACE = "sglang.srt.model_executor.model_runner_components.attention_backend_setup.configure_aux_hidden_state_capture"
 
 
-def mend(*, model: Any, dflash_use_aux_hidden_state: bool, **_options: Any) -> None:
-    """Takes the arguments of the hooked function, and says in the server's log what it did."""
-    if dflash_use_aux_hidden_state and mend_setter(model):
-        print(f"{type(model).__name__} was given the method that it lacks for DFLASH", flush=True)
+def patch(*, model: Any, dflash_use_aux_hidden_state: bool, **_options: Any) -> None:
+    """Has the arguments of the hooked function; logs the patch in the server's log."""
+    if dflash_use_aux_hidden_state and patch_setter(model):
+        print(f"{type(model).__name__} lacks a method for DFLASH: dflow added it", flush=True)
 
 
-HookRegistry.register(PLACE, mend, HookType.BEFORE)
+HookRegistry.register(PLACE, patch, HookType.BEFORE)
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")

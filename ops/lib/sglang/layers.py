@@ -1,7 +1,7 @@
-"""Which layers SGLang's model keeps the inputs of, set in the way that each family's class has.
+"""Sets the layers whose inputs SGLang's model keeps, in the way of each family's class.
 
-SGLang counts by the layer whose input is kept: for the feature of layer k that is k + 1. Both setters, that of DFLASH
-and that of EAGLE-3, take feature ids and add the one themselves; called without ids, EAGLE-3's keeps the inputs of
+SGLang numbers by the layer whose input is kept: for the feature of layer k that is k + 1. Both setters, that of DFLASH
+and that of EAGLE-3, accept feature ids and add 1; called without ids, EAGLE-3's keeps the inputs of
 layers 2, n // 2 and n - 3, so its default features are those of layers 1, n // 2 - 1 and n - 4.
 """
 
@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dsl.errors import DataError
-from ops.lib.sglang.dflash_setter import mend_setter
+from ops.lib.sglang.dflash_setter import patch_setter
 
 Recipe = Literal["dflash", "eagle3"]
 
 
 def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int, recipe: Recipe = "dflash") -> None:
-    """Make SGLang's model keep the input of layer k+1 for each k of `layer_ids`, and of no other layer.
+    """Makes SGLang's model keep the input of layer k+1 for each k of `layer_ids`, and of no other layer.
 
-    The setter of the recipe is called, or where the model's class lacks it (Qwen2.5-VL has none for DFLASH) or has it
-    broken, the other one; they keep the same states. Raises DataError for the last layer, whose id SGLang drops without
-    a word, for ids out of range, and for a model that has neither.
+    Calls the setter of the recipe, or if the model's class lacks it (Qwen2.5-VL has none for DFLASH) or has a
+    broken one, the other; both keep the same states. Raises DataError for the last layer, whose id SGLang silently
+    drops, for ids out of range, and for a model that has neither.
     """
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
     if beyond:
         raise DataError(f"layers {beyond} cannot be captured from {num_layers} layers: use 0 to {num_layers - 2}")
-    mend_setter(model)
+    patch_setter(model)
     keep_no_layers(model)
     setters = {
         "dflash": getattr(model, "set_dflash_layers_to_capture", None) if dflash_setter_works(model) else None,
@@ -40,10 +40,10 @@ def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int,
 
 
 def keep_no_layers(model: Any) -> None:
-    """Make the model forget which layers to keep. Qwen3.5's setter alone would add to those of an earlier call."""
+    """Clears the layers to keep. Qwen3.5's setter would otherwise add to those of an earlier call."""
     model.capture_aux_hidden_states = False
     model.model.layers_to_capture = []
-    for layer in model.model.layers:  # Qwen3.5 looks at marks on its layers
+    for layer in model.model.layers:  # Qwen3.5 reads marks on its layers
         if getattr(layer, "_is_layer_to_capture", False):
             layer._is_layer_to_capture = False
 
@@ -59,8 +59,8 @@ def dflash_setter_works(model: Any) -> bool:
 
 
 def eagle3_setter_works(model: Any) -> bool:
-    """Whether the setter does what the decoder heeds.
+    """Whether the setter affects the decoder.
 
-    Qwen3.5 inherits Qwen3-VL's, which fills a list, but its decoder looks at marks on the layers.
+    Qwen3.5 inherits Qwen3-VL's, which fills a list, but its decoder reads marks on the layers.
     """
     return not type(model).__name__.startswith("Qwen3_5")

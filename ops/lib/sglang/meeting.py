@@ -1,8 +1,8 @@
-"""Where the process group of SGLang meets: in a store that dflow hands over, and on the loopback interface alone.
+"""Rendezvous of SGLang's process group: a store from dflow, and only the loopback interface.
 
-By itself SGLang has rank 0 open a store at a port, even for one process, and torch lets it listen on all interfaces.
-Whoever can write to it can take a rank's place, and ranks unpickle what they send each other. Written for SGLang 0.5.21
-(version.py refuses others), which takes another URL to meet at from its environment.
+By default rank 0 of SGLang opens a store at a port, even for one process, and torch lets it listen on all interfaces.
+Any process that can write to it can replace a rank, and ranks unpickle what they send each other. Written for SGLang
+0.5.21 (version.py rejects others), which reads another rendezvous URL from its environment.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _handed_over: ContextVar[dist.Store] = ContextVar("_handed_over")
 
 @contextmanager
 def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
-    """SGLang's process group, made inside, meets in this store, and all its ranks are this user's processes.
+    """Inside, SGLang's process group uses this store, and all its ranks must be this user's processes.
 
-    Raises what `own_peers` does.
+    Raises as `own_peers` does.
     """
     handed = _handed_over.set(store)
     changes = {
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"{SCHEME}://",
-        # Its queue, which nothing in process uses, opens a port, and is agreed on before anybody looked at the peers.
+        # Its queue, unused in process, would open a port, before the peers are checked.
         "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0",
-        # On some CPUs SGLang names its shared memory after these two: each group needs names of its own.
+        # On some CPUs SGLang names its shared memory after these two: each group needs its own names.
         "MASTER_ADDR": _name(store, rank),
         "MASTER_PORT": "0",
     }
@@ -49,11 +49,11 @@ def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
 
 @contextmanager
 def on_this_host() -> Iterator[None]:
-    """What gloo and nccl open inside stays on the loopback interface, whatever the user's environment names."""
+    """Inside, gloo and nccl use only the loopback interface, whatever the user's environment names."""
     changes = {
         "GLOO_SOCKET_IFNAME": LOOPBACK,
-        "TORCH_GLOO_LAZY_INIT": "0",  # else gloo connects later than anybody looks at the peers
-        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without the sign: every interface whose name begins so
+        "TORCH_GLOO_LAZY_INIT": "0",  # else gloo connects after the peers are checked
+        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without "=": every interface with this prefix
         "NCCL_RAS_ENABLE": "0",
         "NCCL_COMM_ID": None,
     }
@@ -81,14 +81,14 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 def _name(store: dist.Store, rank: int) -> str:
-    """One that no other group on this machine has."""
+    """A name that no other group on this machine has."""
     if rank == 0:
         store.set("name", uuid.uuid4().hex)
     return store.get("name").decode()
 
 
 def _hand_over(url: str, **_options: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """What torch calls for a URL of this scheme, with the rank and the number of ranks in its query."""
+    """torch's handler for a URL of this scheme, with the rank and the number of ranks in its query."""
     asked = dict(parse_qsl(urlsplit(url).query))
     yield _handed_over.get(), int(asked["rank"]), int(asked["world_size"])
 

@@ -1,8 +1,8 @@
-"""SGLang's own way from chat messages to token ids, pixels and positions: what its server does before the model.
+"""SGLang's own preprocessing of chat messages to token ids, pixels and positions, as in its server.
 
-Written for SGLang 0.5.21 (version.py refuses others). It follows its OpenAI endpoint: the content of the messages is
-made fit for the chat template, the template is rendered, tokenised and decoded again, and the multimodal processor
-takes that text and the encoded images.
+Written for SGLang 0.5.21 (version.py rejects others). It follows its OpenAI endpoint: the content of the messages is
+adapted to the chat template, the template is rendered, tokenised and decoded again, and the multimodal processor
+gets that text and the encoded images.
 
     S tokens, R pixel rows, P patch_dim, I images
 """
@@ -40,7 +40,7 @@ from ops.lib.vision.processor import ImageBackend
 
 @frozen(eq=False)
 class ServedPrompt:
-    """What SGLang's scheduler would get of a prompt.
+    """A prompt as SGLang's scheduler would receive it.
 
     input_ids int64 [S], image tokens expanded; pixel_values float32 [R, P]; image_grid_thw int64 [I, 3];
     mrope_positions int64 [3, S] and mrope_position_delta int64 [1, 1]. Without an image R = I = 0 and the last two are
@@ -72,9 +72,9 @@ class ServedPrompts:
         device: str = "cpu",
         server_args: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Load the processor of a vision-language checkpoint as SGLang's server does, with these further arguments.
+        """Loads the processor of a vision-language checkpoint as SGLang's server does, with these further arguments.
 
-        Raises DataError where SGLang is missing or another version, and for a text model.
+        Raises DataError if SGLang is missing or another version, and for a text model.
         """
         require_sglang("SGLang's preprocessing")
         arguments = ServerArgs(
@@ -82,7 +82,7 @@ class ServedPrompts:
             device=device,
             image_processor_backend=IMAGE_BACKENDS[image_backend],
             mm_feature_transport="cpu",
-            disable_radix_cache=True,  # what it needs of the device is checked, though it is not used here
+            disable_radix_cache=True,  # its device requirements are checked even though it is unused
             **({"attention_backend": "torch_native", "mm_attention_backend": "sdpa"} if device == "cpu" else {}),
             **(server_args or {}),
         )
@@ -91,7 +91,7 @@ class ServedPrompts:
             undo.callback(reset_context)
             config = ModelConfig.from_server_args(arguments)
             if not config.is_multimodal:
-                raise DataError(f"{model_dir}: a text model, for which SGLang has no multimodal processor")
+                raise DataError(f"{model_dir}: SGLang has no multimodal processor for a text model")
             import_processors("sglang.srt.multimodal.processors")
             processor = get_processor_wrapper()
             mm_processor = get_mm_processor(
@@ -118,7 +118,7 @@ class ServedPrompts:
     ) -> ServedPrompt:
         """Chat messages whose last turn is to be answered; the i-th image part, over all turns, shows images[i].
 
-        template_options: such as enable_thinking. Raises ValueError for images that SGLang refuses.
+        template_options: such as enable_thinking. Raises ValueError for images that SGLang rejects.
         """
         text, urls = self._render(messages, images, template_options)
         if not urls:
@@ -144,7 +144,7 @@ class ServedPrompts:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], options: Mapping[str, Any]
     ) -> tuple[str, list[Any]]:
-        """The prompt's text, and the images as the endpoint hands them over."""
+        """The prompt's text, and the images as the endpoint passes them."""
         left = iter(images)
         urls: list[Any] = []
         shown = []
@@ -157,6 +157,6 @@ class ServedPrompts:
 
 
 def _image_url(encoded: bytes) -> dict[str, Any]:
-    """An image part of an OpenAI message; SGLang does not ask for the type of the image."""
+    """An image part of an OpenAI message; SGLang does not need the type of the image."""
     url = f"data:image/png;base64,{base64.b64encode(encoded).decode('ascii')}"
     return {"type": "image_url", "image_url": {"url": url}}

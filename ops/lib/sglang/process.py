@@ -1,6 +1,6 @@
-"""This process as one of SGLang's: its arguments, its process group, and how both are given back.
+"""Makes this process one of SGLang's: its arguments, its process group, and their release.
 
-Written for SGLang 0.5.21 (version.py refuses others).
+Written for SGLang 0.5.21 (version.py rejects others).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ops.lib.target.sizes import TargetSizes
 
 IMAGE_CACHE_BYTES = 2**30
 MAX_REQUESTS = 256
-POOL_UNIT = 256  # a multiple of every page that a kind of attention asks for, and more than SGLang's smallest pool
+POOL_UNIT = 256  # a multiple of every page size that a kind of attention needs, and more than SGLang's smallest pool
 STATE_BYTES = 8 * 2**30  # SGLang would keep the recurrent state of every request that might run, 150 MB each at 27 B
-NO_PORT = 0  # for what SGLang's constructors ask for and would use on another platform alone
-_entered = ExitStack()  # what `leave` gives back of this process
+NO_PORT = 0  # required by SGLang's constructors, only used on another platform
+_entered = ExitStack()  # what `leave` releases
 
 
 def make_server_args(
@@ -49,14 +49,14 @@ def make_server_args(
     tp_size: int = 1,
     **further: Any,
 ) -> ServerArgs:
-    """The arguments of a runtime that captures; `further` are added as they are.
+    """The arguments of a runtime that captures, with `further` added.
 
-    The pool is rounded up to whole pages, so that a sample of `pool_tokens` fits into it. Raises ConfigError where
-    SGLang refuses the arguments, or would fail at the first forward pass.
+    The pool is rounded up to whole pages, so that a sample of `pool_tokens` fits into it. Raises ConfigError if
+    SGLang rejects the arguments, or would fail at the first forward pass.
     """
     sizes = TargetSizes.of(read_config(model_dir))
     if dtype == "float32" and (why := float32_refusal(model_dir, device)):
-        raise ConfigError(f'{why}: give dtype = "bfloat16"')
+        raise ConfigError(f'{why}: set dtype = "bfloat16"')
     speculative = "speculative_algorithm" in further
     unit = math.lcm(POOL_UNIT, max(1, int(further.get("page_size") or 1)))
     arguments: dict[str, Any] = {
@@ -81,15 +81,15 @@ def make_server_args(
         made = ServerArgs(**arguments)
         made.resolve_once()
     except (ValueError, TypeError, AssertionError) as error:
-        raise ConfigError(f"SGLang refuses its server arguments: {error}") from error
+        raise ConfigError(f"SGLang rejects its server arguments: {error}") from error
     return made
 
 
 def kernel_args(device: str, dtype: str) -> dict[str, Any]:
-    """Arguments where SGLang's own choice of kernels would not run.
+    """Arguments for devices on which SGLang's own choice of kernels would not run.
 
-    On a CPU only attention and sampling in plain torch do. On a GPU the kinds of attention that SGLang takes by itself
-    (fa3, flashinfer, trtllm_mha) know 16 bits alone, and float32 needs others.
+    On a CPU only attention and sampling in plain torch do. On a GPU SGLang's default kinds of attention
+    (fa3, flashinfer, trtllm_mha) support only 16 bits, and float32 needs others.
     """
     if device == "cpu":
         return {
@@ -102,30 +102,30 @@ def kernel_args(device: str, dtype: str) -> dict[str, Any]:
 
 
 def float32_refusal(model_dir: Path, device: str) -> str | None:
-    """Why SGLang cannot run a checkpoint in float32 there, None where it can."""
+    """Why SGLang cannot run a checkpoint in float32 on the device; None if it can."""
     if device == "cuda" and TargetSizes.of(read_config(model_dir)).state_per_sequence:
-        return "SGLang's linear attention on a GPU knows no float32"
+        return "SGLang's linear attention on a GPU does not support float32"
     return None
 
 
 def _requests_with_states(sizes: TargetSizes, max_requests: int, speculative: bool) -> int:
-    """How many requests can run at once, less where their recurrent states would take more than STATE_BYTES.
+    """Number of requests that can run at once, fewer if their recurrent states would exceed STATE_BYTES.
 
-    A verification keeps a state for every token of the block as well, of which there are commonly 16.
+    A verification also keeps a state for every token of the block, commonly 16.
     """
     bytes_each = 4 * sizes.state_per_sequence * (17 if speculative else 1)
     return max_requests if bytes_each == 0 else max(1, min(max_requests, STATE_BYTES // bytes_each))
 
 
 def context_length(model_dir: Path, trust_remote_code: bool = False) -> int:
-    """The tokens that SGLang lets a sequence of this checkpoint have."""
+    """SGLang's limit of tokens in a sequence of this checkpoint."""
     config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
     return int(get_context_length(config.get_text_config()))
 
 
 @frozen
 class Place:
-    """Where the models of this process run."""
+    """Device and ranks of this process's models."""
 
     model_config: ModelConfig
     mem_fraction_static: float
@@ -133,15 +133,15 @@ class Place:
 
 
 def enter(arguments: ServerArgs, tp_rank: int = 0, store: dist.Store | None = None) -> Place:
-    """Make this process one of SGLang's, before any model is loaded; `leave` undoes it.
+    """Makes this process one of SGLang's, before any model is loaded; `leave` undoes it.
 
-    store: where the ranks that share the model meet, all of them on this host; one rank needs none. Raises DataError
-    where the process holds an open runtime or a process group, and for a checkpoint that SGLang would read as another
-    model; TransientError where a process of another user took a rank's place.
+    store: rendezvous of the ranks that share the model, all on this host; one rank needs none. Raises DataError
+    if the process has an open runtime or a process group, and for a checkpoint that SGLang would read as another
+    model; TransientError if a process of another user replaced a rank.
     """
     check_served(Path(arguments.model_path))
     if dist.is_initialized():
-        raise DataError("SGLang makes its own process group, but this process is in one already: leave it first")
+        raise DataError("SGLang creates its own process group, but this process is already in one: leave it first")
     gpu_id = torch.cuda.current_device() if arguments.device == "cuda" else 0
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=tp_rank, gpu_id=gpu_id))
     with ExitStack() as undo:
@@ -157,9 +157,9 @@ def enter(arguments: ServerArgs, tp_rank: int = 0, store: dist.Store | None = No
 
 
 def leave() -> None:
-    """Undo what a runtime leaves in SGLang's modules, so that another one can be started in this process."""
+    """Resets the state of a runtime in SGLang's modules, so that another one can be started in this process."""
     mm_schedule.embedding_cache = None
-    get_config.cache_clear()  # configs are kept by their path, as the models that were started have changed them
+    get_config.cache_clear()  # configs are cached by path, with the changes of models that were started
     destroy_model_parallel()
     destroy_distributed_environment()
     _entered.close()

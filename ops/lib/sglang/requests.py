@@ -25,7 +25,7 @@ from ops.lib.data.token_shards import TokenSample
 
 @frozen
 class VisionTokens:
-    """What a model's config says of images in its token stream."""
+    """Image tokens of a model, from its config."""
 
     model_type: str
     image_token_id: int
@@ -67,7 +67,7 @@ class VisionTokens:
 
 
 def _channels(vision: Any) -> int:
-    """Of a pixel, whose number Qwen2.5-VL calls otherwise."""
+    """Channels of a pixel, under another name in Qwen2.5-VL."""
     return int(getattr(vision, "in_channels", None) or vision.in_chans)
 
 
@@ -75,7 +75,7 @@ def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | 
     """A greedy request for `input_ids` int64 [S], a prefix of the sample's ids or all of them, with its images.
 
     Image tokens are expanded already, as in every TokenSample; SGLang finds each image by the padding value that it
-    derives from the image's hash. Raises DataError where the prefix and the images do not fit (see `check_expansion`).
+    derives from the image's hash. Raises DataError if the prefix and the images do not fit (see `check_expansion`).
     """
     ids = array("q", input_ids.tolist())
     images = None
@@ -105,13 +105,13 @@ def greedy_request(
 
 
 def check_expansion(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | None) -> None:
-    """Raises DataError where the engine would take other image tokens than the ids hold, or other pixel rows.
+    """Raises DataError if the engine would expect other image tokens than the ids have, or other pixel rows.
 
-    An image of grid t, h, w is t*h*w / merge_size^2 tokens in one run behind a vision start token, by which SGLang
+    An image of grid t, h, w is t*h*w / merge_size^2 tokens in one run after a vision start token, by which SGLang
     finds its positions, and t*h*w pixel rows.
     """
     if vision is None:
-        raise DataError(f"sample {sample.id}: it holds images, but the target is a text model: leave it out")
+        raise DataError(f"sample {sample.id}: it has images, but the target is a text model: remove it")
     mistakes = [*_token_mistakes(sample, input_ids, vision), *_row_mistakes(sample, vision)]
     if mistakes:
         raise DataError(
@@ -122,20 +122,20 @@ def check_expansion(sample: TokenSample, input_ids: Tensor, vision: VisionTokens
 
 def _token_mistakes(sample: TokenSample, input_ids: Tensor, vision: VisionTokens) -> Iterator[str]:
     if bool((input_ids == vision.video_token_id).any()):
-        yield "it holds video tokens, and only images are captured"
+        yield "it has video tokens, and only images are captured"
     if len(input_ids) and int(input_ids[-1]) == vision.vision_start_token_id:
-        yield "it ends with a vision start token, and no image behind it"
+        yield "it ends with a vision start token, without an image after it"
     grids = sample.image_grid_thw
     expected = (grids.prod(dim=1) // vision.merge_size**2).tolist()
     runs = image_runs(input_ids, vision.image_token_id)
     found = [end - first for first, end in runs]
     if sum(found) != sum(expected):
         yield (
-            f"{sum(found)} image tokens, but the engine makes {sum(expected)} of its {len(grids)} images (grids "
+            f"{sum(found)} image tokens, but the engine expects {sum(expected)} for its {len(grids)} images (grids "
             f"{grids.tolist()}, {vision.merge_size} x {vision.merge_size} patches to a token)"
         )
     elif found != expected:
-        yield f"runs of {found} image tokens, but its images {grids.tolist()} take runs of {expected}"
+        yield f"runs of {found} image tokens, but its images {grids.tolist()} need runs of {expected}"
     bare = [first for first, _end in runs if first == 0 or int(input_ids[first - 1]) != vision.vision_start_token_id]
     if bare:
         yield f"no vision start token before the image tokens at {bare}, so the images would get the positions of text"
@@ -146,11 +146,11 @@ def _row_mistakes(sample: TokenSample, vision: VisionTokens) -> Iterator[str]:
     if rows.shape[1] != vision.patch_dim:
         yield f"pixel rows of {rows.shape[1]} numbers, but the target's patches have {vision.patch_dim}"
     if int(grids.prod(dim=1).sum()) != len(rows):
-        yield f"{len(rows)} pixel rows, but its grids {grids.tolist()} take {int(grids.prod(dim=1).sum())}"
+        yield f"{len(rows)} pixel rows, but its grids {grids.tolist()} need {int(grids.prod(dim=1).sum())}"
 
 
 def image_runs(input_ids: Tensor, image_token_id: int) -> list[tuple[int, int]]:
-    """First place, and the place behind the last, of each run of image tokens in ids [S]."""
+    """[start, end) of each run of image tokens in ids [S]."""
     is_image = torch.nn.functional.pad((input_ids == image_token_id).long(), (1, 1))
     steps = is_image.diff()
     starts, ends = ((steps == step).nonzero().flatten().tolist() for step in (1, -1))
@@ -171,7 +171,7 @@ def _image_inputs(sample: TokenSample, input_ids: Tensor, vision: VisionTokens |
 
 
 def _image_items(sample: TokenSample, input_ids: Tensor, vision: VisionTokens) -> Iterator[MultimodalDataItem]:
-    """One item for each image: its pixel rows, where its tokens stand, and its hash."""
+    """One item for each image: its pixel rows, the positions of its tokens, and its hash."""
     rows = sample.image_grid_thw.prod(dim=1).tolist()
     tokens = [count // vision.merge_size**2 for count in rows]
     places = torch.nonzero(input_ids == vision.image_token_id).flatten().tolist()
@@ -192,9 +192,9 @@ def _image_items(sample: TokenSample, input_ids: Tensor, vision: VisionTokens) -
 
 
 def image_hash(pixel_values: Tensor, grid_thw: Tensor) -> int:
-    """What SGLang's embedding cache knows an image by: its pixels [R, patch_dim] and its grid [3].
+    """The key of an image in SGLang's embedding cache, from its pixels [R, patch_dim] and its grid [3].
 
-    SGLang's own hash is of the pixels alone. Two images of one colour, one wide and one tall, would share it, and the
+    SGLang's own hash covers only the pixels. Two images of one colour, one wide and one tall, would share it, and the
     second would get the first one's embedding.
     """
     digest = hashlib.sha256(str((grid_thw.tolist(), str(pixel_values.dtype), tuple(pixel_values.shape))).encode())

@@ -1,6 +1,6 @@
 """SGLang's own model code in this process: a model runner, its memory pools, and a prefill that keeps hidden states.
 
-Written for SGLang 0.5.21 (version.py refuses others); the order of the calls follows its own
+Written for SGLang 0.5.21 (version.py rejects others); the order of the calls follows its own
 sglang/benchmark/one_batch.py.
 
     S tokens of a sample, T tokens of a pass, F = layers * hidden size
@@ -52,7 +52,7 @@ class SglangRuntime:
     _tree_cache: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """SGLang asks a cache of prefixes for what a batch may reuse; this one, made once, never holds anything."""
+        """SGLang queries a prefix cache for each batch; this one is always empty."""
         self._tree_cache = NoPrefixes(
             page_size=self.runner.page_size,
             device=self.runner.device,
@@ -74,12 +74,12 @@ class SglangRuntime:
         tp_size: int = 1,
         store: dist.Store | None = None,
     ) -> Self:
-        """Load the model of a checkpoint directory and allocate its pools.
+        """Loads the model of a checkpoint directory and allocates its pools.
 
         dtype: "float32", "bfloat16" or "float16". pool_tokens: tokens that one pass can hold. context_length: the
         longest sample. server_args: further arguments of SGLang's ServerArgs. With tp_size > 1 every rank of the group
-        calls this with one store, see `enter`. Raises DataError where SGLang is missing or another version, and where
-        this process holds an open runtime or a process group.
+        calls this with one store, see `enter`. Raises DataError if SGLang is missing or another version, or if
+        this process has an open runtime or a process group.
         """
         require_sglang("the sglang backend")
         arguments = make_server_args(
@@ -110,7 +110,7 @@ class SglangRuntime:
             undo.pop_all()
         vision = VisionTokens.of(place.model_config.hf_config)
         page = runner.page_size
-        held = min(-(-pool_tokens // page), runner.max_total_num_tokens // page) * page  # memory may not take more
+        held = min(-(-pool_tokens // page), runner.max_total_num_tokens // page) * page  # memory may limit it
         requests = min(max_requests, runner.max_running_requests)
         return cls(arguments, place.model_config, runner, vision, held, context_length, requests)
 
@@ -123,7 +123,7 @@ class SglangRuntime:
         self.close()
 
     def close(self) -> None:
-        """Give everything back, so that another model can be started in this process."""
+        """Releases everything, so that another model can be started in this process."""
         self.runner = self._tree_cache = None
         leave()
 
@@ -152,10 +152,10 @@ class SglangRuntime:
         final_hidden: bool = False,
         recipe: Recipe = "dflash",
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """Features [S, F] and, where asked for, the states behind the final norm [S, M] of each sample, on the CPU.
+        """Features [S, F] and, on request, the states after the final norm [S, M] of each sample, on the CPU.
 
         Text and image samples go together, in as many passes as the pool needs. No prefix or image embedding of an
-        earlier call is reused, so the result depends on the samples of this call alone. Raises DataError for a sample
+        earlier call is reused, so the result depends only on the samples of this call. Raises DataError for a sample
         longer than the pool or the context.
         """
         set_layers_to_capture(self.model, layer_ids, self.num_layers, recipe)
@@ -171,7 +171,7 @@ class SglangRuntime:
         return states
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on one of the ranks that share this model; all of them have to ask."""
+        """Whether the flag is set on one of the ranks that share this model; a collective."""
         if self.server_args.tp_size == 1:
             return flag
         flags = torch.tensor(int(flag))
@@ -179,7 +179,7 @@ class SglangRuntime:
         return bool(flags.item())
 
     def check_length(self, name: str, tokens: int) -> None:
-        """Raises DataError for a sample that no pass can hold."""
+        """Raises DataError for a sample too long for a pass."""
         if tokens > self.context_length or self._paged(tokens) > self.pool_tokens:
             raise DataError(
                 f"sample {name}: {tokens} tokens, and the runtime was started for samples of {self.context_length} "
@@ -187,7 +187,7 @@ class SglangRuntime:
             )
 
     def prefill(self, samples: Sequence[TokenSample]) -> None:
-        """The same passes without a state kept or copied: what the speed of `states` is to be measured against."""
+        """The same passes without keeping or copying states: the baseline for the speed of `states`."""
         keep_no_layers(self.model)
         mm_schedule.embedding_cache.clear()
         with torch.inference_mode():
@@ -200,7 +200,7 @@ class SglangRuntime:
     def prepared(
         self, requests: Sequence[Req], mode: CaptureHiddenMode | None = None
     ) -> Iterator[tuple[ScheduleBatch, ForwardBatch]]:
-        """A batch of the requests, ready for its prefill; nothing of it stays in the pools afterwards."""
+        """A batch of the requests, ready for its prefill; it is removed from the pools afterwards."""
         batch = ScheduleBatch.init_new(
             reqs=list(requests),
             req_to_token_pool=self.runner.req_to_token_pool,
@@ -237,14 +237,14 @@ class SglangRuntime:
         width = 0 if kept is None or len(kept) == 0 else hidden_TF.shape[1]
         if width != len(layer_ids) * self.hidden_size:
             raise DataError(
-                f"SGLang kept states of width {width}, where those of layers {list(layer_ids)} were asked for, "
+                f"SGLang kept states of width {width}, where those of layers {list(layer_ids)} were requested, "
                 f"{self.hidden_size} each"
             )
         return hidden_TF, head["hidden_states"]
 
     @contextmanager
     def _watched_head(self) -> Iterator[dict[str, Any]]:
-        """What the model hands to its head in the pass inside: states behind the final norm, and those it kept.
+        """Records the head's inputs in the pass inside: states after the final norm, and kept states.
 
         Without kept states SGLang would return the final ones in their place, whose width is that of one layer.
         """
@@ -262,7 +262,7 @@ class SglangRuntime:
             handle.remove()
 
     def _passes(self, samples: Sequence[TokenSample]) -> Iterator[list[TokenSample]]:
-        """The samples in order, in groups that the pool holds."""
+        """The samples in order, in groups that fit the pool."""
         group: list[TokenSample] = []
         tokens = 0
         for sample in samples:
@@ -277,13 +277,13 @@ class SglangRuntime:
             yield group
 
     def _paged(self, tokens: int) -> int:
-        """What a sample takes of the pool, which is dealt out in pages."""
+        """Pool tokens of a sample, in whole pages."""
         page = self.runner.page_size
         return -(-tokens // page) * page
 
 
 class NoPrefixes(SimpleNamespace):
-    """Stands where SGLang expects its cache of prefixes, and holds none."""
+    """An empty replacement for SGLang's prefix cache."""
 
     def supports_swa(self) -> bool:
         return False
@@ -298,4 +298,4 @@ class NoPrefixes(SimpleNamespace):
         return True
 
     def evict(self, _params: Any) -> None:
-        """There is nothing to evict."""
+        """Nothing to evict."""

@@ -1,7 +1,7 @@
 """The command that serves a target with a draft in SGLang. Loads neither torch nor sglang.
 
-What is left to SGLang's defaults, and why that is right for the pinned version: the prefix cache stays on, since the
-draft's keys and values lie under the same slots as the target's and are found again with them; at most 48 requests run
+SGLang's defaults that are kept, and why they are right for the pinned version: the prefix cache stays on, since the
+draft's keys and values are in the same slots as the target's and are found again with them; at most 48 requests run
 at once with DFLASH (`--max-running-requests` raises it); the layers, the mask token and the attention of each draft
 layer are read from the draft's config.json.
 """
@@ -20,22 +20,22 @@ from ops.lib.vision.pixel_limits import served_pixels
 
 LAUNCHER = "sglang.launch_server"
 MENDED_LAUNCHER = "ops.lib.sglang.launch_server"
-# In the pinned version these targets lack what DFLASH asks of them; see dflash_setter.py.
+# In the pinned version these targets lack what DFLASH needs; see dflash_setter.py.
 MENDED_TYPES = frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"})
-# Linear attention keeps a convolution state, which SGLang holds in bfloat16 whatever the dtype of the model.
+# Linear attention keeps a convolution state, which SGLang stores in bfloat16 whatever the dtype of the model.
 CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
-# Of a capture's server_args those that change what the target computes; the others choose kernels and memory.
+# The server_args of a capture that change what the target computes; the others choose kernels and memory.
 NUMBER_FORMATS = ("kv_cache_dtype", "mamba_ssm_dtype", "quantization")
-IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> as SGLang calls it
+IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> SGLang's name
 
 
 @frozen(kw_only=True)
 class Served:
-    """What decides how a target is served: model_type as in its config.json, image_backend as in tokens.json.
+    """Settings for serving a target: model_type as in its config.json, image_backend as in tokens.json.
 
-    pixels: min_pixels and max_pixels of the training's images, both of them, where those of the target differ.
-    dtype: of the weights and the cache, named since SGLang's own choice turns a float32 checkpoint into float16.
-    server_args: what SGLang was given for the capture of the training, as in features.json.
+    pixels: min_pixels and max_pixels of the training's images, both of them, if those of the target differ.
+    dtype: of the weights and the cache, explicit since SGLang's default turns a float32 checkpoint into float16.
+    server_args: SGLang's arguments in the capture of the training, as in features.json.
     """
 
     model_type: str
@@ -52,13 +52,13 @@ class Served:
         return number_formats(self.server_args)
 
     @property
-    def is_mended(self) -> bool:
-        """Whether SGLang's own launcher would fail for this target with a draft, so that dflow's starts it."""
+    def needs_patch(self) -> bool:
+        """Whether SGLang's launcher would fail for this target with a draft, so that dflow's is needed."""
         return self.model_type in MENDED_TYPES
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that the server needs beside the arguments."""
+        """Environment variables that the server needs."""
         if self.model_type in CONVOLUTION_TYPES and self.dtype != "bfloat16":
             return {"SGLANG_MAMBA_CONV_DTYPE": self.dtype}
         return {}
@@ -106,7 +106,7 @@ class Address:
 
 @frozen(kw_only=True)
 class DraftOption:
-    """The draft's serving directory and its block size, which SGLang takes for 16 where the config lacks it."""
+    """The draft's serving directory and its block size; SGLang assumes 16 if the config lacks it."""
 
     path: str
     block_size: int
@@ -120,20 +120,20 @@ def launch_command(
     address: Address = Address(),
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """The command, as a list of arguments that begins with "python"; without a draft the target alone is served.
+    """The command, as a list of arguments that begins with "python"; without a draft only the target is served.
 
     target: the checkpoint directory (model/ of a TargetModel) or a model id. extra: further arguments for SGLang, which
-    win over those before them.
+    override those before them.
     """
-    launcher = MENDED_LAUNCHER if served.is_mended and draft is not None else LAUNCHER
+    launcher = MENDED_LAUNCHER if served.needs_patch and draft is not None else LAUNCHER
     command = ["python", "-m", launcher, "--model-path", target, "--dtype", served.dtype]
     if draft is not None:
         command += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", draft.path]
         command += ["--speculative-num-draft-tokens", str(draft.block_size)]
     if served.vision and served.image_backend is not None:
-        # "auto" takes torchvision where it is installed, whose pixels differ from those of pillow by two grey levels.
+        # "auto" uses torchvision if it is installed, whose pixels differ from those of pillow by two grey levels.
         command += ["--image-processor-backend", IMAGE_BACKENDS[served.image_backend]]
-    if served.vision and served.pixels:  # one of the two alone would be ignored without a word
+    if served.vision and served.pixels:  # a single one would be silently ignored
         command += ["--mm-process-config", json.dumps({"image": dict(served.pixels)})]
     if served.trust_remote_code:
         command.append("--trust-remote-code")
@@ -142,7 +142,7 @@ def launch_command(
 
 
 def number_formats(server_args: Mapping[str, Any] | None) -> list[str]:
-    """Those of a capture's server_args that serving has to repeat, as arguments of SGLang's command line."""
+    """The server_args of a capture that serving must repeat, as arguments of SGLang's command line."""
     given = server_args or {}
     return [
         part for name in NUMBER_FORMATS if name in given for part in (f"--{name.replace('_', '-')}", str(given[name]))
@@ -150,7 +150,7 @@ def number_formats(server_args: Mapping[str, Any] | None) -> list[str]:
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:
-    """The dtype of a checkpoint, from its config.json: the one that its weights are stored in and users serve it in."""
+    """The dtype in which a checkpoint is stored and served, from its config.json."""
     for part in (config, config.get("text_config") or {}):
         dtype = part.get("dtype") or part.get("torch_dtype")
         if dtype:
@@ -159,5 +159,5 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
 
 
 def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The command as one types it into a shell."""
+    """The command as a line for a shell."""
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])

@@ -1,4 +1,4 @@
-"""The one version of SGLang whose calls the modules beside this one make. Loads neither torch nor sglang."""
+"""The version of SGLang whose internals the modules beside this one use. Loads neither torch nor sglang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INSTALL = ".venv/bin/pip install -c constraints.txt -e '.[sglang]' in dflow's fo
 
 
 def installed_version() -> str | None:
-    """The version of the SGLang that is installed here, None without one."""
+    """The installed version of SGLang, None without one."""
     try:
         return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
@@ -19,15 +19,15 @@ def installed_version() -> str | None:
 
 
 def require_sglang(what: str) -> None:
-    """Raises DataError where `what` cannot work because SGLang is missing, or is another version.
+    """Raises DataError if SGLang is missing or another version, so that `what` cannot work.
 
-    Its inner calls change with every release, and one that still runs may return something else.
+    Its internals change with every release, and a call that still runs may return something else.
     """
     found = installed_version()
     if found is None:
         raise DataError(f"{what} needs SGLang {SGLANG_VERSION}, which is not installed: {INSTALL}")
     if found != SGLANG_VERSION:
         raise DataError(
-            f"{what} is written for SGLang {SGLANG_VERSION}, whose inner calls change with every release, and "
+            f"{what} is written for SGLang {SGLANG_VERSION}, whose internals change with every release, and "
             f"{found} is installed: pip install sglang=={SGLANG_VERSION}"
         )
