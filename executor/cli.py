@@ -19,37 +19,37 @@ PROJECT = Path(__file__).resolve().parent.parent
 COMMANDS = {
     "init": "look at your data, and write a pipeline file for it",
     "run": "run what is stale in a pipeline",
-    "resume": "go on with a run, or run a part of it anew",
+    "resume": "continue a run, or rerun a part of it",
     "plan": "show what would run, and why",
     "graph": "draw the nodes of a pipeline and what reads from what",
     "explain": "say why a node would run, or where its artifact came from",
-    "accept": "keep an artifact valid over a change of its code that does no harm",
+    "accept": "keep an artifact valid across a harmless change of its code",
     "diff": "show what differs between two runs",
-    "diagnose": "name what keeps a draft's tau low, by measuring the usual causes",
-    "report": "write what runs did, and how they differ, into one HTML file",
+    "diagnose": "measure the usual causes of a draft's low tau, and name those found",
+    "report": "write runs and their differences into one HTML file",
     "status": "show a run",
     "runs": "list the runs of a store",
-    "logs": "print what a node prints",
-    "agent": "lend this host to stages that run on several",
-    "doctor": "check what works on this machine, and say what to install for what does not",
+    "logs": "show the output of a node",
+    "agent": "offer this host to stages that run on several hosts",
+    "doctor": "check what works on this machine, and what to install for the rest",
     "ops": "list the ops, or describe one",
     "schema": "print the JSON schema of pipeline files, for editors",
-    "verify": "find artifacts that were damaged, and take them out of use",
-    "gc": "remove what no kept run uses; show it unless --delete is given",
+    "verify": "find damaged artifacts, and take them out of use",
+    "gc": "remove what no kept run uses; without --delete, only list it",
     "rm": "remove a run",
-    "tag": "name a run, which keeps what it uses",
-    "du": "show what takes space in the store",
-    "push": "copy a run's artifacts to a directory or a bucket that a team shares",
-    "pull": "fetch artifacts that somebody pushed",
-    "sync": "send to MLflow what it lacks, of one run or of all",
+    "tag": "name a run, which protects what it uses from gc",
+    "du": "show disk use of the store",
+    "push": "copy a run's artifacts to a shared directory or bucket",
+    "pull": "fetch pushed artifacts",
+    "sync": "send to MLflow what it is missing, of one run or of all",
     "ui": "serve the MLflow UI on the store",
-    "serve": "serve a run's target with its draft in SGLang, and ask it one prompt",
+    "serve": "serve a run's target with its draft in SGLang, and send it one prompt",
     "compare-backends": "capture a few samples with transformers and with SGLang, and compare",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point. Exit code 0 where all is well, 1 after a failure, 2 for a mistake in usage or in a pipeline.
+    """The entry point. Exit code 0 on success, 1 after a failure, 2 for a mistake in usage or in a pipeline.
 
     130 after Ctrl-C.
     """
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_lines("dflow: stopped", error=True)
         return INTERRUPTED
     except PipelineError as error:
-        print_lines("\n".join(map(_told, error.mistakes)), error=True)
+        print_lines("\n".join(map(_mistake_text, error.mistakes)), error=True)
         return USAGE
     except DflowError as error:
         print_lines(f"dflow: {error}", error=True)
@@ -82,23 +82,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _told(mistake: Mistake) -> str:
-    """A mistake in a file or in a value begins with its place, all others with who speaks."""
+def _mistake_text(mistake: Mistake) -> str:
+    """A mistake in a file or a value starts with its place, any other with "dflow:"."""
     return str(mistake) if mistake.position or mistake.path else f"dflow: {mistake}"
 
 
 def _for_sglang(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """dflow's own arguments, and those behind "--" of `dflow serve`, which are SGLang's."""
+    """dflow's own arguments, and SGLang's, which follow "--" of `dflow serve`."""
     end = arguments.index("--") if arguments[:1] == ["serve"] and "--" in arguments else len(arguments)
     return arguments[:end], arguments[end + 1 :]
 
 
 def _check_directory() -> None:
-    """Raises DflowError where the working directory is gone: no path of the user's means anything there."""
+    """Raises DflowError where the working directory is gone, since relative paths have no meaning then."""
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise DflowError("the working directory was removed; change to one that is there (`cd`)") from None
+        raise DflowError("the working directory was removed; change to an existing one (`cd`)") from None
 
 
 def _check_not_shadowed() -> None:
@@ -107,16 +107,16 @@ def _check_not_shadowed() -> None:
     origin = found.origin if found is not None else None
     if origin is None or Path(origin).resolve() != PROJECT / "ops" / "__init__.py":
         raise DflowError(
-            f'the package "ops" that Python finds is {origin}, not that of dflow in {PROJECT}; '
+            f'Python imports the package "ops" from {origin}, not from dflow in {PROJECT};  '
             "rename it, or leave the folder that holds it"
         )
 
 
 def _options(given: list[str]) -> argparse.Namespace:
-    """Only the command that is called is loaded, and takes arguments."""
+    """Only the module of the given command is imported."""
     name = given[0] if given else ""
     if name not in COMMANDS:
-        _tell_commands(given)
+        _show_commands(given)
     parser = _Parser(prog=f"dflow {name}", description=COMMANDS[name])
     module = importlib.import_module(f"executor.commands.{name.replace('-', '_')}")
     module.add_arguments(parser)
@@ -124,14 +124,14 @@ def _options(given: list[str]) -> argparse.Namespace:
     return parser.parse_args(given[1:])
 
 
-def _tell_commands(given: list[str]) -> NoReturn:
-    """All that `dflow` itself takes is the request for help."""
+def _show_commands(given: list[str]) -> NoReturn:
+    """`dflow` without a command takes only --help."""
     parser = _Parser(prog="dflow", description="Pipelines that train DFlash drafts: cached, resumable, tracked.")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, help in COMMANDS.items():
         commands.add_parser(name, help=help)
     if given and not given[0].startswith("-"):
-        hint = did_you_mean(given[0], list(COMMANDS)) or "`dflow` alone lists them"
+        hint = did_you_mean(given[0], list(COMMANDS)) or "run `dflow` to list them"
         parser.error(f'there is no command "{on_one_line(shortened(given[0]))}" ({hint})')
     parser.parse_args(given)
     parser.print_help()

@@ -1,4 +1,4 @@
-"""`dflow accept`: keep a node's artifact valid over a change of its code that does no harm."""
+"""`dflow accept`: keep a node's artifact valid across a harmless change of its code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
     parser.add_argument("node", metavar="NODE")
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why the change does no harm")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why the change is harmless")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_store(parser)
 
@@ -36,33 +36,33 @@ def main(options: argparse.Namespace) -> int:
     if options.node not in graph.nodes:
         raise no_such_node(graph, options.node)
     if not options.yes and not sys.stdin.isatty():
-        print_lines("dflow: nobody can be asked here: look at `dflow explain`, then give --yes", error=True)
+        print_lines("dflow: no terminal to ask on; check `dflow explain`, then pass --yes", error=True)
         return USAGE
     store = Store.open(store_path(options.store, options.file), write=True)
     planner = make_planner(store, graph)
     offer = acceptable(store, planner, options.node)
     roots = code_roots(graph)
-    made = f"{shown_digest(offer.line.digest)} was made by run {offer.line.run}"
-    print_lines(f"{offer.node}: {made}; since then its code changed:")
+    origin = f"{shown_digest(offer.line.digest)} was made by run {offer.line.run}"
+    print_lines(f"{offer.node}: {origin}; since then its code changed:")
     print_lines("\n".join(f"  {line}" for line in code_text(offer.changes, lambda module: module_file(module, roots))))
-    if not options.yes and not _asked("Is the artifact still right with this code? [y/N] "):
+    if not options.yes and not _confirm("Is the artifact still valid with this code? [y/N] "):
         print_lines("nothing was accepted")
         return FAILED
-    record, said = accept(store, planner, offer, options.reason)
-    print_lines(f"{offer.node}: {said}")
-    warning = _sent(store, record) if record is not None else None
+    record, outcome = accept(store, planner, offer, options.reason)
+    print_lines(f"{offer.node}: {outcome}")
+    warning = _send(store, record) if record is not None else None
     if warning is not None:
         print_lines(f"dflow: {warning}", error=True)
     return OK
 
 
-def _asked(question: str) -> bool:
+def _confirm(question: str) -> bool:
     print(question, end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _sent(store: Store, record: Record) -> str | None:
-    """Tell MLflow, a run that is under way does so itself; a warning where that was not possible."""
+def _send(store: Store, record: Record) -> str | None:
+    """Send the acceptance to MLflow, unless its run is in progress and does so itself. Returns a warning on failure."""
     if not is_tracked(record):
         return None
     try:

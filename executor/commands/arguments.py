@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NODE.FIELD=VALUE",
-        help="change a value, also pipeline.seed, mlflow.notes and so on; `none` resets it",
+        help="override a value, including pipeline.seed and mlflow.notes; `none` resets it",
     )
 
 
 def add_keep_going(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--keep-going", action="store_true", help="where a node failed, run what does not read from it all the same"
+        "--keep-going", action="store_true", help="after a node failed, still run the nodes that do not depend on it"
     )
 
 
@@ -33,7 +33,7 @@ def add_sweeps(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NODE.FIELD=[A,B]",
-        help="copy the node and all below it, one copy for each value; several sweeps multiply",
+        help="copy the node and all nodes downstream of it, once per value; several sweeps multiply",
     )
 
 
@@ -41,20 +41,20 @@ def add_sort(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sort",
         metavar="METRIC",
-        help="sort the table of a sweep by this metric, the largest first; --sort=-METRIC: the least first",
+        help="sort the table of a sweep by this metric, descending; --sort=-METRIC: ascending",
     )
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", metavar="NODE", help="that node and all above it, nothing else")
+    parser.add_argument("--to", metavar="NODE", help="only this node and all nodes upstream of it")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="NODE", help="these nodes alone; what they read has to be there"
+        "--only", action="append", default=[], metavar="NODE", help="only these nodes; their inputs must exist"
     )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="a run's id or a part of it, or its tag; the latest unless given"
+        "run", nargs="?", metavar="RUN", help="a run's id, a part of it, or its tag; default: the latest"
     )
 
 
@@ -63,22 +63,22 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_address(parser: argparse.ArgumentParser, port: int) -> None:
-    """Where a server listens."""
+    """Add --host and --port, where a server listens."""
     parser.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="where to listen; 127.0.0.1 unless given, which this machine alone reaches; 0.0.0.0: all networks",
+        help="where to listen; default: 127.0.0.1, reachable only from this machine; 0.0.0.0: all networks",
     )
-    parser.add_argument("--port", type=int, default=port, metavar="N", help=f"{port} unless given")
+    parser.add_argument("--port", type=int, default=port, metavar="N", help=f"default: {port}")
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", metavar="DIR", help="the store; DFLOW_STORE or runs/ in the project unless given")
+    parser.add_argument("--store", metavar="DIR", help="the store; default: DFLOW_STORE, or runs/ in the project")
 
 
 def count(text: str) -> int:
-    """The type of an argument that counts something: 0 or more."""
+    """The type of an argument that is a count: 0 or more."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f'expected a whole number, 0 or more, got "{text}"')
     return int(text)

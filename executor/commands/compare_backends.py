@@ -15,8 +15,8 @@ from executor.system.output import print_json, print_lines
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
-    parser.add_argument("--node", metavar="NODE", help="the capture node; all of them unless given")
-    parser.add_argument("--samples", type=int, default=8, metavar="N", help="how many; 8 unless given")
+    parser.add_argument("--node", metavar="NODE", help="the capture node; default: all of them")
+    parser.add_argument("--samples", type=int, default=8, metavar="N", help="number of samples; default: 8")
     add_json(parser)
     add_store(parser)
 

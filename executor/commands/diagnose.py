@@ -1,4 +1,4 @@
-"""`dflow diagnose`: name the usual causes of a low tau by measuring them on what a run made."""
+"""`dflow diagnose`: measure the usual causes of a low tau on a run's artifacts."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from ops.tools.diagnose.chain import SPLITS
 from ops.tools.diagnose.text import diagnosis_text
 
 PROMPTS = 16
-LEAST_PROMPTS = 4  # of fewer nothing is certain
+LEAST_PROMPTS = 4  # fewer prove nothing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--node", metavar="NODE", help="the node that makes the draft; all of them unless given")
+    parser.add_argument("--node", metavar="NODE", help="the node that trains the draft; default: all of them")
     parser.add_argument(
         "--prompts",
-        type=_several,
+        type=_prompt_count,
         default=PROMPTS,
         metavar="N",
-        help=f"held-out prompts to decode, and as many of the training's; {PROMPTS} unless given",
+        help=f"number of held-out prompts to decode, and of training prompts; default: {PROMPTS}",
     )
     parser.add_argument(
         "--split",
         choices=SPLITS,
-        help="whose prompts are held out; that of the run's evaluation unless given, and another where it holds none",
+        help="the held-out split; default: that of the run's evaluation, or another where that one is empty",
     )
     add_json(parser)
     add_store(parser)
 
 
-def _several(text: str) -> int:
+def _prompt_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) >= LEAST_PROMPTS):
         raise argparse.ArgumentTypeError(f'expected a whole number, {LEAST_PROMPTS} or more, got "{text}"')
     return int(text)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where a cause was found. Where a draft cannot be measured, those before it are kept and told."""
+    """Exit code 1 where a cause was found. Results of drafts before one that cannot be measured are kept and shown."""
     store = Store.open(store_path(options.store, None), write=False)
     record = find_record(store.records, options.run)
     results: list[Result] = []

@@ -17,16 +17,16 @@ from executor.system.output import print_json, print_lines
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "first", nargs="?", metavar="RUN", help="a run's id or a part of it, or its tag; the last two unless given"
+        "first", nargs="?", metavar="RUN", help="a run's id, a part of it, or its tag; default: the last two"
     )
-    parser.add_argument("second", nargs="?", metavar="RUN", help="the latest other one unless given")
+    parser.add_argument("second", nargs="?", metavar="RUN", help="default: the latest other run")
     add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
-    first, second = _two(store.records, options.first, options.second)
+    first, second = _two_records(store.records, options.first, options.second)
     found = compare_runs(store, first, second)
     if options.json:
         nodes = [node.to_json() for node in found.nodes]
@@ -37,12 +37,12 @@ def main(options: argparse.Namespace) -> int:
     return OK
 
 
-def _two(records: Path, first: str | None, second: str | None) -> tuple[Record, Record]:
-    """The named ones; one and the latest other; or the last two, the older first. Raises StoreError."""
+def _two_records(records: Path, first: str | None, second: str | None) -> tuple[Record, Record]:
+    """The two named runs; the named one and the latest other; or the last two, the older first. Raises StoreError."""
     named = find_record(records, first)
     if second is not None:
         return named, find_record(records, second)
     other = next((record for record in newest_records(records) if record.run != named.run), None)
     if other is None:
-        raise StoreError(f"{records.parent}: the store holds no other run than {named.run} to compare it with")
+        raise StoreError(f"{records.parent}: the store holds no run other than {named.run} to compare with")
     return (other, named) if first is None else (named, other)

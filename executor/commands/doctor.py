@@ -1,4 +1,4 @@
-"""`dflow doctor`: check what works on this machine, and say what to install for what does not."""
+"""`dflow doctor`: check what works on this machine, and what to install for the rest."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="FILE",
-        help="a pipeline, whose mistakes, store and MLflow server are looked at",
+        help="a pipeline, whose mistakes, store and MLflow server are checked",
     )
     add_json(parser)
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where dflow cannot run at all, 2 where the file has mistakes; what some ops lack only is told."""
+    """Exit code 1 where dflow cannot run at all, 2 where the file has mistakes. A library that only some ops need does
+    not change it.
+    """
     findings = []
     with Doing() as doing:
-        for finding in _findings(options, lambda what: doing.tell(f"looking at {what}")):
+        for finding in _findings(options, lambda what: doing.tell(f"checking {what}")):
             findings.append(finding)
             if not options.json:
                 doing.say(str(finding))
@@ -49,25 +51,25 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"runs": not fatal, "findings": [attrs.asdict(each) for each in findings]})
     elif fatal:
-        print_lines("dflow cannot run here before that is mended", error=True)
+        print_lines("dflow cannot run here until that is fixed", error=True)
     if fatal:
         return FAILED
     return USAGE if any(finding.name == PIPELINE for finding in findings) else OK
 
 
-def _findings(options: argparse.Namespace, look_at: Callable[[str], None]) -> Iterator[Finding]:
-    """What takes seconds goes on beside the rest, and is told last."""
+def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iterator[Finding]:
+    """Slow probes run in the background; their findings come last."""
     if options.file is not None:
         yield from _file_findings(options.file)
     probes = start_probes()
-    look_at("this machine, and which libraries are installed")
+    check("this machine and its libraries")
     yield from version_findings()
     yield from host_findings()
-    look_at("the store and MLflow")
+    check("the store and MLflow")
     store = store_path(options.store, options.file)
     yield from storage_findings(store)
     yield from _mlflow_findings(store, options.file)
-    look_at(f"{', '.join(probes) or 'the libraries'}: loaded to see whether they work, which takes a while")
+    check(f"{', '.join(probes) or 'the libraries'}: imported, which takes a while")
     yield from loaded_findings(probes)
 
 
@@ -82,14 +84,14 @@ def _file_findings(file: Path) -> Iterator[Finding]:
 
 
 def _mlflow_findings(store: Path, file: Path | None) -> Iterator[Finding]:
-    """Of a file with mistakes too, as far as it says where its runs go."""
+    """A file with mistakes counts too, where its tracking address can be read."""
     try:
         uri = _tracking_uri(file) if file is not None else None
         resolved = None if uri is None else resolved_text(uri)
     except PipelineError:
-        yield Finding("MLflow", "warning", f"not looked at: what {file} says of it has mistakes")
+        yield Finding("MLflow", "warning", f"not checked: its settings in {file} have mistakes")
     except ConfigError as error:
-        yield Finding("MLflow", "missing", f"not looked at: {error}")
+        yield Finding("MLflow", "missing", f"not checked: {error}")
     else:
         yield from tracking_findings(store, resolved)
 

@@ -1,4 +1,4 @@
-"""`dflow du`: show what takes space in the store."""
+"""`dflow du`: show disk use of the store."""
 
 from __future__ import annotations
 

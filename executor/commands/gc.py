@@ -22,10 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=KEEP,
         metavar="N",
-        help=f"runs of every pipeline to keep that are done, and all after them; {KEEP} unless given",
+        help=f"keep the last N finished runs of each pipeline and all runs after them; default: {KEEP}",
     )
-    parser.add_argument("--pulled", action="store_true", help="also what was pulled and no run has used yet")
-    parser.add_argument("--delete", action="store_true", help="do it; without this it is only shown")
+    parser.add_argument(
+        "--pulled", action="store_true", help="also artifacts that were pulled and not used by any run yet"
+    )
+    parser.add_argument("--delete", action="store_true", help="delete; without it, only list what would go")
     add_json(parser)
     add_store(parser)
 
@@ -37,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     else:
         found = survey(Store.open(path, write=False), keep=options.keep, pulled=not options.pulled)
     if options.json:
-        print_json(_whole(found, options.delete))
+        print_json(_to_json(found, options.delete))
     else:
         _print(found, options)
     return OK
@@ -53,7 +55,7 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
         print_lines(f"{freed} freed")
     elif found.goes or found.dropped:
         again = f"dflow gc --delete{'' if options.keep == KEEP else f' --keep {options.keep}'}"
-        print_lines(f"{freed} would be freed, nothing was removed; do it by: {again}{' --pulled' * options.pulled}")
+        print_lines(f"{freed} would be freed; nothing was removed; to delete: {again}{' --pulled' * options.pulled}")
     else:
         print_lines("nothing to remove")
 
@@ -74,7 +76,7 @@ def _number(items: list[Item]) -> str:
     return " and ".join(f"{number} {kind}{'s' if number > 1 else ''}" for kind, number in kinds.items())
 
 
-def _whole(found: Survey, deleted: bool) -> dict[str, Any]:
+def _to_json(found: Survey, deleted: bool) -> dict[str, Any]:
     def row(item: Item) -> dict[str, Any]:
         return {
             "name": item.path.name, "kind": item.kind, "bytes": item.size, "label": item.label, "why": item.why

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_overrides(parser)
     add_sweeps(parser)
-    parser.add_argument("--dot", action="store_true", help="as Graphviz reads it")
+    parser.add_argument("--dot", action="store_true", help="in Graphviz's format")
     parser.add_argument("--picture", type=Path, metavar="FILE", help=f"write a picture: {', '.join(PICTURES)}")
     add_json(parser)
     add_store(parser)
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     if options.picture is not None and options.picture.suffix.lower() not in PICTURES:
-        raise DflowError(f"{options.picture}: a picture's name ends in {', '.join(PICTURES)}")
+        raise DflowError(f"{options.picture}: the name of a picture must end in {', '.join(PICTURES)}")
     absent: Absent = {}
     graph = read_graph(options.file, options.set, options.sweep, absent)
     store = Store.open(store_path(options.store, options.file), write=False)
@@ -72,7 +72,7 @@ def _rows(graph: Graph, states: Mapping[str, str]) -> dict[str, object]:
 
 
 def _coloured(text: str) -> str:
-    """States stand between columns of blanks; colours are for terminals alone."""
+    """Colour the states, only on a terminal. States are columns between blanks."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     state = re.compile(rf"(?<=  )(?:{'|'.join(COLOURS)})(?=  |$)", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`dflow init`: look at a user's data, and write a pipeline file for it."""
+"""`dflow init`: survey a user's data, and write a pipeline file for it."""
 
 from __future__ import annotations
 
@@ -28,75 +28,73 @@ SCHEMA = "dflow.schema.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", type=Path, metavar="DATA", help="a data file or folder: docs/data.md says what is read")
+    parser.add_argument("data", type=Path, metavar="DATA", help="a data file or folder; docs/data.md lists the formats")
     parser.add_argument(
         "--target",
         metavar="CHECKPOINT",
-        help="the checkpoint directory of the model that is to be served, or a model id that dflow has a pipeline for",
+        help="the checkpoint directory of the target model, or a model id that dflow has a pipeline for",
     )
     parser.add_argument(
-        "-o", dest="output", type=Path, default=DEFAULT_OUTPUT, metavar="FILE", help=f"{DEFAULT_OUTPUT} unless given"
+        "-o", dest="output", type=Path, default=DEFAULT_OUTPUT, metavar="FILE", help=f"default: {DEFAULT_OUTPUT}"
     )
     parser.add_argument(
-        "--image-root", metavar="DIR", help="the folder that relative paths of images start from, if not the data's own"
+        "--image-root", metavar="DIR", help="the folder that image paths are relative to; default: the data's own"
     )
-    parser.add_argument("--allow-outside", action="store_true", help="use images that lie outside that folder too")
-    parser.add_argument(
-        "--force", action="store_true", help=f"write over FILE and {SCHEMA} where they are there already"
-    )
+    parser.add_argument("--allow-outside", action="store_true", help="also use images outside that folder")
+    parser.add_argument("--force", action="store_true", help=f"overwrite FILE and {SCHEMA} where they exist")
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Raises DataError for data that cannot be used and for a file that is there already, all of it at once."""
+    """Raises DataError for unusable data and for a file that exists, all mistakes at once."""
     output: Path = options.output
-    wrong = _output_mistakes(output, options.force)
+    mistakes = _output_mistakes(output, options.force)
     target: Target | None = None
     try:
         target = read_target(options.target) if options.target is not None else None
     except DataError as error:
-        wrong.append(str(error))
+        mistakes.append(str(error))
     try:
         image_root = None if options.image_root is None else str(Path(options.image_root).resolve())
         found = survey(options.data, Counter.of(target), image_root, options.allow_outside)
         advice = advise(found, target, free_bytes(store_path(options.store, output)))
     except DataError as error:
-        raise DataError("\n".join([*wrong, str(error)])) from error
-    if wrong:
-        raise DataError("\n".join(wrong))
+        raise DataError("\n".join([*mistakes, str(error)])) from error
+    if mistakes:
+        raise DataError("\n".join(mistakes))
     name = _pipeline_name(output, options.data)
-    text = pipeline_text(name, _named_from(output, options.data), f"./{SCHEMA}", found, target, advice)
+    text = pipeline_text(name, _data_path(output, options.data), f"./{SCHEMA}", found, target, advice)
     with clear_errors(output):
         output.write_text(text, encoding="utf-8")
         is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
     print_lines("\n".join(summary(found, advice)))
     if is_renewed:
-        print_lines(f"\nwrote {output}, and {output.with_name(SCHEMA)}, by which an editor completes and checks it")
+        print_lines(f"\nwrote {output}, and {output.with_name(SCHEMA)}, which lets an editor complete and check it")
     else:
         print_lines(f"\nwrote {output}")
-        print_lines(f"note: the {SCHEMA} that is there is another one, and stays: --force writes it anew")
+        print_lines(f"note: the existing {SCHEMA} differs and is kept; --force overwrites it")
     if target is None:
-        print_lines(f'put the directory of your target where it says "{PLACEHOLDER}", then:')
+        print_lines(f'replace "{PLACEHOLDER}" by the directory of your target, then:')
     else:
         print_lines("next:")
     print_lines(
-        f"    dflow plan {output}          # what it needs, before anything runs\n    dflow run {output} --smoke 16"
+        f"    dflow plan {output}          # what it needs, without running anything\n    dflow run {output} --smoke 16"
     )
     return OK
 
 
 def _output_mistakes(output: Path, force: bool) -> list[str]:
     if output.suffix != ".toml":
-        return [f"-o {output}: a pipeline file ends in .toml"]
+        return [f"-o {output}: the name of a pipeline file must end in .toml"]
     if not output.parent.is_dir():
-        return [f"-o {output}: there is no folder {output.parent}"]
+        return [f"-o {output}: no such folder: {output.parent}"]
     if output.exists() and not force:
-        return [f"{output} is there already: name another file with -o, or --force writes over it"]
+        return [f"{output} exists; give another file with -o, or overwrite it with --force"]
     return []
 
 
 def _pipeline_name(output: Path, data: Path) -> str:
-    """The file's own name where the user chose one, otherwise that of the data, so that no two look alike in MLflow."""
+    """The file's own name where the user chose one, else that of the data, so that pipelines differ in MLflow."""
     source = Path(os.path.abspath(data))  # noqa: PTH100  "." has no name
     chosen = source.name if source.is_dir() else source.stem
     if output.name != DEFAULT_OUTPUT.name:
@@ -104,16 +102,16 @@ def _pipeline_name(output: Path, data: Path) -> str:
     return re.sub(r"[^\w.-]+", "-", chosen).strip("-.") or DEFAULT_OUTPUT.stem
 
 
-def _named_from(output: Path, data: Path) -> str:
+def _data_path(output: Path, data: Path) -> str:
     """The data as the pipeline file names it: relative where it lies in the file's folder, so that both can move."""
     here, there = output.absolute().parent, Path(os.path.abspath(data))  # noqa: PTH100  links stay as they are
     return there.relative_to(here).as_posix() if there.is_relative_to(here) else str(there)
 
 
 def _write_schema(path: Path, force: bool) -> bool:
-    """For the editor. One that is there may know the user's own ops, so only `force` writes over it.
+    """Write the schema for editors. An existing one may include the user's own ops, so only `force` overwrites it.
 
-    Returns False where another one stays.
+    Returns False where a different one is kept.
     """
     schema = json.dumps(pipeline_schema(all_ops()), indent=1, ensure_ascii=False) + "\n"
     if path.exists() and not force:

@@ -1,4 +1,4 @@
-"""`dflow logs`: what a node printed, also while it runs."""
+"""`dflow logs`: show the output of a node, also while it runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OVER = ("done", "failed")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="a run's id or a part of it, or its tag; the latest unless given"
+        "run", nargs="?", metavar="RUN", help="a run's id, a part of it, or its tag; default: the latest"
     )
     parser.add_argument("node", metavar="NODE")
-    parser.add_argument("-f", dest="follow", action="store_true", help="go on until the node has ended")
-    parser.add_argument("-n", dest="lines", type=count, metavar="LINES", help="only the last ones; all unless given")
+    parser.add_argument("-f", dest="follow", action="store_true", help="follow the output until the node has ended")
+    parser.add_argument("-n", dest="lines", type=count, metavar="LINES", help="only the last LINES lines; default: all")
     add_store(parser)
 
 
@@ -40,21 +40,21 @@ def main(options: argparse.Namespace) -> int:
         raise DflowError(f'run {record.run} has no node "{options.node}"{hint and f"; {hint}"}; its nodes: {nodes}')
     log = _Log(record.log_path(options.node))
     waits = options.follow and record.state.nodes[options.node].state not in OVER
-    if options.run is None and (log.is_there or waits):
+    if options.run is None and (log.exists or waits):
         print_lines(f"{options.node} in run {record.run}, the latest:", error=True)
     log.print_last(options.lines)
     if options.follow:
         _follow(record, options.node, log)
-    if not log.is_there:
+    if not log.exists:
         _print_source(store, record, options.node, options.lines)
     return OK
 
 
 def _follow(record: Record, node_id: str, log: _Log) -> None:
-    """Across attempts, until the node is done or failed for good, or nobody works on the run."""
+    """Print new output across attempts, until the node is done or has failed for good, or the run's executor is gone."""
     is_over = False
     while not is_over:
-        # First the question, then the reading: what the node printed before it ended is printed too.
+        # The state is read before the log, so that the last lines before the end are printed too.
         is_alive = record.is_alive()
         record.reload()
         is_over = record.state.nodes[node_id].state in OVER or not is_alive
@@ -64,7 +64,7 @@ def _follow(record: Record, node_id: str, log: _Log) -> None:
 
 
 def _print_source(store: Store, record: Record, node_id: str, lines: int | None) -> None:
-    """The log of the run that computed what this one took. Raises DflowError where there is none."""
+    """Print the log of the run that computed a cached node. Raises DflowError where there is none."""
     node = record.state.nodes[node_id]
     if node.source_run is None:
         running = [each.run for each in running_runs(store.records) if _runs(each, node_id)]
@@ -76,11 +76,13 @@ def _print_source(store: Store, record: Record, node_id: str, lines: int | None)
     if not is_begun(folder):
         raise DflowError(f"{node_id} was computed by run {node.source_run}, whose record and log are gone")
     source = Record.load(folder)
-    makers = [
-        name for name, made in source.state.nodes.items() if node.digest is not None and made.digest == node.digest
+    producers = [
+        name
+        for name, producer in source.state.nodes.items()
+        if node.digest is not None and producer.digest == node.digest
     ]
-    log = _Log(source.log_path(node_id if node_id in makers or not makers else makers[0]))
-    if not log.is_there:
+    log = _Log(source.log_path(node_id if node_id in producers or not producers else producers[0]))
+    if not log.exists:
         raise DflowError(f"{node_id} was computed by run {source.run}, whose log of it is gone")
     print_lines(f"{node_id} was computed by run {source.run}; this is its log:", error=True)
     log.print_last(lines)
@@ -98,22 +100,22 @@ class _Log:
         self._offset = 0
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         return self._path.exists()
 
     def print_last(self, lines: int | None) -> None:
-        """The last lines there are now; None: all."""
+        """Print the last lines of the current file; None: all."""
         if lines is None:
             self.print_more()
-        elif self.is_there:
+        elif self.exists:
             with self._path.open("rb") as file:
                 for line in deque(file, maxlen=lines):
                     _write(line)
                 self._offset = file.tell()
 
     def print_more(self) -> None:
-        """What was added since."""
-        if not self.is_there:
+        """Print what was appended since the last call."""
+        if not self.exists:
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)

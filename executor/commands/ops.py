@@ -21,7 +21,7 @@ from executor.system.output import print_json, print_lines
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME")
     parser.add_argument("--ops", action="append", default=[], metavar="FILE", help="a file with ops of your own")
-    parser.add_argument("--markdown", action="store_true", help="the reference of all ops, as docs/reference.md has it")
+    parser.add_argument("--markdown", action="store_true", help="write docs/reference.md, the reference of all ops")
     add_json(parser)
 
 
@@ -77,7 +77,7 @@ def _op_text(spec: OpSpec) -> str:
     lines += ["output", f"  {spec.output.__name__}", "launch", f"  {_launches(spec)}", "config"]
     for field in spec.fields.values():
         default = "required" if field.required else f"default {json.dumps(field.default)}"
-        neutral = ", outside the key" if field.neutral else ""
+        neutral = ", not part of the key" if field.neutral else ""
         lines.append(f"  {field.name}: {type_name(field.type)} ({default}{neutral})")
         lines.append(f"      {field.help}")
     return "\n".join(lines)
@@ -87,5 +87,5 @@ def _launches(spec: OpSpec) -> str:
     if spec.single_process:
         return "one process"
     if spec.sequence_parallel:
-        return "one process or several ranks, of which sp_degree share every sequence"
+        return "one process or several ranks, sp_degree of which share each sequence"
     return "one process or several ranks"

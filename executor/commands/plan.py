@@ -36,23 +36,23 @@ def main(options: argparse.Namespace) -> int:
     graph = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
     store = Store.open(store_path(options.store, options.file), write=False)
     decisions = make_planner(store, graph, absent=absent).plan()
-    not_there = [mistake for mistakes in absent.values() for mistake in mistakes]
-    missing = list(dict.fromkeys(str(each) for each in [*not_there, *unmet(graph, decisions)]))
+    absent_inputs = [mistake for mistakes in absent.values() for mistake in mistakes]
+    missing = list(dict.fromkeys(str(each) for each in [*absent_inputs, *unmet(graph, decisions)]))
     require_others(decisions, options.only)
     rows = [
         row
         for row in plan_rows(graph, decisions, _seconds(store, graph, options.json))
         if not options.only or row["id"] in options.only
     ]
-    made = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
+    artifacts = {row["id"]: store.object_path(row["digest"]) for row in rows if row["cache"] == "hit"}
     free_disk = free_bytes(store.path)
-    estimates = graph_estimates(graph, made, free_disk)
+    estimates = graph_estimates(graph, artifacts, free_disk)
     needs = {node_id: need for node_id, need in estimates.items() if node_id not in absent}
     does_not_fit = too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory())
     if options.json:
         sizes = {node_id: estimate_row(need) for node_id, need in needs.items()}
-        whole = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
-        print_json({**whole, "unmet": missing, "does_not_fit": does_not_fit})
+        plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
+        print_json({**plan, "unmet": missing, "does_not_fit": does_not_fit})
     else:
         print_plan(rows, missing)
         print_estimates(graph, needs, free_disk, store.path)
@@ -61,6 +61,6 @@ def main(options: argparse.Namespace) -> int:
     return USAGE if missing else OK
 
 
-def _seconds(store: Store, graph: Graph, asked: bool) -> Callable[[str], float | None]:
-    """Earlier records are read only where their seconds are shown."""
-    return PreviousNodes(store, graph.name).seconds if asked else lambda _node_id: None
+def _seconds(store: Store, graph: Graph, is_shown: bool) -> Callable[[str], float | None]:
+    """Seconds of earlier runs by node; records are read only where `is_shown`."""
+    return PreviousNodes(store, graph.name).seconds if is_shown else lambda _node_id: None

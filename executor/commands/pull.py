@@ -1,4 +1,4 @@
-"""`dflow pull`: fetch artifacts that somebody pushed."""
+"""`dflow pull`: fetch pushed artifacts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from executor.system.progress import BytesDone
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="a directory, or a URL such as s3://bucket/captures")
     parser.add_argument(
-        "what", nargs="?", metavar="RUN|FILE", help="a pipeline, or a run of this store; the latest run unless given"
+        "what", nargs="?", metavar="RUN|FILE", help="a pipeline, or a run of this store; default: the latest run"
     )
     add_overrides(parser)
-    parser.add_argument("--node", metavar="NODE", help="its artifact only")
+    parser.add_argument("--node", metavar="NODE", help="only this node's artifact")
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where nothing of a pipeline is there, or --node is given and its artifact is nowhere."""
+    """Exit code 1 where no artifact of the pipeline, or of --node, is here or at the remote."""
     file = Path(options.what) if options.what and Path(options.what).suffix in (".toml", ".py") else None
     path = store_path(options.store, file)
     Store.open(path, write=False)
@@ -43,20 +43,22 @@ def main(options: argparse.Namespace) -> int:
         for each in wanted:
             is_new = pull(store, remote, each, done.advance, partial(print_lines, error=True))
             pulled += is_new
-            print_lines(f"{each.node}: {'pulled' if is_new else 'is here already'}")
+            print_lines(f"{each.node}: {'pulled' if is_new else 'already in the store'}")
     for node_id in absent:
-        print_lines(f"{node_id}: neither here nor there")
+        print_lines(f"{node_id}: neither in the store nor at the remote")
     print_lines(f"{counted(pulled, 'artifact')} pulled from {remote.url}")
     if absent:
         are, they = ("is", "it") if len(absent) == 1 else ("are", "they")
-        print_lines(f"{len(absent)} of {counted(nodes, 'node')} {are} neither here nor there: {they} will run")
+        print_lines(
+            f"{len(absent)} of {counted(nodes, 'node')} {are} neither in the store nor at the remote: {they} will run"
+        )
     return FAILED if absent and len(absent) == nodes else OK
 
 
 def _of_file(
     store: Store, remote: Remote, file: Path, options: argparse.Namespace
 ) -> tuple[Sequence[Wanted], Sequence[str], int]:
-    """What is to be fetched, the nodes that are nowhere, and how many nodes were asked for."""
+    """The artifacts to fetch, the nodes that have none anywhere, and the number of nodes requested."""
     graph = read_graph(file, options.set)
     require_node(graph.nodes, options.node)
     found = [
@@ -65,8 +67,8 @@ def _of_file(
         if options.node is None or options.node == (each if isinstance(each, str) else each.node)
     ]
     absent = [each for each in found if isinstance(each, str)]
-    asked = len(graph.nodes) if options.node is None else 1
-    return [each for each in found if isinstance(each, Wanted)], absent, asked
+    requested = len(graph.nodes) if options.node is None else 1
+    return [each for each in found if isinstance(each, Wanted)], absent, requested
 
 
 def _of_run(store: Store, options: argparse.Namespace) -> tuple[Sequence[Wanted], Sequence[str], int]:

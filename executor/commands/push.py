@@ -1,4 +1,4 @@
-"""`dflow push`: copy a run's artifacts to a directory or a bucket that a team shares."""
+"""`dflow push`: copy a run's artifacts to a shared directory or bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from executor.system.progress import BytesDone
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="a directory, or a URL such as s3://bucket/captures")
     add_run(parser)
-    parser.add_argument("--node", metavar="NODE", help="its artifact only")
+    parser.add_argument("--node", metavar="NODE", help="only this node's artifact")
     add_store(parser)
 
 
@@ -35,10 +35,10 @@ def main(options: argparse.Namespace) -> int:
         for each in wanted:
             is_new = push(store, remote, each, done.advance)
             sent += is_new
-            print_lines(f"{each.node}: {'sent' if is_new else 'is there already'}")
+            print_lines(f"{each.node}: {'sent' if is_new else 'already there'}")
     for each in accepted(store, wanted):
         if push_key(remote, each):
-            print_lines(f"{each.node}: what was accepted is told there too")
-    number, held = counted(len(wanted), "artifact"), "it" if len(wanted) == 1 else "all of them"
-    print_lines(f"run {record.run}: {sent} of {number} sent to {remote.url}, which holds {held} now")
+            print_lines(f"{each.node}: its acceptance was sent too")
+    number, stored = counted(len(wanted), "artifact"), "it" if len(wanted) == 1 else "all of them"
+    print_lines(f"run {record.run}: {sent} of {number} sent to {remote.url}, which now holds {stored}")
     return OK

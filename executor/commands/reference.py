@@ -14,13 +14,13 @@ from dsl.op import ConfigField, OpSpec, config_fields
 from dsl.schema import LAUNCH_HELP, TABLE_HELP
 from dsl.tables import CLASSES
 
-FACTORY: Any = type(attrs.Factory(dict))  # a default that is made anew each time
+FACTORY: Any = type(attrs.Factory(dict))  # a default that is built on each use
 HEAD = """\
 # Reference of the pipeline file
 
-Written by `dflow ops --markdown` from the ops themselves. How the parts go together: [pipelines.md](pipelines.md);
-ops of your own: [ops.md](ops.md). A field in *italics* is neutral: outside the key, so that changing it alone never
-runs a node again. A required field has no default. Every node also takes `launch`."""
+Written by `dflow ops --markdown` from the ops themselves. How the parts fit together: [pipelines.md](pipelines.md);
+ops of your own: [ops.md](ops.md). A field in *italics* is neutral: not part of the key, so changing only it never
+reruns a node. A required field has no default. Every node also accepts `launch`."""
 
 
 def reference(specs: Mapping[str, OpSpec]) -> str:
@@ -44,7 +44,7 @@ def _tables() -> Iterator[str]:
 
 
 def _launch() -> Iterator[str]:
-    yield from ["", "## `launch`", "", "How a stage runs; outside the key.", ""]
+    yield from ["", "## `launch`", "", "How a stage runs; not part of the key.", ""]
     yield from ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     for field in config_fields(Launch).values():
         yield _row(field, LAUNCH_HELP[field.name])
@@ -55,8 +55,8 @@ def _op(spec: OpSpec) -> Iterator[str]:
     for edge in spec.edges.values():
         kind = f"list of {edge.type.__name__}" if edge.many else edge.type.__name__
         yield f"- reads `{edge.name}`: {kind}{', optional' if edge.optional else ''}"
-    yield f"- gives {spec.output.__name__}"
-    yield f"- runs in {_processes(spec)}{'; a stage that was killed goes on in its middle' if spec.resumable else ''}"
+    yield f"- writes {spec.output.__name__}"
+    yield f"- runs in {_processes(spec)}{'; a killed stage resumes from its last checkpoint' if spec.resumable else ''}"
     if spec.fields:
         yield from ["", "| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     for field in spec.fields.values():
@@ -66,7 +66,7 @@ def _op(spec: OpSpec) -> Iterator[str]:
 def _processes(spec: OpSpec) -> str:
     if spec.single_process:
         return "one process"
-    return "one process or on several ranks" + (", with `sp_degree`" if spec.sequence_parallel else "")
+    return "one process or in several ranks" + (", with `sp_degree`" if spec.sequence_parallel else "")
 
 
 def _row(field: ConfigField, help: str) -> str:

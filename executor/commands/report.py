@@ -1,4 +1,4 @@
-"""`dflow report`: write what runs did into one HTML file."""
+"""`dflow report`: write runs and their differences into one HTML file."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="a run's id or a part of it, or its tag; several are compared with the first; the latest unless given",
+        help="a run's id, a part of it, or its tag; further runs are compared with the first; default: the latest",
     )
-    parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="beside the run's record unless given")
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: beside the run's record")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     store = Store.open(store_path(options.store, None), write=False)
     records = find_records(store.records, options.runs)
-    path = (options.output or usual_path(records)).absolute()
+    path = (options.output or default_path(records)).absolute()
     write_report(store.path, [record.run for record in records], path)
     print_lines(str(path))
     if options.open:
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
     return OK
 
 
-def usual_path(records: Sequence[Record]) -> Path:
-    """In the folder of the last run's record, which `dflow rm` removes with all that is in it."""
+def default_path(records: Sequence[Record]) -> Path:
+    """In the folder of the last run's record, which `dflow rm` removes whole."""
     folder = records[-1].folder
     return folder / (REPORT if len(records) == 1 else f"report_of_{len(records)}_runs.html")

@@ -1,4 +1,4 @@
-"""`dflow resume`: go on with a run, or run a part of it anew."""
+"""`dflow resume`: continue a run, or rerun a part of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_overrides(parser)
     parser.add_argument(
-        "--from", dest="start", metavar="NODE", help="run it and all below anew, take the rest as it is"
+        "--from", dest="start", metavar="NODE", help="rerun this node and all nodes downstream of it, keep the rest"
     )
-    parser.add_argument("--adopt", action="store_true", help="take over unfinished work that older code began")
+    parser.add_argument("--adopt", action="store_true", help="continue unfinished work of older code")
     add_keep_going(parser)
     add_store(parser)
 
@@ -35,18 +35,18 @@ def main(options: argparse.Namespace) -> int:
     if options.start is not None:
         if options.adopt:
             hint = "--from starts with empty work folders; leave --adopt out"
-            raise PipelineError([Mistake("--adopt goes on with unfinished work, --from does not", hint=hint)])
+            raise PipelineError([Mistake("--adopt continues unfinished work, --from does not", hint=hint)])
         check_inputs(store, record, options.start, options.set, say)
         session = run_from(store, options.run, options.start, options.set)
         return run_and_report(session, keep_going=options.keep_going)
-    _tell(record, [] if options.run is not None else unfinished_runs(store.records))
+    _print_choice(record, [] if options.run is not None else unfinished_runs(store.records))
     check_inputs(store, record, None, options.set, say)
     session = resumed_run(store, options.run, options.set)
     return run_and_report(session, adopt=options.adopt, keep_going=options.keep_going)
 
 
-def _tell(record: Record, unfinished: Sequence[Record]) -> None:
-    """Which run goes on, and which others might have been meant."""
+def _print_choice(record: Record, unfinished: Sequence[Record]) -> None:
+    """Print which run is resumed, and which others are unfinished."""
     status = record.status()
     if status in UNFINISHED:
         print_lines(f"resuming run {record.run} ({status})")

@@ -14,7 +14,7 @@ from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id or a part of it, or a tag")
+    parser.add_argument("run", metavar="RUN", help="a run's id, a part of it, or its tag")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_store(parser)
 
@@ -22,19 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     folder = find_folder(Store.open(store_path(options.store, None), write=False).records, options.run)
     require_untagged(folder)
-    if not options.yes and not _agreed(folder.name):
+    if not options.yes and not _confirm(folder.name):
         return FAILED
     store = Store.open(store_path(options.store, None), write=True)
     remove_run(store, folder)
     print_lines(
         f"run {folder.name} is removed: its record, logs and figures; "
-        "what only it used goes by `dflow gc --delete`; MLflow keeps what it was sent"
+        "`dflow gc --delete` removes what only it used; MLflow keeps its copy"
     )
     return OK
 
 
-def _agreed(run: str) -> bool:
+def _confirm(run: str) -> bool:
     if not sys.stdin.isatty():
-        print_lines(f"run {run} stays: nobody can be asked here; say `dflow rm {run} --yes`", error=True)
+        print_lines(f"run {run} is kept: no terminal to ask on; use `dflow rm {run} --yes`", error=True)
         return False
     return input(f"remove the record, logs and figures of run {run}? [y/N] ").strip().lower() in ("y", "yes")

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--smoke",
         type=int,
         metavar="N",
-        help="the whole chain on N samples first, in a store of its own; then what the full run will take",
+        help="run the whole pipeline on N samples, in a store of its own, and estimate the full run",
     )
 
 
@@ -60,6 +60,6 @@ def main(options: argparse.Namespace) -> int:
 def _sorted_by(graph: Graph, metric: str) -> Graph:
     """Raises PipelineError where there is no table to sort."""
     if all(node.copy is None for node in graph.nodes.values()):
-        message = f"--sort {metric}: there is no table to sort, since no node that is to run is copied"
+        message = f"--sort {metric}: there is no table to sort, since no selected node is swept"
         raise PipelineError([Mistake(message, hint="--sweep node.field=[value, value] copies nodes")])
     return attrs.evolve(graph, sort_by=metric)

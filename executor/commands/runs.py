@@ -14,7 +14,9 @@ SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", type=count, default=SHOWN, metavar="N", help="how many, the newest first; 0 for all")
+    parser.add_argument(
+        "-n", type=count, default=SHOWN, metavar="N", help=f"number of runs, newest first; 0 for all; default: {SHOWN}"
+    )
     add_json(parser)
     add_store(parser)
 
@@ -27,5 +29,5 @@ def main(options: argparse.Namespace) -> int:
     else:
         print_lines(runs_text(rows) if rows else f"{store.path}: the store holds no run yet")
         if rows and rows[0]["status"] == "killed":
-            print_lines(f"the newest was killed; go on with: dflow resume {rows[0]['run']}")
+            print_lines(f"the newest was killed; resume it with: dflow resume {rows[0]['run']}")
     return OK

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="FILE",
-        help="a pipeline file in TOML whose own ops are in it too",
+        help="a pipeline file in TOML whose own ops are included",
     )
 
 

@@ -1,4 +1,4 @@
-"""`dflow serve`: serve a run's target with its draft in SGLang, and ask it one prompt."""
+"""`dflow serve`: serve a run's target with its draft in SGLang, and send it one prompt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from executor.system.output import print_lines
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.usage = "dflow serve [RUN] [--check] [--node NODE] [--host HOST] [--port PORT] [-- ARGUMENTS OF SGLANG]"
-    parser.add_argument("--check", action="store_true", help="stop when the prompt is answered; exit code 1 otherwise")
-    parser.add_argument("--node", metavar="NODE", help="the node that exports the draft, where a run exports several")
+    parser.add_argument(
+        "--check", action="store_true", help="stop after the prompt; exit code 1 where it was not answered"
+    )
+    parser.add_argument("--node", metavar="NODE", help="the export node, where a run has several")
     add_address(parser, port=30000)
     add_store(parser)
 
@@ -32,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
         check=options.check,
         extra=options.extra,
     )
-    # A shell starts what runs in the background with this signal ignored, and Python leaves it at that.
+    # A shell starts background jobs with this signal ignored, and Python keeps that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         serve_run(asked)

@@ -24,7 +24,7 @@ UNFINISHED = ("killed", "stopped")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--paths", action="store_true", help="the folder of each node's artifact, and nothing else")
+    parser.add_argument("--paths", action="store_true", help="print only the folder of each node's artifact")
     add_json(parser)
     add_store(parser)
 
@@ -51,16 +51,16 @@ def main(options: argparse.Namespace) -> int:
         line = store.newest(node.key) if node.acceptance == "accepted" and node.key is not None else None
         if line is not None:
             print_lines(f"{node_id}: {accepted_text(line.user, line.time, line.reason)}")
-    next_step = f"; go on with: dflow resume {state.run}" if state.status in UNFINISHED else ""
+    next_step = f"; resume with: dflow resume {state.run}" if state.status in UNFINISHED else ""
     print_lines(f"run {state.run}: {state.status}{next_step}")
     for other in running_runs(store.records) if options.run is None else ():
         if other.run != record.run:
-            print_lines(f"run {other.run} of {other.state.pipeline} is running too: dflow status {other.run}")
+            print_lines(f"run {other.run} of {other.state.pipeline} is also running: dflow status {other.run}")
     return OK
 
 
 def _swept_graph(record: Record) -> Graph | None:
-    """Of a sweep, which tells of its combinations; None where its ops do not load any more."""
+    """The graph of a sweep, for its combinations; None where there is no sweep or its ops no longer load."""
     try:
         is_swept = any("copy" in node for node in written_nodes(record.folder).values())
         return record.graph() if is_swept else None
@@ -76,7 +76,7 @@ def _path(store: Store, node: NodeState) -> str | None:
 
 
 def _to_json(store: Store, record: Record, live: Mapping[str, LiveFigures]) -> dict[str, Any]:
-    """Of a node that is running: its metrics and its progress as they are now."""
+    """A running node has its current metrics and progress."""
     state = record.state
     mlflow = mlflow_ids(store.records, record)
     ops = record.op_names()

@@ -1,4 +1,4 @@
-"""`dflow sync`: send to MLflow what it lacks of one run, or of all."""
+"""`dflow sync`: send to MLflow what it is missing, of one run or of all."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="RUN",
-        help="a run's id or a part of it; all runs that MLflow lacks something of unless given",
+        help="a run's id, a part of it, or its tag; default: all runs that MLflow has not received in full",
     )
-    parser.add_argument(
-        "--all", action="store_true", help="look at every run, for what MLflow has lost since it got it"
-    )
+    parser.add_argument("--all", action="store_true", help="check every run, also for what MLflow has lost since")
     add_store(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """1 where MLflow did not get all."""
+    """Exit code 1 where MLflow did not receive everything."""
     store = Store.open(store_path(options.store, None), write=True)
     if options.run is not None:
         record = find_record(store.records, options.run)
@@ -39,23 +37,23 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _send_all(store: Store, *, everything: bool) -> int:
-    """Oldest first, since a cached node names the MLflow run that made it. A place that is away is not tried again."""
+    """Oldest first, since a cached node names the MLflow run that computed it. An unreachable server is tried once."""
     code = OK
-    away: set[str | None] = set()
-    looked_at = 0
+    unreachable: set[str | None] = set()
+    checked = 0
     for record in reversed(list(newest_records(store.records))):
-        is_asked = everything or _has_lost_its_database(store, record)
-        if not (lacks(record) or (is_asked and (record.folder / "mlflow.json").exists())):
+        is_checked = everything or _has_lost_its_database(store, record)
+        if not (lacks(record) or (is_checked and (record.folder / "mlflow.json").exists())):
             continue
-        looked_at += 1
-        if record.state.tracking_uri in away:
-            print_lines(f"run {record.run}: not sent either", error=True)
+        checked += 1
+        if record.state.tracking_uri in unreachable:
+            print_lines(f"run {record.run}: not sent either: same server", error=True)
             continue
         try:
             record.lock(to_send=True)
         except StoreError as error:
             if record.is_locked():
-                print_lines(f"run {record.run} is still running and sends by itself")
+                print_lines(f"run {record.run} is still running and sends its own data")
             else:
                 print_lines(f"dflow: run {record.run} is not sent: {error}", error=True)
                 code = FAILED
@@ -63,12 +61,12 @@ def _send_all(store: Store, *, everything: bool) -> int:
         if not _is_readable(record):
             code = FAILED
         elif _send(store, record) != OK:
-            away.add(record.state.tracking_uri)
+            unreachable.add(record.state.tracking_uri)
             code = FAILED
         record.unlock()
-    if not looked_at:
-        hint = "" if everything else "; `dflow sync --all` looks for what MLflow has lost since it got it"
-        print_lines(f"nothing of {store.path} waits to be sent to MLflow{hint}")
+    if not checked:
+        hint = "" if everything else "; `dflow sync --all` also checks for what MLflow has lost"
+        print_lines(f"{store.path}: nothing to send to MLflow{hint}")
     return code
 
 
@@ -77,7 +75,7 @@ def _has_lost_its_database(store: Store, record: Record) -> bool:
 
 
 def _is_readable(record: Record) -> bool:
-    """Whether the graph can be read, with the ops as they are now; where not, that is said and the run left out."""
+    """Whether the graph can be read with the current ops; if not, prints why."""
     try:
         record.graph()
     except (PipelineError, StoreError) as error:
@@ -88,12 +86,12 @@ def _is_readable(record: Record) -> bool:
 
 
 def _send(store: Store, record: Record) -> int:
-    """Send the rest of a run whose lock is held."""
+    """Send the rest of a locked run."""
     warning, counts = send_rest(store.path, record.folder)
     if warning is not None:
         print_lines(f"dflow: {warning}", error=True)
         return FAILED
-    print_lines(f"run {record.run}: {_shown(counts)}MLflow holds all of it (run {_parent(store.records, record)})")
+    print_lines(f"run {record.run}: {_sent_text(counts)}MLflow holds all of it (run {_parent(store.records, record)})")
     return OK
 
 
@@ -101,8 +99,8 @@ def _parent(records: Path, record: Record) -> str:
     return str(mlflow_ids(records, record)["parent"])
 
 
-def _shown(counts: Mapping[str, int]) -> str:
-    """What was sent; nothing where nothing was."""
+def _sent_text(counts: Mapping[str, int]) -> str:
+    """The counts of what was sent; empty where nothing was."""
     parts = [
         f"{counts[name]} {name if counts[name] > 1 else name[:-1]}"
         for name in ("runs", "points", "files")

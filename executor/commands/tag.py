@@ -1,4 +1,4 @@
-"""`dflow tag`: name a run, which keeps what it uses."""
+"""`dflow tag`: name a run, which protects what it uses from gc."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from executor.system.output import print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id or a part of it, or a tag")
-    parser.add_argument("name", metavar="NAME", help="what it is called from now on, wherever RUN is asked for")
-    parser.add_argument("--remove", action="store_true", help="take the tag away")
+    parser.add_argument("run", metavar="RUN", help="a run's id, a part of it, or its tag")
+    parser.add_argument("name", metavar="NAME", help="the tag, accepted wherever a command takes RUN")
+    parser.add_argument("--remove", action="store_true", help="remove the tag")
     add_store(parser)
 
 
@@ -24,7 +24,7 @@ def main(options: argparse.Namespace) -> int:
     path = store_path(options.store, None)
     find_folder(Store.open(path, write=False).records, options.run)
     store = Store.open(path, write=True)
-    with nothing_taken(store.path):  # so that two at once do not give one name to two runs
+    with nothing_taken(store.path):  # two concurrent commands cannot give one tag to two runs
         folder = find_folder(store.records, options.run)
         if options.remove:
             remove_tag(folder, options.name)

@@ -20,16 +20,16 @@ from executor.system.jsonlines import read_object
 from executor.system.output import print_lines
 from executor.system.server import Server, require_free_port, wait_until_ready
 
-# MLflow's runner of jobs is for its own evaluations; it takes a dozen processes, and dflow gives it nothing to do.
+# MLflow's job runner is for its own evaluations: a dozen processes that dflow never uses.
 ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
 }
-# Without this MLflow shows an experiment as one of agents, where no run is to be seen.
+# Without this MLflow takes an experiment for a GenAI one, and shows no runs.
 TRAINING = "workflowType=machine_learning"
-NEWEST = 100  # runs that are looked at
-GRACE_S = 2  # what open pages get when the server is asked to end
+NEWEST = 100  # runs that are searched
+GRACE_S = 2  # for open connections at shutdown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def links(records: Path, url: str) -> Iterator[str]:
-    """To the runs of the experiment of the newest run that this MLflow has, and to the newest sweep, compared."""
+    """Lines with the addresses of the newest run's experiment, and of the newest sweep's comparison, in this MLflow."""
     here = (record for record in islice(newest_records(records), NEWEST) if record.state.tracking_uri is None)
     sent = [found for record in here if (found := read_object(record.folder / "mlflow.json")) and found.get("parent")]
     if sent:
@@ -51,27 +51,27 @@ def links(records: Path, url: str) -> Iterator[str]:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Until Ctrl-C; what MLflow says goes to a log in the store."""
+    """Serve until Ctrl-C. MLflow's output goes to a log in the store."""
     store = Store.open(store_path(options.store, None), write=False).path
     if not (store / "mlflow.db").exists():
-        raise StoreError(f"{store} holds no mlflow.db: nothing was tracked there yet")
+        raise StoreError(f"{store} has no mlflow.db: no run was tracked there yet")
     require_free_port(options.host, options.port)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store / 'mlflow.db'}"]
     command += ["--artifacts-destination", (store / "mlartifacts").as_uri()]
     command += ["--host", options.host, "--port", str(options.port), "--workers", "1"]
     command += ["--uvicorn-opts", f"--timeout-graceful-shutdown {GRACE_S}"]
     url = f"http://{options.host}:{options.port}"
-    # A shell starts what runs in the background with this signal ignored, and Python leaves it at that.
+    # A shell starts background jobs with this signal ignored, and Python keeps that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log = store / f"mlflow-ui-{options.port}.log"
     print_lines(f"starting MLflow on {store}; log: {log}")
     with Server(command, ENVIRONMENT, log) as server:
         try:
             wait_until_ready(server, url, show=False)
-            print_lines(f"MLflow of {store} at {url}; Ctrl-C ends it")
+            print_lines(f"MLflow of {store} at {url}; Ctrl-C to stop")
             for line in links(store / "records", url):
                 print_lines(line)
             server.wait()
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending: nothing more is to be interrupted
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the shutdown
     return OK

@@ -1,4 +1,4 @@
-"""`dflow verify`: find artifacts that were damaged after their commit, and take them out of use."""
+"""`dflow verify`: find artifacts damaged after their commit, and take them out of use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from executor.system.progress import BytesDone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="what these runs use; the whole store unless given")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="only what these runs use; default: the whole store")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--full", action="store_true", help="read every file, also those found right before and untouched")
-    how.add_argument("--quick", action="store_true", help="look at names and sizes only")
+    how.add_argument(
+        "--full", action="store_true", help="read every file, including unchanged files that were verified before"
+    )
+    how.add_argument("--quick", action="store_true", help="check only names and sizes")
     add_store(parser)
 
 
@@ -35,17 +37,17 @@ def main(options: argparse.Namespace) -> int:
     depth = "by name and size" if options.quick else "by content"
     damaged = list(dict.fromkeys(damage.digest for damage in damages))
     if not damaged:
-        as_committed = "is as it was committed" if len(digests) == 1 else "are as they were committed"
-        print_lines(f"{counted(len(digests), 'artifact')} {as_committed} ({depth})")
+        unchanged = "is unchanged" if len(digests) == 1 else "are unchanged"
+        print_lines(f"{counted(len(digests), 'artifact')} {unchanged} ({depth})")
         return OK
-    _tell(store, damages, damaged)
+    _report(store, damages, damaged)
     are = "is" if len(damaged) == 1 else "are"
     print_lines(f"{len(damaged)} of {counted(len(digests), 'artifact')} {are} damaged ({depth})", error=True)
     return FAILED
 
 
-def _tell(store: Store, damages: Sequence[Damage], damaged: Sequence[str]) -> None:
-    """Every damaged file, what rebuilds its artifact, and whether runs may still take it."""
+def _report(store: Store, damages: Sequence[Damage], damaged: Sequence[str]) -> None:
+    """Print every damaged file and what rebuilds its artifact, and take the artifacts out of use."""
     records = list(newest_records(store.records))
     for digest in damaged:
         for damage in damages:
@@ -59,12 +61,12 @@ def _tell(store: Store, damages: Sequence[Damage], damaged: Sequence[str]) -> No
 
 
 def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
-    """The command that makes an artifact anew: the newest run that did not take it as it is knows how."""
+    """The command that rebuilds an artifact, from the newest run that computed it."""
     for record in records:
         for node_id, node in record.state.nodes.items():
             if node.digest == digest and node_id not in record.state.pinned:
-                return f'node "{node_id}" of {record.state.pipeline}; made again by `dflow resume {record.run}`'
-    return "no run of this store made it; `dflow pull` may fetch it again"
+                return f'node "{node_id}" of {record.state.pipeline}; rebuild it with `dflow resume {record.run}`'
+    return "no run of this store computed it; `dflow pull` may fetch it again"
 
 
 def _used(records: Sequence[Record]) -> list[str]:

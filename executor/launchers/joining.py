@@ -195,7 +195,7 @@ class Member:
         return "the agent was stopped" if self._leaving() > 1 else ""
 
 
-def joined(folder: HostFolder, leaving: Callable[[], int]) -> tuple[Member, int] | None:
+def join_stage(folder: HostFolder, leaving: Callable[[], int]) -> tuple[Member, int] | None:
     """This host's place in a stage and its number, None where all places are taken. Raises StageError for a stage that
     cannot run here.
     """

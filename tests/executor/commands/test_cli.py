@@ -53,7 +53,9 @@ def test_a_command_that_computes_nothing_loads_neither_torch_nor_mlflow(toy, com
 def test_a_metric_to_sort_by_without_copies_is_refused(toy, part):
     said = toy.dflow("run", str(toy.file), "--sort", "steps/loss", *part)
     assert (2, "") == (said.returncode, said.stdout)
-    assert said.stderr.startswith("dflow: --sort steps/loss: there is no table to sort, since no node that is to run")
+    assert said.stderr.startswith(
+        "dflow: --sort steps/loss: there is no table to sort, since no selected node is swept"
+    )
 
 
 def rows(toy, *arguments):
@@ -142,7 +144,7 @@ def test_other_errors_are_shown_without_a_traceback(tmp_path):
     ("arguments", "usage", "told"),
     [
         (["rnu"], "dflow [-h]", 'there is no command "rnu" (did you mean "run"?)'),
-        (["fly", "--now"], "dflow [-h]", 'there is no command "fly" (`dflow` alone lists them)'),
+        (["fly", "--now"], "dflow [-h]", 'there is no command "fly" (run `dflow` to list them)'),
         (["--fly"], "dflow [-h]", "unrecognized arguments: --fly"),
         (["rm", "x", "--fly"], "dflow rm [-h]", "unrecognized arguments: --fly"),
         (["run"], "dflow run [-h]", "the following arguments are required: FILE"),
@@ -170,8 +172,8 @@ def test_the_help_of_a_server_tells_where_it_listens(capsys, command, port):
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--host ADDRESS where to listen; 127.0.0.1 unless given" in shown
-    assert f"--port N {port} unless given" in shown
+    assert "--host ADDRESS where to listen; default: 127.0.0.1" in shown
+    assert f"--port N default: {port}" in shown
 
 
 def test_from_an_unknown_node_is_a_mistake(toy):
@@ -183,7 +185,7 @@ def test_from_an_unknown_node_is_a_mistake(toy):
 def test_from_does_not_go_with_adopt(toy):
     result = toy.dflow("resume", "--from", "c", "--adopt")
     assert result.returncode == 2
-    assert result.stderr.startswith("dflow: --adopt goes on with unfinished work, --from does not (")
+    assert result.stderr.startswith("dflow: --adopt continues unfinished work, --from does not (")
 
 
 def test_ops_lists_all_and_describes_one(capsys):
@@ -217,7 +219,7 @@ def test_the_ui_needs_a_database(toy):
     result = toy.dflow("ui")
     assert (result.returncode, result.stderr) == (
         1,
-        f"dflow: {toy.store} holds no mlflow.db: nothing was tracked there yet\n",
+        f"dflow: {toy.store} has no mlflow.db: no run was tracked there yet\n",
     )
 
 

@@ -211,7 +211,7 @@ def test_data_target_and_file_are_refused_together(project: Path, capsys: pytest
     target = checkpoint(project / "target", sees=False)
     assert 1 == main(["init", "data.jsonl", "--target", target])
     said = capsys.readouterr().err
-    assert "pipeline.toml is there already" in said and "the target (qwen3) takes no images" in said
+    assert "pipeline.toml exists" in said and "the target (qwen3) takes no images" in said
     assert "mine" == (project / "pipeline.toml").read_text()
 
 
@@ -281,7 +281,7 @@ def test_what_is_written_can_be_planned_as_it_stands(
     make_checkpoint("qwen3_vl", project / "target")
     assert 0 == main(["init", str(source), "--target", "target"])
     said = capsys.readouterr().out
-    assert "wrote pipeline.toml, and dflow.schema.json, by which an editor completes and checks it\nnext:\n" in said
+    assert "wrote pipeline.toml, and dflow.schema.json, which lets an editor complete and check it\nnext:\n" in said
     assert "    dflow plan pipeline.toml " in said
     assert 0 == main(["plan", "pipeline.toml"])
     plan = capsys.readouterr().out

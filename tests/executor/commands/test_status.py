@@ -72,8 +72,8 @@ def test_of_two_runs_at_once_both_are_named(store, capsys):
     assert shown[-1] == f"run {second.run}: running"
     shown = dflow(store, capsys, "status").splitlines()
     assert shown[-2:] == [
-        f"run {second.run} of two is running too: dflow status {second.run}",
-        f"run {first.run} of one is running too: dflow status {first.run}",
+        f"run {second.run} of two is also running:  dflow status {second.run}",
+        f"run {first.run} of one is also running:  dflow status {first.run}",
     ]
 
 
@@ -82,10 +82,10 @@ def test_a_killed_run_says_so_and_how_to_go_on(store, capsys):
     record.unlock()
     shown = dflow(store, capsys, "status").splitlines()
     assert shown[3].split() == ["b", "pending", "miss"]
-    assert shown[-1] == f"run {record.run}: killed; go on with: dflow resume {record.run}"
+    assert shown[-1] == f"run {record.run}: killed; resume with: dflow resume {record.run}"
     shown = dflow(store, capsys, "runs").splitlines()
     assert shown[1].split()[2] == "killed"
-    assert shown[-1] == f"the newest was killed; go on with: dflow resume {record.run}"
+    assert shown[-1] == f"the newest was killed; resume it with: dflow resume {record.run}"
 
 
 def test_of_an_error_of_several_lines_the_first_is_shown_with_a_sign(store, capsys):

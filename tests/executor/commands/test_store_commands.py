@@ -33,7 +33,7 @@ def test_gc_shows_first_and_deletes_when_it_is_said(toy, capsys):
     out = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0][:15] for line in out[:4]] == ["goes: artifact "] * 4
     assert "stays: 4 artifacts, " in out[4] and f"run {new.run}: one of the last 1 of toy" in out[4]
-    assert out[5].endswith("would be freed, nothing was removed; do it by: dflow gc --delete --keep 1")
+    assert out[5].endswith("would be freed; nothing was removed; to delete: dflow gc --delete --keep 1")
     assert len(artifacts(toy)) == 8
     assert dflow(toy, "gc", "--keep", "1", "--delete") == 0
     assert capsys.readouterr().out.splitlines()[0].startswith("removed: artifact ")
@@ -92,7 +92,7 @@ def test_rm_asks_first(toy, capsys, monkeypatch):
     record = run(toy)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert dflow(toy, "rm", record.run) == 1
-    assert f"nobody can be asked here; say `dflow rm {record.run} --yes`" in capsys.readouterr().err
+    assert f"no terminal to ask on; use `dflow rm {record.run} --yes`" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for answer, code in (("", 1), ("n", 1), ("y", 0)):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)

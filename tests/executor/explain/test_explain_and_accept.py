@@ -247,7 +247,7 @@ def test_on_a_terminal_the_user_is_asked_after_the_difference_was_shown(toy: Toy
     out, errors = process.communicate(timeout=300)
     os.close(ours)
     assert expected == process.returncode, errors
-    assert out.index("+    joined") < out.index("Is the artifact still right with this code? [y/N]")
+    assert out.index("+    joined") < out.index("Is the artifact still valid with this code? [y/N]")
     assert ("c: cached" if expected == 0 else "c runs:") in told(toy, "c")
 
 

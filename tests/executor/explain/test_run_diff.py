@@ -121,7 +121,7 @@ def test_one_run_alone_can_be_compared_with_nothing(
     store = shutil.copytree(toy.store, tmp_path / "store", ignore=shutil.ignore_patterns(*others))
     for asked in ((), (first,)):
         assert FAILED == main(["diff", *asked, "--store", str(store)])
-        assert f"the store holds no other run than {first}" in capsys.readouterr().err
+        assert f"the store holds no run other than {first}" in capsys.readouterr().err
 
 
 def test_the_table_is_for_people(toy: Toy) -> None:

@@ -110,9 +110,9 @@ def test_one_node_can_be_pushed_alone(toy, shared, capsys):
     assert dflow(other, "pull", str(shared), str(toy.file)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "a: pulled",
-        *(f"{node}: neither here nor there" for node in "bcd"),
+        *(f"{node}: neither in the store nor at the remote" for node in "bcd"),
         f"1 artifact pulled from {shared}",
-        "3 of 4 nodes are neither here nor there: they will run",
+        "3 of 4 nodes are neither in the store nor at the remote: they will run",
     ]
     assert dflow(other, "pull", str(shared), str(toy.file), "--node", "d") == 1
     assert dflow(other, "pull", str(shared), str(toy.file), "--node", "dd") == 2
@@ -134,7 +134,7 @@ def test_what_is_there_already_is_not_sent_again(toy, shared, capsys):
     before = {path: path.stat().st_mtime_ns for path in shared.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert dflow(toy, "push", str(shared)) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "a: is there already"
+    assert capsys.readouterr().out.splitlines()[0] == "a: already there"
     assert {path: path.stat().st_mtime_ns for path in shared.rglob("*") if path.is_file()} == before
 
 
@@ -293,7 +293,7 @@ def test_a_pull_that_finds_nothing_at_all_fails(toy, shared, capsys):
     dflow(toy, "push", str(shared))
     other = other_store(toy)
     assert dflow(other, "pull", str(shared), str(toy.file), "-s", "a.text=other") == 1
-    assert "4 of 4 nodes are neither here nor there: they will run" in capsys.readouterr().out
+    assert "4 of 4 nodes are neither in the store nor at the remote: they will run" in capsys.readouterr().out
 
 
 def test_tokens_in_a_url_are_neither_shown_nor_kept(toy, shared, capsys):
@@ -311,7 +311,7 @@ def test_what_was_accepted_is_shared_as_that(toy, shared, capsys):
     ops.write_text(ops.read_text().replace(".upper())", ".upper() + '')"))
     assert dflow(toy, "accept", str(toy.file), "b", "--reason", "harmless", "--yes") == 0
     assert dflow(toy, "push", str(shared)) == 0
-    assert "b: what was accepted is told there too" in capsys.readouterr().out
+    assert "b: its acceptance was sent too" in capsys.readouterr().out
     assert dflow(other, "pull", str(shared), str(toy.file)) == 0
     capsys.readouterr()
     assert dflow(other, "explain", str(toy.file), "b") == 0

@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_and_then_is_killed_is_told_as_far_as_it_came(tmp_pat
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     page = report(toy)
-    assert f"the run was killed; go on with: dflow resume {runs_of(toy)[0]}" in page.text("runs")
+    assert f"the run was killed; resume with: dflow resume {runs_of(toy)[0]}" in page.text("runs")
     assert "interrupted" == {row[0]: row[2] for row in page.table("pipeline", "node", "op", "state")}["d"]
 
 

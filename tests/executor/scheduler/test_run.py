@@ -213,7 +213,7 @@ def test_a_stopped_run_saves_its_progress(tmp_path, number, code):
     process.send_signal(number)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == code
-    assert f"run {toy.state()['run']} was stopped; go on with: dflow resume {toy.state()['run']}" in errors
+    assert f"run {toy.state()['run']} was stopped; resume with: dflow resume {toy.state()['run']}" in errors
     assert toy.caches()["d"][0] == "pending"
     saved = len(toy.steps())
     assert 3 <= saved < 600

@@ -66,7 +66,7 @@ def test_a_run_whose_terminal_is_closed_stops_and_saves(tmp_path, to):
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
     state = toy.state()
-    last = f"run {state['run']} was stopped; go on with: dflow resume {state['run']}\n"
+    last = f"run {state['run']} was stopped; resume with: dflow resume {state['run']}\n"
     assert (os.waitstatus_to_exitcode(status), errors.read_text()) == (128 + signal.SIGHUP, last)
     assert state["status"] == "stopped"
     assert {name: node["state"] for name, node in toy.state()["nodes"].items()} == {"a": "done", "d": "pending"}
@@ -100,7 +100,7 @@ def test_a_run_whose_output_is_closed_runs_all_the_same_and_says_so(tmp_path):
 def test_a_working_directory_that_is_gone_is_named(tmp_path):
     toy = Toy(tmp_path, ONE_NODE)
     result = shell(toy, 'mkdir gone; cd gone; rmdir ../gone; DFLOW plan "$FILE" --store "$STORE"')
-    text = "dflow: the working directory was removed; change to one that is there (`cd`)\n"
+    text = "dflow: the working directory was removed; change to an existing one (`cd`)\n"
     assert (result.returncode, result.stderr) == (1, text)
 
 

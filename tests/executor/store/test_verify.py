@@ -139,13 +139,13 @@ def test_verify_names_what_is_damaged_and_what_makes_it_again(toy, capsys):
     record = run(toy)
     store = Store.open(toy.store, write=True)
     assert main(["verify", "--store", str(toy.store)]) == 0
-    assert capsys.readouterr().out == "4 artifacts are as they were committed (by content)\n"
+    assert capsys.readouterr().out == "4 artifacts are unchanged (by content)\n"
     digest = record.state.nodes["b"].digest
     edit(store.object_path(digest) / "sub" / "text.txt", "x")
     assert main(["verify", "--quick", record.run, "--store", str(toy.store)]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"{digest[:12]}: sub/text.txt has another size",
-        f'{digest[:12]}: node "b" of toy; made again by `dflow resume {record.run}`',
+        f'{digest[:12]}: node "b" of toy; rebuild it with `dflow resume {record.run}`',
         "1 of 4 artifacts is damaged (by name and size)",
     ]
     assert main(["verify", "--store", str(toy.store)]) == 0

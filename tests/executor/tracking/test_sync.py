@@ -177,8 +177,8 @@ def test_sync_sends_every_run_that_lacks_something_and_says_what(unsent, tmp_pat
     assert capsys.readouterr().out == f"run {record.run}: sent 5 runs, 34 points, 15 files; {said}"
     assert synced(arguments) == 0
     assert (
-        capsys.readouterr().out == f"nothing of {store} waits to be sent to MLflow; "
-        "`dflow sync --all` looks for what MLflow has lost since it got it\n"
+        capsys.readouterr().out == f"{store}: nothing to send to MLflow; "
+        "`dflow sync --all` also checks for what MLflow has lost\n"
     )
     assert synced([record.run, *arguments]) == 0
     assert capsys.readouterr().out == f"run {record.run}: {said}"
@@ -192,7 +192,7 @@ def test_sync_all_sends_what_mlflow_has_lost(unsent, tmp_path, capsys):
         for table in ("latest_metrics", "metrics", "params", "tags", "runs"):
             database.execute(f"DELETE FROM {table}")
     assert synced(["--store", str(store)]) == 0
-    assert "waits to be sent to MLflow" in capsys.readouterr().out
+    assert "nothing to send to MLflow" in capsys.readouterr().out
     assert synced(["--all", "--store", str(store)]) == 0
     assert "sent 5 runs, 34 points" in capsys.readouterr().out
     assert history(client, record) == points_of(record)
@@ -214,7 +214,7 @@ def test_a_killed_run_is_a_killed_run_while_and_after_it_is_sent(unsent, tmp_pat
     assert synced([record.run, "--store", str(store)]) == 0
     page = Page.read(record.folder / "report.html")
     assert "killed" == dict(row[:2] for row in page.tables["runs"][0])["status"]
-    assert f"the run was killed; go on with: dflow resume {record.run}" in page.text("runs")
+    assert f"the run was killed; resume with: dflow resume {record.run}" in page.text("runs")
 
 
 def test_a_run_that_is_being_sent_is_not_running_and_nobody_takes_it(unsent, tmp_path):
