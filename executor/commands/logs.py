@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _follow(record: Record, node_id: str, log: _Log) -> None:
-    """Print new output across attempts, until the node is done or has failed for good, or the run's executor is gone."""
+    """Print new output across attempts, until the node is done, has failed for good, or has no executor any more."""
     is_over = False
     while not is_over:
         # The state is read before the log, so that the last lines before the end are printed too.
