@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from dsl.errors import DflowError, Mistake, PipelineError, did_you_mean, on_one_line, shortened
 from executor.system.exits import FAILED, INTERRUPTED, USAGE
-from executor.system.os_errors import TOLD, clear_error
-from executor.system.output import prepare_streams, print_lines, unheard
+from executor.system.os_errors import USER_ERRNOS, clear_error
+from executor.system.output import output_errors_text, prepare_streams, print_lines
 
 PROJECT = Path(__file__).resolve().parent.parent
 COMMANDS = {
@@ -72,12 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_lines(f"dflow: {error}", error=True)
         return FAILED
     except OSError as error:
-        if error.errno not in TOLD:
+        if error.errno not in USER_ERRNOS:
             raise
         print_lines(f"dflow: {clear_error(error, Path(error.filename or '.'))}", error=True)
         return FAILED
-    if unheard():
-        print_lines(f"dflow: {unheard()}", error=True)
+    if output_errors_text():
+        print_lines(f"dflow: {output_errors_text()}", error=True)
         return code or FAILED
     return code
 

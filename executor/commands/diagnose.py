@@ -12,7 +12,7 @@ from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
 from executor.system.exits import FAILED, OK
 from executor.system.output import print_lines
-from executor.system.progress import Doing
+from executor.system.progress import Activity
 from ops.tools.diagnose.chain import SPLITS
 from ops.tools.diagnose.text import diagnosis_text
 
@@ -51,12 +51,12 @@ def main(options: argparse.Namespace) -> int:
     record = find_record(store.records, options.run)
     results: list[Result] = []
     try:
-        with Doing() as doing:
-            for result in diagnose(store, record, options.node, options.prompts, doing.tell, options.split):
+        with Activity() as activity:
+            for result in diagnose(store, record, options.node, options.prompts, activity.status, options.split):
                 results.append(result)
                 keep(record, result)
                 if not options.json:
-                    doing.say(diagnosis_text(result))
+                    activity.show(diagnosis_text(result))
     finally:
         if options.json and results:
             print_lines(json.dumps({"run": record.run, "drafts": results}, indent=1, allow_nan=False))

@@ -20,7 +20,7 @@ from executor.doctor.tracking import tracking_findings
 from executor.store.artifact_store import store_path
 from executor.system.exits import FAILED, OK, USAGE
 from executor.system.output import print_json, print_lines
-from executor.system.progress import Doing
+from executor.system.progress import Activity
 
 PIPELINE = "pipeline"  # the name of a finding of the file
 
@@ -42,11 +42,11 @@ def main(options: argparse.Namespace) -> int:
     not change it.
     """
     findings = []
-    with Doing() as doing:
-        for finding in _findings(options, lambda what: doing.tell(f"checking {what}")):
+    with Activity() as activity:
+        for finding in _findings(options, lambda what: activity.status(f"checking {what}")):
             findings.append(finding)
             if not options.json:
-                doing.say(str(finding))
+                activity.show(str(finding))
     fatal = any(finding.is_fatal for finding in findings)
     if options.json:
         print_json({"runs": not fatal, "findings": [attrs.asdict(each) for each in findings]})

@@ -11,9 +11,9 @@ Level = Literal["ok", "warning", "missing"]
 
 @frozen
 class Finding:
-    """What was looked at, how it is, and what to do about it.
+    """What was checked, its state, and what to do about it.
 
-    missing: something does not work for want of it. is_fatal: then dflow cannot run at all.
+    missing: something does not work without it. is_fatal: dflow cannot run at all without it.
     """
 
     name: str

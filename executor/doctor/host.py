@@ -42,7 +42,7 @@ def _shared_memory() -> Finding:
     try:
         size = shutil.disk_usage(SHARED).total
     except OSError:
-        return Finding("shared memory", "warning", f"{SHARED} is not there", "several ranks on GPUs need it")
+        return Finding("shared memory", "warning", f"{SHARED} does not exist", "several ranks on GPUs need it")
     told = f"{shown_bytes(size)} at {SHARED}"
     if size < SHARED_MEMORY:
         remedy = "several ranks on GPUs, and SGLang, need more: `docker run --shm-size 8g`"

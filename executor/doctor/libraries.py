@@ -1,4 +1,4 @@
-"""Python and the libraries: whether they are here, in the versions that pyproject.toml asks for, and can be loaded."""
+"""Python and the libraries: whether they are installed, in the versions that pyproject.toml requires, and load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TORCH_INDEX = "https://pytorch.org/get-started/locally"
 
 
 def start_probes() -> dict[str, subprocess.Popen[str]]:
-    """A process for each library that takes seconds to load, all at once; those that are not installed have none."""
+    """One process for each installed library that takes seconds to load, all at once."""
     return {
         name: subprocess.Popen(
             module_command("executor.doctor.probe", name),
@@ -48,31 +48,31 @@ def start_probes() -> dict[str, subprocess.Popen[str]]:
 
 
 def version_findings() -> Iterator[Finding]:
-    """Python, the libraries that dflow needs, and those of its extras."""
+    """Python, dflow's required libraries, and those of its extras."""
     python, requirements = declared()
     version = ".".join(map(str, sys.version_info[:3]))
     if python.contains(version):
         yield Finding("Python", "ok", f"{version} ({sys.executable})")
     else:
-        yield Finding("Python", "missing", f"{version}, and dflow needs {python}", is_fatal=True)
+        yield Finding("Python", "missing", f"{version}, but dflow needs {python}", is_fatal=True)
     versions = LibraryVersions()
     needed = requirements[""]
-    at_fault = [each for each in needed if not _allows(each, versions[each.name])]
-    for each in at_fault:
+    unsatisfied = [each for each in needed if not _allows(each, versions[each.name])]
+    for each in unsatisfied:
         remedy = f"{INSTALL} . in {PROJECT}"
         if versions[each.name] == NOT_INSTALLED:
             yield Finding(each.name, "missing", f"not installed; dflow needs {each.specifier}", remedy, is_fatal=True)
         else:
-            yield Finding(each.name, "warning", f"{versions[each.name]}, and dflow asks for {each.specifier}", remedy)
-    if not at_fault:
-        yield Finding("libraries", "ok", f"all {len(needed)} that dflow needs are here, in the versions it asks for")
+            yield Finding(each.name, "warning", f"{versions[each.name]}, but dflow requires {each.specifier}", remedy)
+    if not unsatisfied:
+        yield Finding("libraries", "ok", f"all {len(needed)} required libraries are installed, in supported versions")
     for extra in EXTRAS:
         for each in requirements[extra]:
             yield _extra(extra, each, versions[each.name])
 
 
 def declared() -> tuple[SpecifierSet, dict[str, list[Requirement]]]:
-    """(Python's bounds, extra -> what it requires, with what dflow itself requires under ""): of pyproject.toml in a
+    """(Python's version bounds, extra -> its requirements; dflow's own under ""): of pyproject.toml in a
     checkout, else of the installed distribution.
     """
     file = PROJECT / "pyproject.toml"
@@ -91,26 +91,26 @@ def declared() -> tuple[SpecifierSet, dict[str, list[Requirement]]]:
 
 
 def loaded_findings(probes: Mapping[str, subprocess.Popen[str]]) -> Iterator[Finding]:
-    """What the probes say, in a fixed order."""
+    """The results of the probes, in a fixed order."""
     for name in PROBED:
         if name in probes:
-            facts, error = _heard(probes[name])
+            facts, error = _probe_result(probes[name])
             yield from _LOADED[name](facts, error)
         elif name == "torchvision":
             told = "not installed, and not needed: images are resized with pillow"
             yield Finding(name, "ok", told)
 
 
-def _heard(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+def _probe_result(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
     """(facts, "") of a probe, or ({}, why there are none)."""
     try:
-        said, errors = process.communicate(timeout=PROBE_S)
+        output, errors = process.communicate(timeout=PROBE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return {}, f"importing it took more than {PROBE_S} s"
     if process.returncode == 0:
-        facts: dict[str, Any] = json.loads(said.splitlines()[-1])
+        facts: dict[str, Any] = json.loads(output.splitlines()[-1])
         return facts, ""
     lines = [line for line in errors.splitlines() if line.strip()]
     ended = f"the process that imported it ended with {process.returncode}"
@@ -133,27 +133,27 @@ def _torch(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{len(facts['gpus'])} x {' and '.join(sorted(sizes))}")
         yield _compile(facts["compile_fault"])
     elif listed and not facts["cuda"]:
-        yield Finding("GPU", "missing", f"{len(listed)} here, and this torch is built for CPUs", TORCH_INDEX)
+        yield Finding("GPU", "missing", f"{len(listed)} found, but this torch is built for CPUs", TORCH_INDEX)
     elif listed:
         why = facts["warnings"][0].splitlines()[0] if facts["warnings"] else "torch sees none"
-        remedy = "a newer driver, or a torch that was built for an older CUDA"
-        yield Finding("GPU", "missing", f"{len(listed)} here that torch cannot use: {why}", remedy)
+        remedy = "install a newer driver, or a torch built for an older CUDA"
+        yield Finding("GPU", "missing", f"{len(listed)} found, but torch cannot use them: {why}", remedy)
     else:
-        told = "none: everything runs on the CPU, which is right for tiny targets alone"
+        told = "none: everything runs on the CPU, which suits only tiny targets"
         yield Finding("GPU", "warning", told)
 
 
 def _compile(fault: str) -> Finding:
-    """Whether kernels can be compiled for the GPU, as training does there."""
+    """Whether kernels can be compiled for the GPU, as training needs."""
     if not fault:
-        return Finding("torch.compile", "ok", "a C compiler and Triton make kernels for the GPU")
+        return Finding("torch.compile", "ok", "a C compiler and Triton compile kernels for the GPU")
     remedy = "install gcc, Python's headers (python3-dev), and the Triton that torch was released with"
-    return Finding("torch.compile", "missing", f"makes no kernel for the GPU, which training needs: {fault}", remedy)
+    return Finding("torch.compile", "missing", f"cannot compile for the GPU, which training needs: {fault}", remedy)
 
 
 def _transformers(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
     if error:
-        remedy = f"where torchvision is at fault uninstall it, else {INSTALL} . in {PROJECT}"
+        remedy = f"if torchvision is the cause, uninstall it, else {INSTALL} . in {PROJECT}"
         yield Finding("transformers", "missing", f"cannot be imported: {error}", remedy, is_fatal=True)
     else:
         yield Finding("transformers", "ok", f"{facts['version']}, with dflow's processors")
@@ -161,8 +161,8 @@ def _transformers(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
 
 def _torchvision(facts: Mapping[str, Any], error: str) -> Iterator[Finding]:
     if error:
-        told = f"does not fit this torch, and breaks transformers: {error}"
-        yield Finding("torchvision", "missing", told, "uninstall it, or install the build that fits")
+        told = f"does not match this torch, and breaks transformers: {error}"
+        yield Finding("torchvision", "missing", told, "uninstall it, or install the matching build")
     else:
         yield Finding("torchvision", "ok", f'{facts["version"]}: image_backend = "torchvision" works')
 
@@ -175,10 +175,10 @@ def _extra(extra: str, each: Requirement, version: str) -> Finding:
     if version == NOT_INSTALLED:
         return Finding(each.name, "missing", f"not installed, so no {what}", remedy)
     if not _allows(each, version):
-        return Finding(each.name, "warning", f"{version}, and dflow asks for {each.specifier}", remedy)
+        return Finding(each.name, "warning", f"{version}, but dflow requires {each.specifier}", remedy)
     return Finding(each.name, "ok", f"{version}: {what}")
 
 
 def _allows(each: Requirement, version: str) -> bool:
-    """By PEP 440; a pre-release counts as a version like any other."""
+    """By PEP 440; pre-releases count."""
     return version != NOT_INSTALLED and each.specifier.contains(version, prereleases=True)

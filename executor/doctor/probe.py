@@ -1,4 +1,4 @@
-"""A process that loads one library and says how that went, so that a broken library is a finding and no crash.
+"""A process that imports one library and reports the result, so that a broken library is a finding, not a crash.
 
 `python -m executor.doctor.probe NAME` prints a JSON object as its last line.
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 
 def torch_facts() -> dict[str, Any]:
-    """Its version and build, and the GPUs that it can compute on; warnings are those of CUDA's initialisation.
+    """torch's version and build, and the GPUs that it can use; warnings: of CUDA's initialisation.
 
-    fault, compile_fault: why the first GPU cannot compute, and why nothing can be compiled for it, or empty texts.
+    fault, compile_fault: why the first GPU cannot compute, and why nothing compiles for it; empty where it works.
     """
     import torch
 
@@ -37,7 +37,7 @@ def torch_facts() -> dict[str, Any]:
     if count:
         try:
             torch.ones(8, 8, device="cuda").matmul(torch.ones(8, 8, device="cuda")).sum().item()
-        except RuntimeError as error:  # a GPU that this build has no code for, or one that is full
+        except RuntimeError as error:  # a GPU that this build does not support, or one that is full
             fault = str(error).splitlines()[0]
     compile_fault = compile_fault_on("cuda") if count and not fault else ""
     return {**facts, "fault": fault, "compile_fault": compile_fault}
@@ -46,7 +46,7 @@ def torch_facts() -> dict[str, Any]:
 def compile_fault_on(device: str) -> str:
     """Why torch.compile does not work on a device, "" where it does: it needs a C compiler, and Triton on a GPU.
 
-    Nothing that an earlier process compiled is used. torch is not loaded yet, or has compiled nothing.
+    No cached code of an earlier process is used. Call it before torch has compiled anything.
     """
     with tempfile.TemporaryDirectory(prefix="dflow-doctor-") as caches:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": caches}
@@ -65,7 +65,7 @@ def compile_fault_on(device: str) -> str:
 
 
 def transformers_facts() -> dict[str, Any]:
-    """Loads what dflow takes of it: a torchvision that does not fit breaks that."""
+    """Imports dflow's image processor too, which an incompatible torchvision breaks."""
     import transformers
 
     import ops.lib.vision.processor  # noqa: F401 (whether it loads)

@@ -1,4 +1,4 @@
-"""Where MLflow's runs go: whether it answers, and whether its database fits the MLflow that is installed."""
+"""MLflow: whether the server answers, or whether the database matches the installed version."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from executor.doctor.finding import Finding
 
 REVISION = re.compile(r"^(down_)?revision\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
 ANSWER_S = 5.0
-AWAY = "runs go on without it, and `dflow sync` sends the rest later"
+SYNC_LATER = "runs continue without it; `dflow sync` sends the rest later"
 
 
 def tracking_findings(store: Path, uri: str | None) -> Iterator[Finding]:
-    """uri: of [mlflow] in a pipeline file, resolved; None for the database in the store."""
+    """uri: resolved, of [mlflow] in a pipeline file; None for the database in the store."""
     uri = uri or f"sqlite:///{store / 'mlflow.db'}"
     scheme = urlsplit(uri).scheme
     if scheme in ("http", "https"):
@@ -29,50 +29,50 @@ def tracking_findings(store: Path, uri: str | None) -> Iterator[Finding]:
     elif scheme == "sqlite":
         yield _database(Path(unquote(urlsplit(uri).path)[1:]))
     else:
-        yield Finding("MLflow", "ok", f"runs go to {scheme}; nothing was asked there")
+        yield Finding("MLflow", "ok", f"runs go to {scheme}; not checked")
 
 
 def _server(uri: str) -> Finding:
-    """Asked as MLflow would: a name and a password in the address are sent as basic authentication."""
+    """As MLflow does, a name and a password in the address are sent as basic authentication."""
     parts = urlsplit(uri)
     user, _, place = parts.netloc.rpartition("@")
     shown = parts._replace(netloc=place).geturl()
-    asked = urllib.request.Request(f"{shown.rstrip('/')}/health")
+    request = urllib.request.Request(f"{shown.rstrip('/')}/health")
     if user:
-        asked.add_header("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
+        request.add_header("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
     try:
-        with urllib.request.urlopen(asked, timeout=ANSWER_S):
+        with urllib.request.urlopen(request, timeout=ANSWER_S):
             return Finding("MLflow", "ok", f"{shown} answers")
     except urllib.error.HTTPError as error:
-        return Finding("MLflow", "warning", f"{shown}/health answers with {error.code} {error.reason}", AWAY)
+        return Finding("MLflow", "warning", f"{shown}/health answers with {error.code} {error.reason}", SYNC_LATER)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        return Finding("MLflow", "warning", f"{shown} cannot be reached: {reason}", AWAY)
+        return Finding("MLflow", "warning", f"{shown} cannot be reached: {reason}", SYNC_LATER)
 
 
 def _database(path: Path) -> Finding:
-    """Migrations are known by the files of the installed MLflow, which is not loaded."""
+    """Migrations are read from the files of the installed MLflow, which is not imported."""
     if not path.exists():
-        return Finding("MLflow", "ok", f"{path}: not there yet, the first run makes it")
+        return Finding("MLflow", "ok", f"{path}: does not exist yet; the first run creates it")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
             (row,) = opened.execute("SELECT version_num FROM alembic_version").fetchall()
     except (sqlite3.Error, ValueError) as error:
-        told = f"{path} is no database of MLflow ({error})"
-        return Finding("MLflow", "warning", told, "move it away: the next `dflow sync --all` sends everything again")
+        told = f"{path} is not an MLflow database ({error})"
+        return Finding("MLflow", "warning", told, "move it away; the next `dflow sync --all` sends everything again")
     known, newest = _revisions()
     if row[0] in newest:
-        return Finding("MLflow", "ok", f"{path} is of the installed version")
+        return Finding("MLflow", "ok", f"{path} has the installed version")
     if row[0] in known:
         return Finding(
-            "MLflow", "warning", f"{path} is of an older version", "the next run migrates it; copy it before"
+            "MLflow", "warning", f"{path} has an older version", "the next run migrates it; back it up first"
         )
-    told = f"{path} was made by a newer MLflow than the one installed"
-    return Finding("MLflow", "warning", told, "install that one, or move the database away")
+    told = f"{path} was written by a newer MLflow than the installed one"
+    return Finding("MLflow", "warning", told, "install that version, or move the database away")
 
 
 def _revisions() -> tuple[set[str], set[str]]:
-    """(all revisions that the installed MLflow knows, those that none comes after)."""
+    """(all revisions that the installed MLflow knows, the newest of them)."""
     spec = importlib.util.find_spec("mlflow")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     known: set[str] = set()

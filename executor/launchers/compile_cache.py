@@ -1,7 +1,7 @@
-"""Where torch keeps what it has compiled, for all stages of this user.
+"""The cache folder of torch's compiled code, shared by all stages of this user.
 
-torch unpickles what it finds there. Its own place, <temporary folder>/torchinductor_<user>, can be made beforehand by
-any user of the machine, who would run code in every stage that compiles.
+torch unpickles what it finds there. Its default, <temporary folder>/torchinductor_<user>, can be created in advance by
+any user of the machine, who could then run code in every stage that compiles.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's cache lies below, where TRITON_
 
 
 def compile_cache() -> dict[str, str]:
-    """The variable that names the folder; what the user has chosen counts."""
+    """The variable that names the folder; the user's own value takes precedence."""
     return {VARIABLE: os.environ.get(VARIABLE) or str(_own_folder())}
 
 
 @functools.cache
 def _own_folder() -> Path:
-    """In the user's cache folder, else one of mode 0700 that lives as long as the machine leaves it."""
+    """In the user's cache folder, else a temporary one of mode 0700."""
     return user_cache("compiled") or Path(tempfile.mkdtemp(prefix="dflow-compiled-"))

@@ -1,7 +1,7 @@
-"""Why a stage failed: of all its ranks the one that failed first, and its cause.
+"""Why a stage failed: which of its ranks failed first, and its cause.
 
-A rank that dies takes others along: their collectives fail, their parent sends them SIGTERM, and they end themselves.
-They report what they saw, often before the one that died could. So lost connections come last, whatever their time.
+When a rank dies, others follow: their collectives fail, their parent sends them SIGTERM, and they exit.
+They often report before the rank that died. So lost connections rank last as causes, whatever their time.
 """
 
 from __future__ import annotations
@@ -15,65 +15,68 @@ from executor.launchers.stage_contract import RankExit, RankResult
 from executor.system.os_errors import is_full
 from executor.system.supervisor import exit_text, killed
 
-# What a rank dies of because of others: SIGTERM of its parent, SIGALRM of its own, SIGABRT of a communication library.
-TAKEN_ALONG = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}
-SEEN_WITHIN_S = 1.0
+# Signals that end a rank because another failed: its parent's SIGTERM, its own SIGALRM, a collective library's SIGABRT.
+SECONDARY_SIGNALS = {-signal.SIGTERM, -signal.SIGALRM, -signal.SIGABRT}
+EXIT_DELAY_S = 1.0
 KILLED, NO_RESULT, DISK_FULL, TIMEOUT, HOST_LOST = signal.SIGKILL.name, "no result", "disk full", "timeout", "host lost"
 DFLOW = "dflow"
-SMALLER = "let it take less: a smaller batch (fields marked neutral change no key)"
-# The first row that has a name of the failure counts; the last one has none and fits all.
+SMALLER = "reduce its memory use by a smaller batch (neutral fields do not change the key)"
+# The first row that contains a name of the failure applies; the last row has none and fits all.
 HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
-        f"the GPU's memory is full: {SMALLER}, or more GPUs by launch; `dflow plan` tells what a node needs",
+        f"the GPU's memory is full: {SMALLER}, or use more GPUs with launch; `dflow plan` shows what a node needs",
     ),
     (
         (DISK_FULL, "SIGBUS"),
-        "the disk is full: free space there (`dflow du` shows what lies in the store, `dflow gc` removes what nothing "
-        "uses); nothing that was finished is lost",
+        "the disk is full: free space there (`dflow du` shows disk use of the store, `dflow gc` removes what nothing "
+        "uses); finished work is kept",
     ),
     (
         ("MemoryError", KILLED),
-        f"this machine's memory was full, or somebody killed the process (`dmesg` tells): {SMALLER}; launch.memory "
+        f"this machine ran out of memory, or the process was killed (see `dmesg`): {SMALLER}; launch.memory "
         "keeps other nodes from running beside it",
     ),
-    ((DFLOW,), "report it with the traceback that was shown; the other nodes do without this one"),
-    ((TIMEOUT,), "raise launch.timeout, or find in the log what it waits for; a resumable op goes on where it was"),
-    ((HOST_LOST,), "see to that host and its agent's output, start `dflow agent` there again, and resume"),
+    ((DFLOW,), "report it with the traceback above; the other nodes are not affected"),
+    (
+        (TIMEOUT,),
+        "raise launch.timeout, or find in the log what it waits for; a resumable op continues from its last checkpoint",
+    ),
+    ((HOST_LOST,), "check that host and its agent's output, restart `dflow agent` there, and resume"),
     (("ModuleNotFoundError",), "install the missing module into the environment that dflow runs in"),
     (
         ("dsl.errors.TransientError",),
-        "something outside this machine failed, and went on failing; resume when it is back, or raise launch.retries",
+        "a service outside this machine kept failing; resume when it is back, or raise launch.retries",
     ),
     (
         ("dsl.errors.DataError",),
-        "mend the data or change the setting that the message names; what was finished before is kept",
+        "fix the data or change the setting named in the message; finished work is kept",
     ),
     (
         ("dsl.errors.ConfigError", "dsl.errors.PipelineError"),
-        "change the value that the message names in the pipeline file",
+        "change the value named in the message in the pipeline file",
     ),
     (
         ("dsl.errors.LeaseLost",),
-        "another process works, or worked, on this node: end what the message names, then resume",
+        "another process works, or worked, on this node: end the process named in the message, then resume",
     ),
-    (("dsl.errors.StoreError",), "see that the store can be written and that nothing but dflow changes it"),
+    (("dsl.errors.StoreError",), "check that the store is writable and that only dflow changes it"),
     (
         ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"),
-        "a compiled library crashed: the log's last lines tell which; PYTHONFAULTHANDLER=1 makes Python say where",
+        "a compiled library crashed: see the last lines of the log; PYTHONFAULTHANDLER=1 makes Python report where",
     ),
-    ((NO_RESULT,), "something ended the process from inside, sys.exit say: the log tells what it did last"),
-    ((), "mend the code, by the traceback"),
+    ((NO_RESULT,), "the process ended itself, for example by sys.exit: see the last lines of the log"),
+    ((), "fix the code, see the traceback"),
 )
-# To the last hint, where the op is resumable.
-ADOPT = "; then `dflow resume {run} --adopt` takes up the work that it had saved"
+# Added to the last hint where the op is resumable.
+ADOPT = "; then `dflow resume {run} --adopt` continues from its saved work"
 
 
 @frozen
 class Failure:
-    """Why a node failed. text: "Class: message", or what the exit code says; names: the qualified names of the error's
-    class and of its bases, or what stands for one in HINTS; rank: of several the one that failed; trace: the lines of
-    its traceback, if it has one.
+    """Why a node failed. text: "Class: message", or the meaning of the exit code; names: the qualified names of the
+    error's class and its bases, or another name in HINTS; rank: the one that failed, of several; trace: the lines of
+    the traceback, if any.
     """
 
     text: str
@@ -88,20 +91,20 @@ class Failure:
 
     @classmethod
     def of_dflow(cls, error: BaseException) -> Failure:
-        """Of an error that dflow never raises on purpose."""
-        return cls(f"a mistake in dflow itself: {type(error).__name__}: {error}", (DFLOW,))
+        """For an error that is a bug of dflow."""
+        return cls(f"a bug in dflow: {type(error).__name__}: {error}", (DFLOW,))
 
     def is_any_of(self, names: Sequence[str]) -> bool:
         return not set(names).isdisjoint(self.names)
 
     def hint(self, run: str, *, resumable: bool = False) -> str:
-        """What the user can do about it. resumable: the op is, so that work of the run can be taken up."""
+        """What the user can do about it. resumable: whether the op can continue from saved work."""
         names, hint = next((names, hint) for names, hint in HINTS if not names or self.is_any_of(names))
         return f"{hint}{ADOPT.format(run=run)}" if resumable and not names else hint
 
 
 def class_names(error: BaseException) -> tuple[str, ...]:
-    """Qualified names of an error's class and of its bases, "builtins." left out."""
+    """Qualified names of an error's class and of its bases, without "builtins."."""
     return tuple(
         f"{ancestor.__module__}.{ancestor.__qualname__}".removeprefix("builtins.") for ancestor in type(error).__mro__
     )
@@ -112,13 +115,13 @@ def cause_of(
 ) -> Failure | None:
     """The error of the rank that failed first, with the ranks that ended after it; None where no rank failed.
 
-    results: in the order of the ranks. hosts: of each rank, where there are several. Which of two hosts was first is
-    decided by their clocks.
+    results: in the order of the ranks. hosts: of each rank, where there are several. Times of different hosts are
+    compared by their clocks.
     """
     ends = _ends(results, exits, hosts)
     if not ends:
         return None
-    first = min(ends, key=lambda end: (end.taken_along, end.time))
+    first = min(ends, key=lambda end: (end.is_secondary, end.time))
     unfinished = {rank for rank, result in enumerate(results) if result is None or result.status != "done"}
     others = sorted(unfinished - {first.rank})
     if not others:
@@ -127,15 +130,15 @@ def cause_of(
     return Failure(f"{first.cause} ({ranks} ended after it)", first.names, first.rank, first.trace)
 
 
-def only_taken_along(results: Sequence[RankResult | None], exits: Sequence[RankExit] = ()) -> bool:
-    """Whether no rank reports an error but lost connections to others."""
-    return all(end.taken_along for end in _ends(results, exits))
+def only_lost_connections(results: Sequence[RankResult | None], exits: Sequence[RankExit] = ()) -> bool:
+    """Whether no rank reports an error other than lost connections to others."""
+    return all(end.is_secondary for end in _ends(results, exits))
 
 
 def ended_by(code: int | None) -> Failure:
-    """What is known of a stage that ended without a result: its exit code; None where nobody saw it end."""
+    """The failure of a stage that ended without a result, by its exit code; None where nobody saw it end."""
     if code is None:
-        return Failure("the forkserver, which starts the stages, was killed, and this stage with it", (KILLED,))
+        return Failure("the forkserver, the parent of all stages, was killed, and this stage with it", (KILLED,))
     if code < 0:
         return Failure(killed(code), (_signal_name(code),))
     return Failure(f"the process ended with exit code {code} and without a result", (NO_RESULT,))
@@ -143,11 +146,11 @@ def ended_by(code: int | None) -> Failure:
 
 @frozen
 class _End:
-    """How a rank failed; taken_along: by another one that had failed before, as far as can be seen."""
+    """How a rank failed; is_secondary: apparently because another rank had failed before."""
 
     rank: int
     time: float
-    taken_along: bool
+    is_secondary: bool
     cause: str
     names: tuple[str, ...]
     trace: tuple[str, ...] = ()
@@ -162,18 +165,18 @@ def _ends(results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts
             where = f" ({names_of[rank]})" if len(results) > 1 else ""
             cause = f"{error.name}{where}: {error.message}"
             ends.append(_End(rank, error.time, error.lost_connection, cause, error.names, error.trace))
-    for seen in exits:
-        rank, code, result = seen.rank, seen.code, results[seen.rank]
+    for rank_exit in exits:
+        rank, code, result = rank_exit.rank, rank_exit.code, results[rank_exit.rank]
         # A rank may be killed after its work, while it waits for the others to leave together.
         if result is None or (result.status != "failed" and code < 0):
-            # Seen after it happened, by torchrun in whole seconds: make a kill older than what it may have caused.
-            when = seen.time - SEEN_WITHIN_S
+            # torchrun notes an exit late and in whole seconds: date a kill before whatever it may have caused.
+            when = rank_exit.time - EXIT_DELAY_S
             names = (_signal_name(code),) if code < 0 else (NO_RESULT,)
             ends.append(
                 _End(
                     rank,
                     when,
-                    code in TAKEN_ALONG,
+                    code in SECONDARY_SIGNALS,
                     f"{names_of[rank]} {exit_text(code)}{' and without a result' * (code >= 0)}",
                     names,
                 )

@@ -4,24 +4,24 @@
 
 FD is a stream socket to the executor, one JSON value a line:
 
-    to here    {"start": number, "module", "arguments", "environment", "log"}
+    requests   {"start": number, "module", "arguments", "environment", "log"}
                {"signal": number, "number": signal, "group": whether to the stage's whole process group}
-    from here  {"started": number, "pid"}
+    replies    {"started": number, "pid"}
                {"ended": number, "code": exit code, or minus the signal's number}
 
 A stage is a child in a process group of its own, with no descriptor but the null device and its log. It runs `main` of
-the module as a fresh interpreter would: here, at the end of this file. When the executor is gone, all stages are
-killed. When this process is gone, the kernel kills them. When a stage has ended, what is left of its group is ended.
+the module as a fresh interpreter would (see `_run`). When the executor is gone, all stages are
+killed. When this process is gone, the kernel kills them. When a stage has ended, the rest of its group is ended.
 
-Signals that are sent to all processes, by a service manager or at a job's end, are for the executor, which asks the
-stages to stop, and for the stages. This process ignores them.
+Signals sent to all processes, by a service manager or at a job's end, are handled by the executor, which asks the
+stages to stop, and by the stages. This process ignores them.
 
-multiprocessing's forkserver, with `executor.launchers.worker` preloaded, was tried in its place (Python 3.11). It does
-not give what the tests of kills and signals ask for: after a SIGKILL of the executor the stage, the server, a resource
+multiprocessing's forkserver, with `executor.launchers.worker` preloaded, was tried instead (Python 3.11). It does
+not pass the tests of kills and signals: after a SIGKILL of the executor the stage, the server, a resource
 tracker and a folder in /tmp were left; SIGTERM ended the server, and a stage that still ran had ended with code 255 for
-the executor; it reaps a stage at once, so what is left of its group can no longer be signalled safely; a stage has the
+the executor; it reaps a stage at once, so the rest of its group can no longer be signalled safely; a stage has the
 server's environment, in memory and in /proc, so no DFLOW_STAGE; it holds the executor's output and its pipes; and each
-stage imports the executor's main module anew, which may be a user's script.
+stage imports the executor's main module again, which may be a user's script.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from executor.system.symlinks import open_own
 CHUNK = 65536
 GROUP_ENDS_WITHIN_S = 1.0
 POLL_S = 0.02
-FOR_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @frozen
@@ -69,7 +69,7 @@ class _Stage:
     number: int
     pid: int
     descriptor: int  # a pidfd: readable once the process has ended
-    kill_at: float = 0.0  # what it left in its group, monotonic
+    kill_at: float = 0.0  # when the rest of its group is killed, monotonic
 
 
 def main() -> int:
@@ -90,8 +90,8 @@ class Server:
         self._selector.register(executor, selectors.EVENT_READ)
 
     def serve(self) -> Start | None:
-        """Returns None when the executor is gone, and in a child what that child is to run."""
-        gc.freeze()  # what is there now is shared with the children: no collection, not even their last, has to copy it
+        """Returns None when the executor is gone, and in a child the request that it is to run."""
+        gc.freeze()  # keeps collections in the children from copying the pages that they share with this process
         while True:
             for key, _ in self._selector.select(POLL_S if self._ended else None):
                 if key.data is not None:
@@ -101,15 +101,15 @@ class Server:
                 if received is None:
                     self._end_all()
                     return None
-                for told in received:
-                    start = self._obey(told)
+                for request in received:
+                    start = self._handle(request)
                     if start is not None:
                         return start
             for stage in list(self._ended):
                 self._reap(stage)
 
     def _receive(self) -> list[dict[str, Any]] | None:
-        """What the executor sent, None where it is gone."""
+        """The executor's requests, None where it is gone."""
         try:
             data = self._executor.recv(CHUNK)
         except ConnectionError:
@@ -119,32 +119,32 @@ class Server:
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def _obey(self, told: dict[str, Any]) -> Start | None:
-        """Returns the request in the child that was forked for it."""
-        if "signal" in told:
-            self._signal(told["signal"], told["number"], whole_group=told["group"])
+    def _handle(self, request: dict[str, Any]) -> Start | None:
+        """Returns the request to start, in the child that was forked for it."""
+        if "signal" in request:
+            self._signal(request["signal"], request["number"], whole_group=request["group"])
             return None
-        start = Start(told.pop("start"), **told)
+        start = Start(request.pop("start"), **request)
         server = os.getpid()
-        # A stop that comes before the stage has handlers of its own waits for them: the mask is inherited.
+        # A stop signal that arrives before the stage has installed its handlers stays pending: the mask is inherited.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.ENDING)
         pid = os.fork()
         if pid == 0:
             self._leave(server)
             return start
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.setpgid(pid, pid)  # here and in the child: whoever comes first
+        os.setpgid(pid, pid)  # in both processes, since either may run first
         stage = _Stage(start.number, pid, os.pidfd_open(pid))
         self._stages[start.number] = stage
         self._selector.register(stage.descriptor, selectors.EVENT_READ, stage)
-        self._tell({"started": start.number, "pid": pid})
+        self._send({"started": start.number, "pid": pid})
         return None
 
     def _leave(self, server: int) -> None:
-        """What only concerns the server is closed in the child, which is bound to end with it."""
+        """Close the server's descriptors in the child, which ends with the server."""
         os.setpgid(0, 0)
         end_with_parent(server)
-        for number in FOR_OTHERS:
+        for number in IGNORED_SIGNALS:
             signal.signal(number, _default(number))
         self._executor.close()
         for stage in self._stages.values():
@@ -152,20 +152,20 @@ class Server:
         self._selector.close()
 
     def _signal(self, number: int, signal_number: int, *, whole_group: bool) -> None:
-        """A stage that was not reaped yet still owns its process id, so nobody else can be hit."""
+        """Safe, since a stage that was not reaped yet still owns its process id."""
         stage = self._stages.get(number)
         if stage is not None:
             (os.killpg if whole_group else os.kill)(stage.pid, signal_number)
 
     def _note_end(self, stage: _Stage) -> None:
-        """What the stage left behind in its group is asked to end."""
+        """Send SIGTERM to the rest of the stage's group."""
         os.killpg(stage.pid, signal.SIGTERM)
         self._selector.unregister(stage.descriptor)
         stage.kill_at = time.monotonic() + GROUP_ENDS_WITHIN_S
         self._ended.append(stage)
 
     def _reap(self, stage: _Stage) -> None:
-        """Once its group is empty, or after a while, by force. Until it is reaped, the group is its own."""
+        """Reap the stage once its group is empty, or after a while by SIGKILL. Until then the group id is its own."""
         if time.monotonic() < stage.kill_at and _has_others(stage.pid):
             return
         os.killpg(stage.pid, signal.SIGKILL)
@@ -173,13 +173,13 @@ class Server:
         os.close(stage.descriptor)
         self._ended.remove(stage)
         del self._stages[stage.number]
-        self._tell({"ended": stage.number, "code": os.waitstatus_to_exitcode(status)})
+        self._send({"ended": stage.number, "code": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, value: dict[str, Any]) -> None:
+    def _send(self, value: dict[str, Any]) -> None:
         try:
             self._executor.sendall(json.dumps(value).encode() + b"\n")
         except ConnectionError:
-            return  # the next read says so too
+            return  # the next read notices too
 
     def _end_all(self) -> None:
         for stage in self._stages.values():
@@ -189,7 +189,7 @@ class Server:
 
 
 def _run(start: Start) -> int:
-    """In the child: what a fresh interpreter would find, then the module's main."""
+    """In the child: set up the process as a fresh interpreter would find it, then run the module's main."""
     os.environ.clear()
     os.environ.update(start.environment)
     show_mark()
@@ -206,7 +206,7 @@ def _run(start: Start) -> int:
 
 
 def _has_others(group: int) -> bool:
-    """Whether a process group has members but its leader."""
+    """Whether a process group has members besides its leader."""
     with os.scandir("/proc") as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
     return any(_is_in(pid, group) for pid in pids if pid != group)
@@ -223,14 +223,14 @@ def _is_in(pid: int, group: int) -> bool:
 
 
 def _reset_signals() -> None:
-    """As in a fresh interpreter, whatever the executor was started with; but what is for others is ignored."""
+    """Reset handlers to a fresh interpreter's, whatever the executor was started with, but ignore IGNORED_SIGNALS."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_IGN if number in FOR_OTHERS else _default(number))
+        signal.signal(number, signal.SIG_IGN if number in IGNORED_SIGNALS else _default(number))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _default(number: int) -> Any:
-    if number in IGNORED_BY_PYTHON:
+    if number in PYTHON_IGNORES:
         return signal.SIG_IGN
     return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
 

@@ -1,4 +1,4 @@
-"""The executor's side of the forkserver: starts it with the first stage, and knows when each stage has ended."""
+"""The executor's side of the forkserver: starts it with the first stage, and reports when each stage has ended."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from executor.system.stage_mark import ROOM, STAGE
 from executor.system.supervisor import module_command
 
 WATCH_S = 0.5
-TELLS_WITHIN_S = 2.0
-CLOSES_WITHIN_S = 5.0
-FOR_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+REPORT_WITHIN_S = 2.0
+CLOSE_WITHIN_S = 5.0
+DEFERRED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Child:
@@ -48,13 +48,13 @@ class Child:
         return self.code
 
     def ended_within(self, seconds: float) -> bool:
-        """Whether it has ended, waiting for it so long. The end of one that was killed is also seen from here."""
-        if not self._ended.wait(seconds) and self._is_dead_unsaid():
+        """Whether it has ended within that time. The end of a killed process is also detected here."""
+        if not self._ended.wait(seconds) and self._is_dead_unreported():
             self.end(-signal.SIGKILL)
         return self._ended.is_set()
 
     def signal(self, number: int, *, whole_group: bool = False) -> None:
-        """Nothing happens where the process has ended."""
+        """Send a signal; does nothing where the process has ended."""
         self._signal(number, whole_group)
         if number == signal.SIGKILL:
             self._kill()
@@ -64,7 +64,7 @@ class Child:
         with self._lock:
             try:
                 self._descriptor = os.pidfd_open(pid)
-            except ProcessLookupError:  # it ended at once, which is told next
+            except ProcessLookupError:  # it ended at once, which is reported next
                 return
             self._pid = pid
             is_killed = self._killed_at is not None
@@ -72,7 +72,7 @@ class Child:
             self._kill()
 
     def end(self, code: int | None) -> None:
-        """Called by whoever learns of it; the first one counts."""
+        """Called by any thread that learns of the end; the first call counts."""
         with self._lock:
             if not self._ended.is_set():
                 self.code = code
@@ -82,7 +82,7 @@ class Child:
             self._ended.set()
 
     def _kill(self) -> None:
-        """Without the forkserver, which may have been stopped, or hang."""
+        """Kill without the forkserver, which may be stopped or hang."""
         with self._lock:
             if self._killed_at is None:
                 self._killed_at = time.monotonic()
@@ -94,18 +94,18 @@ class Child:
             except (ProcessLookupError, PermissionError):
                 return
 
-    def _is_dead_unsaid(self) -> bool:
-        """Whether it was killed a while ago and is gone, though the forkserver has not said so."""
+    def _is_dead_unreported(self) -> bool:
+        """Whether it was killed a while ago and is gone, though the forkserver has not reported it."""
         with self._lock:
-            if self._killed_at is None or time.monotonic() < self._killed_at + TELLS_WITHIN_S:
+            if self._killed_at is None or time.monotonic() < self._killed_at + REPORT_WITHIN_S:
                 return False
-            if self._descriptor is None:  # not even its start was told
+            if self._descriptor is None:  # not even its start was reported
                 return True
             return bool(select.select([self._descriptor], [], [], 0)[0])
 
 
 class Children:
-    """Starts stages. Several threads may ask at once."""
+    """Starts stages. Thread-safe."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
@@ -113,7 +113,7 @@ class Children:
         self._lock = threading.Lock()
 
     def start(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
-        """Run `main` of a module in a process of its own; where the forkserver was killed, a new one takes over."""
+        """Run `main` of a module in a process of its own; starts another forkserver if the last one was killed."""
         with self._lock:
             if self._server is None or self._server.is_gone:
                 self._server = _Server(self._environment)
@@ -122,7 +122,7 @@ class Children:
             )
 
     def close(self) -> None:
-        """End the forkserver, and with it what still runs."""
+        """End the forkserver, and with it all running stages."""
         with self._lock:
             if self._server is not None:
                 self._server.close()
@@ -130,7 +130,7 @@ class Children:
 
 
 class _Server:
-    """One forkserver and the thread that reads what it says."""
+    """One forkserver and the thread that reads its replies."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.is_gone = False
@@ -138,8 +138,8 @@ class _Server:
         self._lock = threading.Lock()
         self._number = 0
         self._socket, theirs = socket.socketpair()
-        # Held back until the forkserver ignores them: the mask is inherited.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ALL)
+        # Blocked until the forkserver ignores them: the mask is inherited.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
         try:
             with theirs:
                 self._process = subprocess.Popen(
@@ -159,9 +159,9 @@ class _Server:
         with self._lock:
             self._number += 1
             number = self._number
-            child = Child(lambda signal, group: self._tell({"signal": number, "number": signal, "group": group}))
+            child = Child(lambda signal, group: self._send({"signal": number, "number": signal, "group": group}))
             self._children[number] = child
-        if not self._tell({"start": number, **request}):
+        if not self._send({"start": number, **request}):
             raise StageError(f"the forkserver (process {self._process.pid}) ended before it could start the stage")
         return child
 
@@ -170,8 +170,8 @@ class _Server:
         self._reader.join()
         self._socket.close()
 
-    def _tell(self, value: dict[str, Any]) -> bool:
-        """Whether the forkserver was there to hear it."""
+    def _send(self, value: dict[str, Any]) -> bool:
+        """Whether the forkserver still runs."""
         try:
             with self._lock:
                 self._socket.sendall(json.dumps(value).encode() + b"\n")
@@ -180,16 +180,16 @@ class _Server:
         return True
 
     def _read(self) -> None:
-        """Until the forkserver is gone: then all that it had started has ended too."""
+        """Read until the forkserver is gone: then all stages that it started have ended too."""
         try:
             with self._socket.makefile("rb") as lines:
                 for line in lines:
-                    self._hear(json.loads(line))
+                    self._handle(json.loads(line))
         except ConnectionError:
             pass
         try:
-            self._process.wait(CLOSES_WITHIN_S)
-        except subprocess.TimeoutExpired:  # it was stopped, or hangs; what it had started ends with it
+            self._process.wait(CLOSE_WITHIN_S)
+        except subprocess.TimeoutExpired:  # stopped or hanging; its stages end with it
             self._process.kill()
             self._process.wait()
         with self._lock:
@@ -198,10 +198,10 @@ class _Server:
         for child in lost:
             child.end(None)
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        if "started" in said:
-            self._children[said["started"]].started(said["pid"])
+    def _handle(self, reply: dict[str, Any]) -> None:
+        if "started" in reply:
+            self._children[reply["started"]].started(reply["pid"])
         else:
             with self._lock:
-                child = self._children.pop(said["ended"])
-            child.end(said["code"])
+                child = self._children.pop(reply["ended"])
+            child.end(reply["code"])

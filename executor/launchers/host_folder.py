@@ -1,14 +1,14 @@
-"""How the hosts of one stage meet: files in the store that they share, in the stage's work folder.
+"""Rendezvous of the hosts of one stage: files in the shared store, in the stage's work folder.
 
     work/<key>/hosts-<attempt>/
-        offer.json         what a host has to know to join, see Offer
+        offer.json         what a host needs to join, see Offer
         <n>.json           host n joined: {"host", "pid", "id"}; the executor's host is 0, and has none
-        start.json         all are there: {"ids": [of hosts 1, 2, ...], "endpoint": where rank 0 listens, "host:port"}
+        start.json         all have joined: {"ids": [of hosts 1, 2, ...], "endpoint": where rank 0 listens, "host:port"}
         end                the executor's order: "term" (it failed elsewhere) or "kill"
         beat, <n>.beat     numbers that the executor and host n change every BEAT_S
-        <n>.ended.json     nothing of host n runs any more: {"code": of its torchrun, "why"}
+        <n>.ended.json     host n runs nothing any more: {"code": of its torchrun, "why"}
 
-A side whose number stays the same for SILENT_S is taken for dead. Numbers are compared, never the clocks of two hosts.
+A side whose number does not change for SILENT_S counts as dead. Numbers are compared, never the clocks of two hosts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ POLL_S = 0.2
 
 @frozen(kw_only=True)
 class Offer:
-    """A stage that needs hosts. hosts counts the executor's too, nproc are the ranks of each; gpus: how many
-    each host gives, None for all that it has. Paths hold on all hosts.
+    """A stage that needs hosts. hosts: including the executor's; nproc: ranks of each host; gpus: number that
+    each host provides, None for all of its own. Paths are valid on all hosts.
     """
 
     node: str
@@ -52,7 +52,7 @@ class Offer:
 
 
 class HostFolder:
-    """The files by which the hosts of one attempt meet."""
+    """The rendezvous files of the hosts of one attempt."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,14 +62,14 @@ class HostFolder:
         return self.path.parent
 
     def offer(self) -> Offer | None:
-        told = read_object(self.path / "offer.json")
-        return None if told is None else Offer(**told)
+        data = read_object(self.path / "offer.json")
+        return None if data is None else Offer(**data)
 
     def write_offer(self, offer: Offer) -> None:
         write_json(self.path / "offer.json", attrs.asdict(offer))
 
     def join(self, number: int, own_id: str) -> bool:
-        """Whether nobody was host `number` before."""
+        """Claim place `number`. Returns whether it was free."""
         try:
             descriptor = os.open(self.path / f"{number}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
@@ -77,17 +77,17 @@ class HostFolder:
         try:
             with os.fdopen(descriptor, "w") as file:
                 json.dump({"host": socket.gethostname(), "pid": os.getpid(), "id": own_id}, file)
-        except OSError:  # the disk is full: the place is not to stay taken by nobody
+        except OSError:  # the disk is full: free the place again
             (self.path / f"{number}.json").unlink(missing_ok=True)
             raise
         return True
 
     def member(self, number: int) -> dict[str, Any] | None:
-        """Who is host `number`; None where nobody is, or has only begun to say so."""
+        """Who is host `number`; None where nobody is, or the file is not complete yet."""
         return read_object(self.path / f"{number}.json")
 
     def dismiss(self, number: int) -> None:
-        """Let another host take the place of one that is gone."""
+        """Free the place of a host that is gone."""
         for name in (f"{number}.beat", f"{number}.ended.json", f"{number}.json"):
             (self.path / name).unlink(missing_ok=True)
 
@@ -95,9 +95,9 @@ class HostFolder:
         write_json(self.path / "start.json", {"ids": ids, "endpoint": endpoint})
 
     def started(self) -> tuple[list[str], str] | None:
-        """The ids of the hosts that take part and where they meet, None before all are there."""
-        told = read_object(self.path / "start.json")
-        return None if told is None else (told["ids"], told["endpoint"])
+        """The ids of the participating hosts and the endpoint; None before all have joined."""
+        data = read_object(self.path / "start.json")
+        return None if data is None else (data["ids"], data["endpoint"])
 
     def order_end(self, how: str) -> None:
         """how: "term" or "kill"."""
@@ -107,7 +107,7 @@ class HostFolder:
         fresh.replace(self.path / "end")
 
     def ordered_end(self) -> str:
-        """Empty where there is no order."""
+        """The order, empty where there is none."""
         try:
             return (self.path / "end").read_text()
         except FileNotFoundError:
@@ -124,8 +124,8 @@ class HostFolder:
 
 
 class Beat:
-    """Changes the number in a file every BEAT_S; `tick` is called more often. Raises FileNotFoundError where the folder
-    is gone."""
+    """A heartbeat: changes the number in a file every BEAT_S; `tick` is called more often. Raises FileNotFoundError
+    where the folder is gone."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -137,7 +137,7 @@ class Beat:
         if now < self._next:
             return
         self._next, self._number = now + BEAT_S, self._number + 1
-        # In place and of one width: a full disk silences nobody. Closed each time: other hosts see it from then on.
+        # In place and of fixed width, so that it works on a full disk. Closed each time, so that other hosts see it.
         descriptor = open_own(self._path, os.O_WRONLY | os.O_CREAT)
         try:
             os.pwrite(descriptor, b"%020d" % self._number, 0)
@@ -146,9 +146,9 @@ class Beat:
 
 
 class Pulse:
-    """How long a beat has been still, by this process's own monotonic clock.
+    """How long a heartbeat has been silent, by this process's own monotonic clock.
 
-    A long time between two looks counts as BEAT_S: a file system that hung, or this process asleep, says nothing of
+    A long time between two reads counts as BEAT_S: a file system that hung, or this process asleep, says nothing about
     the other side.
     """
 
@@ -156,17 +156,17 @@ class Pulse:
         self.has_changed = False
         self._path = path
         self._seen = self._read()
-        self._still = 0.0
-        self._looked_at = time.monotonic()
+        self._silence = 0.0
+        self._read_at = time.monotonic()
 
     def silence(self) -> float:
-        """Seconds since the number was seen to change, or since this watch began."""
+        """Seconds since the number was last seen to change, or since this object was created."""
         number, now = self._read(), time.monotonic()
-        self._still += min(now - self._looked_at, BEAT_S)
-        self._looked_at = now
+        self._silence += min(now - self._read_at, BEAT_S)
+        self._read_at = now
         if number != self._seen:
-            self._seen, self._still, self.has_changed = number, 0.0, True
-        return self._still
+            self._seen, self._silence, self.has_changed = number, 0.0, True
+        return self._silence
 
     def _read(self) -> bytes:
         try:
@@ -176,19 +176,17 @@ class Pulse:
 
 
 def torchrun_arguments(offer: Offer, folder: HostFolder, number: int, job: Path, endpoint: str) -> list[str]:
-    """For `executor.launchers.torchrun` on host `number`. The ranks of a host follow each other: number * nproc is its
-    first.
-    """
+    """For `executor.launchers.torchrun` on host `number`, whose first rank is number * nproc."""
     where = ["--nnodes", str(offer.hosts), "--node-rank", str(number), "--nproc-per-node", str(offer.nproc)]
     meeting = ["--rdzv-backend", "static", "--rdzv-endpoint", endpoint, "--rdzv-id", folder.path.name]
     return [exits_path(Path(offer.results), number), *where, *meeting, "-m", "executor.launchers.worker", str(job)]
 
 
 def exits_path(results: Path, number: int) -> str:
-    """Where torchrun on a host notes how ranks ended."""
+    """Where torchrun on a host writes how ranks ended."""
     return str(results / f"exits-{number}.json")
 
 
 def host_log(log: Path, number: int) -> Path:
-    """Host `number`'s log beside the log of the stage, which is that of host 0."""
+    """The log of host `number`, beside the log of the stage, which is that of host 0."""
     return log.with_name(f"{log.stem}.host-{number}{log.suffix}") if number else log

@@ -1,6 +1,6 @@
-"""A stage over several hosts, as the executor sees it: it gathers them, runs the ranks of host 0, and watches over all.
+"""A stage over several hosts, on the executor's side: gathers them, runs the ranks of host 0, and watches all.
 
-What the other hosts do is in joining.py; how both speak to each other, through files, in host_folder.py.
+The other hosts' side is joining.py; the files by which both communicate are in host_folder.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FRESH_S = 5 * BEAT_S
 
 
 class SeveralHosts:
-    """All processes of a stage over several hosts as if they were one: what a Child is for one host."""
+    """All processes of a stage over several hosts, with the interface of a Child."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class SeveralHosts:
         self._srun: subprocess.Popen[bytes] | None = None
 
     def wait(self) -> int | None:
-        """Return when nothing of the stage runs on any host: 0 where all ended well. None: it was stopped before all
-        hosts had come. Raises StageError where Slurm does not start them, or rank 0 cannot listen.
+        """Return when no rank runs on any host: 0 where all succeeded, None where the stage was stopped before all
+        hosts had joined. Raises StageError where Slurm does not start them, or rank 0 cannot listen.
         """
         try:
             self._beat.tick()
@@ -75,7 +75,7 @@ class SeveralHosts:
             self._close()
 
     def signal(self, number: int, *, whole_group: bool = False) -> None:
-        """SIGTERM reaches the other hosts by results-<attempt>/stop, which is there already."""
+        """The other hosts learn of SIGTERM from results-<attempt>/stop, which exists already."""
         if number == signal.SIGKILL:
             with suppress(OSError):  # a full disk, or the folder is gone: the ranks here are killed all the same
                 self._folder.order_end("kill")
@@ -96,7 +96,7 @@ class SeveralHosts:
 
     @property
     def broken(self) -> str:
-        """Hosts whose torchrun ended badly, which need no word where a rank says why."""
+        """Hosts whose torchrun failed; of interest only where no rank reports why."""
         return "; ".join(
             f"torchrun on {self._name(number)} ended with exit code {code}; its log: {self._log(number)}"
             for number, code in self._ended.items()
@@ -110,7 +110,7 @@ class SeveralHosts:
             self._srun = allocation.start_agents(self._offer.hosts - 1, self._store, self._folder.path, log)
 
     def _start_here(self, endpoint: str) -> Child:
-        """A stop that came before is passed on: once, since a second SIGTERM ends torchrun before its ranks."""
+        """Start the local ranks. An earlier stop is passed on once: a second SIGTERM ends torchrun before its ranks."""
         with self._lock:
             self._here = here = self._start(endpoint)
             if self._is_stopping.is_set():
@@ -118,8 +118,8 @@ class SeveralHosts:
         return here
 
     def _gather(self) -> bool:
-        """Whether all hosts came before somebody asked for a stop."""
-        said = -1
+        """Whether all hosts joined before a stop was requested."""
+        reported = -1
         while not self._is_stopping.is_set():
             self._beat.tick()
             joined = self._joined()
@@ -128,12 +128,12 @@ class SeveralHosts:
                 self._members = joined
                 self.names = [socket.gethostname(), *(joined[number]["host"] for number in sorted(joined))]
                 return True
-            if missing != said:
+            if missing != reported:
                 self._say(self._waiting(missing))
-                said = missing
+                reported = missing
             if self._srun is not None and self._srun.poll() is not None:
                 raise StageError(
-                    f"srun ended with exit code {self._srun.returncode} before all hosts were there; the log tells why"
+                    f"srun ended with exit code {self._srun.returncode} before all hosts had joined; see the log"
                 )
             self._is_stopping.wait(POLL_S)
         return False
@@ -144,8 +144,8 @@ class SeveralHosts:
         return f"{text}, which srun starts" if self._srun is not None else f"{text}: run `{command}` there"
 
     def _joined(self) -> dict[int, dict[str, Any]]:
-        """Hosts that came and are seen to live; the place of one that left again, or died, is free."""
-        there = {}
+        """Hosts that joined and have a heartbeat; frees the places of those that left or died."""
+        members = {}
         for number in range(1, self._offer.hosts):
             member = self._folder.member(number)
             if member is None:
@@ -155,14 +155,14 @@ class SeveralHosts:
                 del self._pulses[number]
                 self._folder.dismiss(number)
             elif pulse.has_changed and pulse.silence() < FRESH_S:
-                there[number] = member
-        return there
+                members[number] = member
+        return members
 
     def _watch(self, here: Child) -> None:
-        """Until no host runs anything; when one fails, the others are ended."""
+        """Return when no host runs anything; when one fails, end the others."""
         kill_at = math.inf
         is_ending = False
-        while not self._are_over(here):
+        while not self._have_ended(here):
             self._beat.tick()
             failed = (here.ended_within(0) and here.code != 0) or any(code != 0 for code in self._ended.values())
             if failed and not is_ending and not self._is_stopping.is_set():
@@ -174,17 +174,17 @@ class SeveralHosts:
                 self._folder.order_end("kill")
                 here.signal(signal.SIGKILL, whole_group=True)
 
-    def _are_over(self, here: Child) -> bool:
-        """Waits a moment, and takes in how the other hosts are."""
+    def _have_ended(self, here: Child) -> bool:
+        """Wait a moment, and update the state of the other hosts."""
         is_over = here.ended_within(POLL_S)
         if is_over:
             time.sleep(POLL_S)
         for number in range(1, self._offer.hosts):
             if number not in self._ended:
-                self._look_at(number)
+                self._update(number)
         return is_over and len(self._ended) == self._offer.hosts - 1
 
-    def _look_at(self, number: int) -> None:
+    def _update(self, number: int) -> None:
         end, name = self._folder.reported_end(number), self._name(number)
         if end is not None:
             self._ended[number] = end["code"]
@@ -204,7 +204,7 @@ class SeveralHosts:
         return host_log(Path(self._offer.log), number)
 
     def _close(self) -> None:
-        """What still runs elsewhere, an agent that came too late say, is to leave."""
+        """Order whatever still runs elsewhere, such as an agent that joined too late, to end."""
         self._folder.order_end("kill")
         if self._srun is not None:
             try:
@@ -215,8 +215,8 @@ class SeveralHosts:
 
 
 def endpoint_of(rendezvous: str) -> str:
-    """Where rank 0 will listen: as given, else this host's name and a free port. Raises StageError for an address that
-    is not this machine's, or is taken.
+    """Where rank 0 will listen: as given, else this host's name and a free port. Raises StageError for a used address
+    or one of another machine.
     """
     host, _, port = rendezvous.rpartition(":")
     name = host.strip("[]")
@@ -227,16 +227,16 @@ def endpoint_of(rendezvous: str) -> str:
             probe.bind((name, int(port or 0)))
         except OSError as error:
             raise StageError(
-                f'launch.rendezvous = "{rendezvous}": {error.strerror}; it has to be an address of this machine, '
-                f"{socket.gethostname()}, where rank 0 runs, and a port that is free"
+                f'launch.rendezvous = "{rendezvous}": {error.strerror}; it must be an address of this machine, '
+                f"{socket.gethostname()}, where rank 0 runs, and a free port"
             ) from error
         return rendezvous or f"{socket.gethostname()}:{probe.getsockname()[1]}"
 
 
 def wait_for_hosts(work_folder: Path) -> None:
-    """Return when no host of an earlier attempt runs anything: it said so, or has been silent for SILENT_S.
+    """Return when no host of an earlier attempt runs anything: it reported its end, or has been silent for SILENT_S.
 
-    Locks need not work between hosts for this. Their agents find out by the lease's new token.
+    Needs no locks between hosts. Their agents notice the new token of the lease.
     """
     members = [
         (HostFolder(path.parent), int(path.stem))

@@ -1,7 +1,7 @@
-"""A stage of another host's executor, as an agent on this host sees it: it joins, runs its ranks, and ends them.
+"""A stage of another host's executor, on the agent's side: joins, runs this host's ranks, and ends them.
 
-The ranks' life line is a FIFO on this host with the agent as only writer. The agent itself watches that the executor's
-number in the store goes on changing, and that the lease still is the one that the stage was started under.
+The ranks' life line is a FIFO on this host with the agent as only writer. The agent itself watches the executor's
+heartbeat in the store, and that the lease is still the one that the stage was started under.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ RANKS_END_WITHIN_S = 10.0
 
 
 class Offers:
-    """The stages in a store that need hosts now."""
+    """The stages in a store that currently need hosts."""
 
     def __init__(self, work: Path) -> None:
         self._work = work
         self._pulses: dict[Path, Pulse] = {}
 
     def find(self, refused: Container[Path]) -> HostFolder | None:
-        """One that has a place left, and whose executor is seen to live."""
+        """A stage with a free place, whose executor has a heartbeat."""
         paths = sorted(self._offered())
         self._pulses = {path: self._pulses.get(path) or Pulse(HostFolder(path).beat_path(0)) for path in paths}
         for path, pulse in self._pulses.items():
@@ -66,12 +66,12 @@ class Offers:
 
     def _offered(self) -> Iterator[Path]:
         for work_folder in filter(is_folder, self._work.glob("*")):
-            with suppress(FileNotFoundError):  # a commit has removed it just now
+            with suppress(FileNotFoundError):  # a commit has just removed it
                 yield from (path.parent for path in work_folder.glob("hosts-*/offer.json"))
 
 
 class Member:
-    """This host's part of a stage. leaving: how often the agent was asked to leave; twice ends the ranks."""
+    """This host's part of a stage. leaving: number of stop requests to the agent; a second one kills the ranks."""
 
     def __init__(self, folder: HostFolder, offer: Offer, number: int, own_id: str, leaving: Callable[[], int]) -> None:
         self._folder = folder
@@ -79,7 +79,7 @@ class Member:
         self._number = number
         self._id = own_id
         self._leaving = leaving
-        self.is_asked = False  # to end: the run was stopped, or another host failed
+        self.is_stopping = False  # the run was stopped, or another host failed
         self._executor = Pulse(folder.beat_path(0))
         self._beat = Beat(folder.beat_path(number))
         spec = StageSpec.read(Path(offer.job))
@@ -88,18 +88,18 @@ class Member:
         self._spec = spec
         if spec.folder != folder.work_folder:
             raise StageError(
-                f"the store has to be at one path on all hosts: the stage's work folder is {spec.folder} on "
+                f"the store must have the same path on all hosts: the stage's work folder is {spec.folder} on "
                 f"{offer.executor} and {folder.work_folder} here"
             )
 
     def run(self, started: Callable[[Path], None]) -> tuple[int | None, str]:
-        """The exit code of this host's torchrun, None where none started, and why it was ended, if it was.
+        """The exit code of this host's torchrun, None where none was started, and why it was killed, if it was.
 
-        started is called with the log when the ranks start.
+        started: called with the path of the log when the ranks start.
         """
         code, why = None, ""
         try:
-            why, endpoint = self._wait_for_the_others()
+            why, endpoint = self._wait_for_start()
             if not why:
                 code, why = self._run_ranks(endpoint, started)
         except (DflowError, OSError) as error:
@@ -108,12 +108,12 @@ class Member:
             try:
                 self._folder.report_end(self._number, code, why)
             except StoreError:
-                if self._folder.path.exists():  # else nobody is there to read it
+                if self._folder.path.exists():  # else nobody reads it
                     raise
         return code, why
 
-    def _wait_for_the_others(self) -> tuple[str, str]:
-        """Why it did not come to a start, empty when it did; and where rank 0 listens."""
+    def _wait_for_start(self) -> tuple[str, str]:
+        """Why the stage did not start, empty when it did; and where rank 0 listens."""
         while (start := self._folder.started()) is None:
             self._beat.tick()
             why = self._reason_to_kill()
@@ -123,7 +123,7 @@ class Member:
                 return why, ""
             time.sleep(POLL_S)
         ids, endpoint = start
-        return ("" if self._id in ids else "another host took the place"), endpoint
+        return ("" if self._id in ids else "another host has this place"), endpoint
 
     def _run_ranks(self, endpoint: str, started: Callable[[Path], None]) -> tuple[int | None, str]:
         offer, log = self._offer, host_log(Path(self._offer.log), self._number)
@@ -161,16 +161,16 @@ class Member:
             shutil.rmtree(place, ignore_errors=True)
 
     def _gpus(self) -> tuple[str, ...] | None:
-        """The devices that the ranks see here. Raises StageError where this host has fewer than the stage asks for."""
+        """The devices that the ranks see here. Raises StageError where this host has fewer than the stage needs."""
         if self._offer.gpus is None:
             return None
         here = devices()
         if len(here) < self._offer.gpus:
-            raise StageError(f"the stage takes {self._offer.gpus} GPUs of each host, and here are {len(here)}")
+            raise StageError(f"the stage needs {self._offer.gpus} GPUs on each host; this host has {len(here)}")
         return here[: self._offer.gpus]
 
     def _watch(self, child: Child) -> str:
-        """Until torchrun has ended, ending it where it has to. Returns why it was killed, empty where it was not."""
+        """Wait until torchrun has ended, or end it. Returns why it was killed, empty where it was not."""
         while not child.ended_within(POLL_S):
             why = self._reason_to_kill()
             if why or self._folder.ordered_end() == "kill":
@@ -178,16 +178,16 @@ class Member:
                 child.wait()
                 return why
             self._beat.tick()
-            asked = (Path(self._offer.results) / STOP_ASKED).exists() or bool(self._folder.ordered_end())
-            if asked and not self.is_asked:  # once: a second SIGTERM would end torchrun before its ranks
-                self.is_asked = True
+            is_stop = (Path(self._offer.results) / STOP_ASKED).exists() or bool(self._folder.ordered_end())
+            if is_stop and not self.is_stopping:  # once: a second SIGTERM would end torchrun before its ranks
+                self.is_stopping = True
                 child.signal(signal.SIGTERM)
         return ""
 
     def _reason_to_kill(self) -> str:
         lease = read_object(self._folder.work_folder / "lease") or {}
         if (lease.get("token"), lease.get("id")) != (self._spec.token, self._spec.lease_id):
-            return "the lease went on to another attempt"
+            return "the lease passed to another attempt"
         if not self._folder.beat_path(0).exists():
             return "the stage is over"
         if self._executor.silence() > SILENT_S:
@@ -196,7 +196,7 @@ class Member:
 
 
 def join_stage(folder: HostFolder, leaving: Callable[[], int]) -> tuple[Member, int] | None:
-    """This host's place in a stage and its number, None where all places are taken. Raises StageError for a stage that
+    """This host's place in a stage and its number, None where all places are taken. Raises StageError where the stage
     cannot run here.
     """
     offer = folder.offer()
@@ -215,7 +215,7 @@ def join_stage(folder: HostFolder, leaving: Callable[[], int]) -> tuple[Member, 
 
 
 def _wait_for_readers(life_line: Path) -> None:
-    """Return when the last rank has let go of its life line, which nobody writes to any more."""
+    """Return when the last rank has closed its life line, which has no writer any more."""
     deadline = time.monotonic() + RANKS_END_WITHIN_S
     while time.monotonic() < deadline:
         try:

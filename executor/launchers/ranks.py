@@ -2,12 +2,12 @@
 
     python -m executor.launchers.ranks <exits> <store> <ranks> <job>          (the forkserver starts it)
 
-Each rank is a `python -m executor.launchers.worker <job>` that finds in its environment which one it is, by the names
-that torchrun gives these variables, and that ends with this process. No port is opened here: the ranks meet in a file,
-<store>, in a folder that only this user may enter. What gloo and nccl open themselves stays on the loopback interface.
+Each rank is a `python -m executor.launchers.worker <job>`; its environment has its number, in the variables
+of torchrun; it ends with this process. No port is opened here: the rendezvous of the ranks is a file,
+<store>, in a folder that only this user may enter. Ports of gloo and nccl stay on the loopback interface.
 
 When a rank has failed, the others get SIGTERM at once, and SIGKILL 30 s later: `executor.launchers.worker` ends them
-earlier. A signal to this process is passed on to all ranks, once. What ended badly is written to a file, <exits>, see
+earlier. A signal to this process is passed on to all ranks, once. Failed ranks are written to a file, <exits>, see
 stage_contract.py.
 """
 
@@ -31,11 +31,11 @@ from executor.launchers.stage_contract import RankExit, write_exits
 from executor.launchers.worker import AGENT, ENDING
 from executor.system.supervisor import exit_text, module_command
 
-PASSED_ON = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
 KILL_AFTER_S = 30.0
 LOOPBACK = "lo"
-# Another way to meet, which the user's environment may tell: of hosts, or of ranks that something else started.
-OTHER_MEETINGS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")
+# Another rendezvous in the user's environment: of hosts, or of ranks started by something else.
+OTHER_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NCCL_COMM_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")
 
 
 @frozen
@@ -48,10 +48,10 @@ class Rank:
 
 
 def main() -> int:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which the forkserver held back; no rank is there yet
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver; no rank runs yet
     exits, store, count, job = sys.argv[1:]
-    woken = _wake_up_by(PASSED_ON)
-    environment = {name: value for name, value in os.environ.items() if name not in OTHER_MEETINGS}
+    woken = _wake_up_on(FORWARDED)
+    environment = {name: value for name, value in os.environ.items() if name not in OTHER_RENDEZVOUS}
     ranks = [_start(rank, int(count), job, {**environment, RENDEZVOUS: store}) for rank in range(int(count))]
     ended_badly = Watch(ranks, woken).until_all_ended()
     if ended_badly:
@@ -60,17 +60,17 @@ def main() -> int:
 
 
 def rank_environment(rank: int, ranks: int) -> dict[str, str]:
-    """What tells a rank which of the host's it is, and keeps its communication on the loopback interface."""
+    """The variables that number a rank, and keep its communication on the loopback interface."""
     return {
         **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "GLOO_SOCKET_IFNAME": LOOPBACK,
-        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without the sign: every interface whose name begins so
-        "TORCH_GLOO_LAZY_INIT": "0",  # whom a rank is connected to is looked at before anything is received
-        "NCCL_RAS_ENABLE": os.environ.get("NCCL_RAS_ENABLE", "0"),  # which would listen for questions of anybody
-        # As torchrun has it: a rank whose collective fails is torn down, and so is its connection to the others.
+        "NCCL_SOCKET_IFNAME": f"={LOOPBACK}",  # without "=": every interface with this prefix
+        "TORCH_GLOO_LAZY_INIT": "0",  # connections are checked before anything is received
+        "NCCL_RAS_ENABLE": os.environ.get("NCCL_RAS_ENABLE", "0"),  # it would listen for queries from anybody
+        # As torchrun sets it: a rank whose collective fails is torn down, with its connections to the others.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
 
@@ -79,13 +79,13 @@ def _start(rank: int, ranks: int, job: str, environment: Mapping[str, str]) -> R
     process = subprocess.Popen(
         module_command("executor.launchers.worker", job),
         env={**environment, AGENT: str(os.getpid()), **rank_environment(rank, ranks)},
-        start_new_session=True,  # its own share of a busy machine, and a group that can be signalled
+        start_new_session=True,  # its own scheduling group, and a process group to signal
     )
     return Rank(rank, process, os.pidfd_open(process.pid))
 
 
-def _wake_up_by(numbers: tuple[signal.Signals, ...]) -> int:
-    """A descriptor from which the numbers of these signals can be read, which do nothing else from here on."""
+def _wake_up_on(numbers: tuple[signal.Signals, ...]) -> int:
+    """A descriptor that yields the numbers of these signals, which have no other effect from here on."""
     woken, wake_up = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
     for number in numbers:
@@ -94,40 +94,40 @@ def _wake_up_by(numbers: tuple[signal.Signals, ...]) -> int:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Python's handler, beside which the number goes to the wake-up descriptor."""
+    """A handler, without which the number does not go to the wake-up descriptor."""
 
 
 class Watch:
-    """Over the ranks until none is left."""
+    """Watches the ranks until none runs."""
 
     def __init__(self, ranks: list[Rank], woken: int) -> None:
         self._woken = woken
         self._running = {rank.number: rank for rank in ranks}
         self._ended_badly: list[RankExit] = []
-        self._asked = False
-        self._kill_at: float | None = None  # monotonic; from when they were asked to end until they are killed
+        self._is_ending = False
+        self._kill_at: float | None = None  # monotonic; set while ranks have been asked to end
         self._selector = selectors.DefaultSelector()
         self._selector.register(woken, selectors.EVENT_READ)
         for rank in ranks:
             self._selector.register(rank.descriptor, selectors.EVENT_READ, rank)
 
     def until_all_ended(self) -> list[RankExit]:
-        """What is to stand in <exits>."""
+        """The failed ranks, for <exits>."""
         while self._running:
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select(self._time_left()):
                 if key.data is None:
                     self._ask_to_end(os.read(self._woken, 1)[0])
                 else:
                     self._note_end(key.data)
             if self._ended_badly:
                 self._ask_to_end(signal.SIGTERM)
-            if self._patience() == 0.0:
-                self._kill_at = None  # once is enough, also for a rank that the kernel lets end only later
+            if self._time_left() == 0.0:
+                self._kill_at = None  # once, also for a rank that the kernel ends only later
                 self._send(signal.SIGKILL)
         return self._ended_badly
 
-    def _patience(self) -> float | None:
-        """Seconds until those that are left are killed, None where nobody has to end, or all were killed."""
+    def _time_left(self) -> float | None:
+        """Seconds until the remaining ranks are killed, None where none has to end, or all were killed."""
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
     def _note_end(self, rank: Rank) -> None:
@@ -137,18 +137,18 @@ class Watch:
         del self._running[rank.number]
         if code:
             self._ended_badly.append(RankExit(rank.number, code, time.time()))
-            with suppress(OSError):  # a full disk is no reason to leave the others alone
+            with suppress(OSError):  # a full disk must not keep the others from ending
                 print(f"rank {rank.number} (process {rank.process.pid}) {exit_text(code)}", file=sys.stderr, flush=True)
 
     def _ask_to_end(self, number: int) -> None:
-        """Once: a rank that is asked may be saving, and asks for nothing more."""
-        if not self._asked:
-            self._asked = True
+        """Send the signal once: a rank that received it may be saving a checkpoint."""
+        if not self._is_ending:
+            self._is_ending = True
             self._kill_at = time.monotonic() + KILL_AFTER_S
             self._send(number)
 
     def _send(self, number: int) -> None:
-        """With what a rank started. One that was not waited for still owns its process group, so nobody else is hit."""
+        """To the whole group of each rank. A rank that was not waited for still owns its process group."""
         for rank in self._running.values():
             os.killpg(rank.process.pid, number)
 

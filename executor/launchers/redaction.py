@@ -1,4 +1,4 @@
-"""The log of a stage that was given secrets: what it prints comes through a pipe, and no value reaches the disk."""
+"""The log of a stage with secrets: its output goes through a pipe, and no secret value reaches the disk."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from executor.system.symlinks import appended
 
 CHUNK = 65536
 LINE_END = b"\n"
-LONGEST = 1 << 20  # bytes of a line that are kept back, waiting for its end
+LONGEST = 1 << 20  # bytes of a line that are buffered until its end
 CLOSE_S = 10.0
 
 
 class RedactedLog:
-    """Copies a FIFO to a log line by line, the values of secrets replaced; `pipe` is where the stage's output goes.
+    """Copies a FIFO to a log line by line, with the values of secrets replaced; `pipe` receives the stage's output.
 
-    error: what kept the log from being written. From then on nobody reads, and the stage's next output fails too.
+    error: why the log could not be written. From then on nobody reads, and the stage's next output fails too.
     """
 
     def __init__(self, pipe: Path, log: Path, secrets: Sequence[str]) -> None:
@@ -29,14 +29,14 @@ class RedactedLog:
         self._secrets = tuple(secrets)
         self._forms = [form.encode(errors="surrogateescape") for form in written_forms(self._secrets)]
         os.mkfifo(pipe, 0o600)
-        self._reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # returns though nobody writes yet
-        self._writing = os.open(pipe, os.O_WRONLY)  # without a writer, the copying would end before the stage begins
+        self._reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a writer
+        self._writing = os.open(pipe, os.O_WRONLY)  # without a writer, copying would end before the stage starts
         os.set_blocking(self._reading, True)
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Return when all that the stage printed is in the log; processes that it left behind are not waited for."""
+        """Return when the stage's output is in the log; processes that it left behind are not waited for."""
         os.close(self._writing)
         self._thread.join(CLOSE_S)
         self.pipe.unlink(missing_ok=True)
@@ -48,7 +48,7 @@ class RedactedLog:
                 while data := os.read(self._reading, CHUNK):
                     waiting += data
                     end = len(waiting) if len(waiting) > LONGEST else waiting.rfind(LINE_END) + 1
-                    end -= self._begun(waiting, end)
+                    end -= self._partial_secret(waiting, end)
                     if end > 0:
                         log.write(self._redacted(waiting[:end]))
                         log.flush()
@@ -58,8 +58,8 @@ class RedactedLog:
             self.error = error
         os.close(self._reading)
 
-    def _begun(self, text: bytearray, end: int) -> int:
-        """How many of the bytes before `end` may be the beginning of a secret that goes on behind it."""
+    def _partial_secret(self, text: bytearray, end: int) -> int:
+        """The number of bytes before `end` that may be the start of a secret that continues after it."""
         longest = min(end, max(map(len, self._forms), default=1) - 1)
         for count in range(longest, 0, -1):
             last = bytes(text[end - count : end])
@@ -68,5 +68,5 @@ class RedactedLog:
         return 0
 
     def _redacted(self, text: bytearray) -> bytes:
-        """A secret of several lines is replaced too."""
+        """Replace secrets, also those of several lines."""
         return redact(text.decode(errors="surrogateescape"), self._secrets).encode(errors="surrogateescape")

@@ -1,9 +1,9 @@
-"""What passes between the executor and the processes of a stage, as files in the work folder.
+"""The files in the work folder by which the executor and the processes of a stage communicate.
 
-job-<attempt>.json                  StageSpec: what every rank is to do
-results-<attempt>/<rank>.json       RankResult: how that rank ended, as it reports itself
-results-<attempt>/exits-<host>.json a list of RankExit: ranks that ended badly, as their parent saw it
-results-<attempt>/stop              the executor asks the stage to stop
+job-<attempt>.json                  StageSpec: what every rank has to do
+results-<attempt>/<rank>.json       RankResult: how that rank ended, written by the rank
+results-<attempt>/exits-<host>.json a list of RankExit: failed ranks, written by their parent
+results-<attempt>/stop              requests the stage to stop
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class InputArtifact:
 
 @frozen(kw_only=True)
 class StageSpec:
-    """What the executor tells a stage. Paths are absolute.
+    """The executor's instructions for a stage. Paths are absolute.
 
-    node_json: the node as `dsl.graph_json` writes it. search_path: the folders in which modules are looked for.
-    sources: a file with the source code that the key was made of. artifacts: by node id.
-    attempt: of the node in this run, from 1 on; token and lease_id: of the lease that the stage works under.
+    node_json: the node as `dsl.graph_json` writes it. search_path: the folders searched for modules.
+    sources: a file with the source code that is part of the key. artifacts: by node id.
+    attempt: number of the node's attempt in this run, from 1; token and lease_id: of the stage's lease.
     """
 
     node: str
@@ -56,7 +56,7 @@ class StageSpec:
 
     @classmethod
     def read(cls, path: Path) -> StageSpec | None:
-        """None where the file is not there: a later attempt cleared the folder."""
+        """None where the file does not exist: a later attempt cleared the folder."""
         data = read_json(path)
         return None if data is None else structure(cls, data)
 
@@ -66,8 +66,8 @@ class StageSpec:
 
 @frozen(kw_only=True)
 class RankError:
-    """What a rank failed of. time: seconds since 1970. names: qualified names of the error's class and of its bases.
-    trace: the lines of the traceback, none where dflow raised the error on purpose.
+    """Why a rank failed. time: seconds since 1970. names: qualified names of the error's class and of its bases.
+    trace: the lines of the traceback, none for dflow's own errors.
     """
 
     name: str
@@ -106,7 +106,7 @@ class RankResult:
 
 @frozen
 class RankExit:
-    """A rank that ended badly. code: its exit code, or minus the signal's number; time: when its parent saw it, seconds
+    """A failed rank. code: its exit code, or minus the signal's number; time: when its parent noticed, seconds
     since 1970.
     """
 
@@ -116,7 +116,7 @@ class RankExit:
 
 
 def read_exits(path: Path) -> list[RankExit]:
-    """Of one host; none where its parent noted none."""
+    """The failed ranks of one host."""
     return list(structure(tuple[RankExit, ...], read_json(path) or []))
 
 

@@ -18,7 +18,15 @@ from attrs import frozen
 from dsl.errors import DiskFull, StageError
 from dsl.launch import Launch
 from executor.launchers.compile_cache import compile_cache
-from executor.launchers.failure import DISK_FULL, HOST_LOST, NO_RESULT, Failure, cause_of, ended_by, only_taken_along
+from executor.launchers.failure import (
+    DISK_FULL,
+    HOST_LOST,
+    NO_RESULT,
+    Failure,
+    cause_of,
+    ended_by,
+    only_lost_connections,
+)
 from executor.launchers.forkserver_client import Child, Children
 from executor.launchers.host_folder import HostFolder, Offer, exits_path, host_log, torchrun_arguments
 from executor.launchers.hosts import SeveralHosts, endpoint_of
@@ -34,20 +42,20 @@ from executor.system.supervisor import child_environment
 from executor.system.symlinks import appended
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# How long a thread of an OpenMP runtime waits in a loop for its next work before it sleeps: libgomp's in turns of the
-# loop, LLVM's and Intel's in ms. Their own bounds are so high (300,000 turns, 200 ms) that on a busy machine the loop
-# takes the CPU from the very threads that it waits for. CHOICES: by which variables a user has chosen for a runtime.
+# How long a thread of an OpenMP runtime spins for its next work before it sleeps: libgomp's in iterations of the
+# loop, LLVM's and Intel's in ms. Their defaults are so high (300,000 iterations, 200 ms) that on a busy machine the
+# loop takes the CPU from the threads it waits for. CHOICES: the variables by which a user overrides each default.
 SPINS = {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "0"}
 CHOICES = {
     "GOMP_SPINCOUNT": ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
     "KMP_BLOCKTIME": ("KMP_BLOCKTIME", "KMP_LIBRARY", "OMP_WAIT_POLICY"),
 }
-# Each rank starts a pool of processes that compile: as many as it has CPU threads, where the user has not chosen.
+# Each rank starts a pool of compile processes: by default as many as it has CPU threads.
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 MOST_COMPILE_THREADS = 32  # torch's own limit
-# torch's allocator on CUDA, where the user has not chosen by either name: torch 2.11 to 2.13 read both.
+# torch's CUDA allocator, unless the user sets either name: torch 2.11 to 2.13 read both.
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-ASKED_WITHIN_S = 5.0
+STOP_WITHIN_S = 5.0
 
 
 @frozen
@@ -66,7 +74,7 @@ class StageExit:
 
 
 class StageProcess:
-    """A running stage. Its log gets stdout and stderr of all its processes, the values of secrets replaced.
+    """A running stage. Its log gets stdout and stderr of all its processes, with the values of secrets replaced.
 
     The life line is a FIFO with the executor as only writer: it breaks when the executor ends, however it ends.
     info: shows the user a line.
@@ -91,7 +99,7 @@ class StageProcess:
         self._info = info
         self._launch = launch
         if launch.nnodes > 1:
-            endpoint_of(launch.rendezvous)  # refuses what is not to be had before anybody waits
+            endpoint_of(launch.rendezvous)  # refuses an unusable address before anything waits
         self._asked_at: float | None = None
         self._asked = threading.Event()
         self._life_line_path = spec.life_line
@@ -99,7 +107,7 @@ class StageProcess:
         with clear_errors(lease.folder):
             self._results.mkdir()
             if launch.kind == "torchrun" and launch.nnodes == 1:
-                rendezvous.mkdir(mode=0o700)  # who may write there could run code in the ranks
+                rendezvous.mkdir(mode=0o700)  # anyone who can write there could run code in the ranks
             spec.write(spec_path)
             os.mkfifo(self._life_line_path)
             self._life_line = os.open(self._life_line_path, os.O_RDWR)
@@ -143,7 +151,7 @@ class StageProcess:
         return SeveralHosts(folder, offer, store, self._launch.rendezvous, start_here, self._report)
 
     def wait(self) -> StageExit:
-        """Return when the stage has ended, having ended every rank that still lives."""
+        """Return when the stage has ended, after ending every rank that still runs."""
         try:
             code = self._child.wait()
         except StageError as error:
@@ -157,7 +165,7 @@ class StageProcess:
         results = [RankResult.read(self._results / f"{rank}.json") for rank in ranks]
         ended = self._exit(code, results)
         if self._redacted is not None and self._redacted.error is not None and ended.status == "failed":
-            lost = clear_error(self._redacted.error, self._log)  # the cause: from then on it could print nothing
+            lost = clear_error(self._redacted.error, self._log)  # the cause: from then on its output failed
             ended = attrs.evolve(ended, failure=Failure.of(lost))
         reported = [result for result in results if result is not None]
         return attrs.evolve(
@@ -172,25 +180,25 @@ class StageProcess:
             return StageExit(
                 "done", done[0].device, loaded=tuple(sorted({file for result in done for file in result.loaded}))
             )
-        if only_taken_along(results) and self._was_asked(code, results):
+        if only_lost_connections(results) and self._was_stop_requested(code, results):
             return StageExit("stopped")
         failure = self._failure(code, results)
         return StageExit("failed", failure=failure, log_tail=self._shown(failure))
 
-    def _was_asked(self, code: int | None, results: Sequence[RankResult | None]) -> bool:
-        """Whether the run was asked to stop. Who sends a signal to all processes may reach the stage first."""
+    def _was_stop_requested(self, code: int | None, results: Sequence[RankResult | None]) -> bool:
+        """Whether the run was asked to stop. A signal sent to all processes may reach the stage before the executor."""
         ends_by_signal = code == -signal.SIGTERM or any(result and result.status == "stopped" for result in results)
-        return self._asked.wait(ASKED_WITHIN_S if ends_by_signal else 0.0)
+        return self._asked.wait(STOP_WITHIN_S if ends_by_signal else 0.0)
 
     @property
     def pid(self) -> int | None:
-        """The process of the stage on this host, to which its others belong; None before it is known."""
+        """The root process of the stage on this host; None before it is known."""
         return self._child.pid
 
     def ask_to_stop(self) -> None:
         """SIGTERM, once: `stage.stop_requested()` becomes true in every rank (the parent of the ranks passes it on).
 
-        Where the stage has ended already, its folder may be gone; on a full disk the signal alone has to do.
+        Where the stage has ended, its folder may be gone; on a full disk only the signal is sent.
         """
         if self._asked_at is None:
             self._asked_at = time.monotonic()
@@ -211,15 +219,15 @@ class StageProcess:
         return last_lines(self._log, self._log_start)
 
     def _report(self, text: str) -> None:
-        """Show the user a line; it stands in the log as well."""
+        """Show the user a line, and write it to the log."""
         with clear_errors(self._log), appended(self._log) as log:
             log.write(f"info: {text}\n".encode())
         self._info(text)
 
     def _shown(self, failure: Failure) -> tuple[str, ...]:
-        """Of several ranks the traceback of the one that is the cause, else the end of the log that it wrote to.
+        """Of several ranks the traceback of the failed one, else the end of its log.
 
-        The log has more: the others say what they saw of its end, often before it does.
+        The log has more: the others report its end, often before it does.
         """
         host = (failure.rank or 0) // self._launch.nproc
         log = host_log(self._log, host)
@@ -230,18 +238,20 @@ class StageProcess:
     def _failure(self, code: int | None, results: Sequence[RankResult | None]) -> Failure:
         hosts = self._several.names if self._several is not None else []
         exits = [
-            seen for host in range(self._launch.nnodes) for seen in read_exits(Path(exits_path(self._results, host)))
+            rank_exit
+            for host in range(self._launch.nnodes)
+            for rank_exit in read_exits(Path(exits_path(self._results, host)))
         ]
         cause = cause_of(
             results, exits, [hosts[rank // self._launch.nproc] for rank in range(len(results))] if hosts else []
         )
         lost, broken = ("", "") if self._several is None else (self._several.lost, self._several.broken)
-        if lost and only_taken_along(results, exits):
+        if lost and only_lost_connections(results, exits):
             return Failure(f"HostLost: {lost}", (HOST_LOST,))
         if cause is not None:
             return cause
         if any(result and result.status == "stopped" for result in results):
-            return Failure("StopRequested: the op raised it though nobody had asked it to stop")
+            return Failure("StopRequested: the op raised it without a request to stop")
         if code in (EXECUTOR_GONE, NO_LOG):
             gone = self._log.parent if code == NO_LOG else self._results.parent
             return Failure(
@@ -267,16 +277,16 @@ def _command(launch: Launch, job: Path, results: Path, rendezvous: Path) -> tupl
 
 
 def _allocator() -> dict[str, str]:
-    """Segments that grow, against fragments: micro-batches differ in size."""
+    """Growing segments avoid fragmentation: micro-batches differ in size."""
     return (
         {} if any(name in os.environ for name in ALLOCATOR_NAMES) else {ALLOCATOR_NAMES[0]: "expandable_segments:True"}
     )
 
 
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
-    """This process's environment with the threads pinned; no `ops` in the working directory can shadow the real one.
+    """This process's environment with fixed thread counts; `ops` in the working directory cannot shadow dflow's.
 
-    Threads that wait sleep soon, unless this environment says how they wait.
+    Waiting threads sleep soon, unless this environment sets how they wait.
 
     gpus: the devices that the stage sees; None leaves them all.
     """
@@ -292,10 +302,10 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "TQDM_DISABLE": "1",  # progress goes through the stage; bars would only fill the log
+        "TQDM_DISABLE": "1",  # progress goes through the stage; bars would fill the log
     }
 
 
 def bounded_spin() -> dict[str, str]:
-    """The variables of SPINS, without those of a runtime for which the user has chosen."""
+    """The variables of SPINS, except for runtimes that the user has configured."""
     return {name: value for name, value in SPINS.items() if not any(choice in os.environ for choice in CHOICES[name])}

@@ -1,8 +1,8 @@
-"""torchrun, for ranks on several hosts, with a note of those that ended badly, for what only their parent can know.
+"""torchrun, for ranks on several hosts; also writes which ranks failed, as only their parent can know.
 
     python -m executor.launchers.torchrun <exits> <arguments of torchrun>
 
-Writes a file, <exits>, see stage_contract.py; times are in whole seconds. torchrun looks every 0.1 s, sends SIGTERM to
+Writes a file, <exits>, see stage_contract.py; times are in whole seconds. torchrun polls every 0.1 s, sends SIGTERM to
 the others as soon as one rank has failed, and SIGKILL 30 s later: `executor.launchers.worker` ends them earlier.
 """
 
@@ -22,13 +22,13 @@ from torch.distributed.run import main as torchrun
 from executor.launchers.stage_contract import RankExit, write_exits
 from executor.launchers.worker import AGENT, ENDING
 
-_passed_on: list[int] = []
+_forwarded: list[int] = []
 
 
 def main() -> int:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which the forkserver held back; no rank is there yet
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver; no rank runs yet
     os.environ[AGENT] = str(os.getpid())
-    api._terminate_process_handler = _once
+    api._terminate_process_handler = _forward_once
     try:
         torchrun(sys.argv[2:])
     except ChildFailedError as failed:
@@ -42,10 +42,10 @@ def main() -> int:
     return 0
 
 
-def _once(number: int, frame: FrameType | None) -> None:
-    """The handler of torchrun's signals. A second signal would end it before its ranks, which may be saving."""
-    if not _passed_on:
-        _passed_on.append(number)
+def _forward_once(number: int, frame: FrameType | None) -> None:
+    """The handler of torchrun's signals. A second signal would end it before its ranks, which may still be saving."""
+    if not _forwarded:
+        _forwarded.append(number)
         raise SignalException(f"got signal {number}", sigval=signal.Signals(number))
 
 

@@ -1,13 +1,13 @@
-"""The child's side of a stage: load the inputs, import the op's run module, call it, and say how it ended.
+"""The child's side of a stage: load the inputs, import the op's run module, call it, and report how it ended.
 
     python -m executor.launchers.worker <work>/job-<attempt>.json          (one of these per rank)
 
-This module imports no torch; the op's run module does where it needs to. A process ends at once when the executor is
-gone: it watches a FIFO whose only writer is the executor. One that comes late, to a work folder that went on to another
+This module does not import torch; the op's run module may. A process ends at once when the executor is
+gone: it watches a FIFO whose only writer is the executor. A late one, whose work folder has passed to another
 attempt, ends too. How it ended is written to results-<attempt>/<rank>.json, see stage_contract.py.
 
-SIGTERM asks for a stop where the executor has said so in results-<attempt>/stop. Else it is their parent's, to the
-ranks that are left when one has failed: they end within END_WITHIN_S, even those that hang in a collective.
+SIGTERM requests a stop where results-<attempt>/stop exists. Else it comes from the parent, to the
+remaining ranks when one has failed: they end within END_WITHIN_S, even those that hang in a collective.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ END_WITHIN_S = 10
 WATCH_EVERY_S = 0.5
 PROGRESS_EVERY_S = 0.2
 ENDING = (signal.SIGTERM, signal.SIGINT)
-HELD = threading.local()  # mask: what a thread that forks held back before
+BLOCKED = threading.local()  # mask: the signal mask of a forking thread before the fork
 
 
 @frozen
@@ -95,7 +95,7 @@ class WorkerStage:
             return
         name = redact(name, self._secrets)
         path = self._spec.figures / f"{name}.png"
-        fresh = path.parent / ".fresh" / path.name  # an earlier one, which an event names, stays until this is whole
+        fresh = path.parent / ".fresh" / path.name  # replaces an earlier one, which an event names, only when complete
         fresh.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(fresh)
         fresh.replace(path)
@@ -118,7 +118,7 @@ class WorkerStage:
 
 
 def main() -> int:
-    if AGENT in os.environ:  # ranks, who may hold the interpreter for long
+    if AGENT in os.environ:  # ranks may hold the interpreter lock for long
         end_with_parent(int(os.environ[AGENT]))
     spec = StageSpec.read(Path(sys.argv[1]))
     if spec is None:
@@ -127,8 +127,8 @@ def main() -> int:
     stop = threading.Event()
     for number in ENDING:
         signal.signal(number, partial(_set_flag, stop))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which the forkserver held back
-    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_end_by_signals)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # blocked by the forkserver
+    os.register_at_fork(before=_block_signals, after_in_parent=_restore_signals, after_in_child=_reset_signals)
     try:
         share_ranks(spec.folder, spec.token, spec.lease_id)
         _watch(spec, rank)
@@ -149,28 +149,28 @@ def main() -> int:
     return 0
 
 
-def _hold_signals() -> None:
-    """A signal that reached the child before it has handlers of its own would be forgotten: it waits so long."""
-    HELD.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+def _block_signals() -> None:
+    """Keep signals pending until the child has its own handlers; else they would be lost."""
+    BLOCKED.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
-def _let_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, HELD.mask)
+def _restore_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, BLOCKED.mask)
 
 
-def _end_by_signals() -> None:
-    """In a process that the op forks nobody looks at the flag: `Pool.terminate` would wait for it for ever."""
+def _reset_signals() -> None:
+    """A process forked by the op never reads the stop flag: `Pool.terminate` would wait for it forever."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _let_signals()
+    _restore_signals()
 
 
 def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tuple[str, tuple[str, ...]]:
-    """Call the op; returns the device that it ran on and the files of `_loaded_files`."""
+    """Call the op. Returns its device and the files of `_loaded_files`."""
     import_from_source({file: text.encode("latin-1") for file, text in (read_json(spec.sources) or {}).items()})
     take_search_path(spec.search_path)
     node = node_from_json(spec.node_json)
-    take_search_path(spec.search_path)  # the op files may have changed it, as they did where the key was made
+    take_search_path(spec.search_path)  # the op files may have changed it, as they did when the key was computed
     declared = frozenset(sys.modules)
     sys.excepthook = partial(_report_error, result, secret_values(node.config))
     run: Callable[[Any, WorkerStage], None] = named_function(node.op.run)
@@ -194,8 +194,8 @@ def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tup
 def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> tuple[str, ...]:
     """The files of the user's modules that the op imported, or that are outside the search path.
 
-    The op files of the whole pipeline are loaded, with what they import; a key knows those of its own op alone. A
-    module without an absolute path was made by a library in memory, as torch.ops and torch.classes are.
+    The op files of the whole pipeline are loaded, with their imports; a key covers only those of its own op. A
+    module without an absolute path exists only in memory, such as torch.ops and torch.classes.
     """
     folders = [folder for folder in path if not is_interpreters(folder)]
     files = []
@@ -209,18 +209,18 @@ def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> tuple[str, .
 
 
 def _memory() -> int:
-    """Peak bytes of this rank, those of its largest child added."""
+    """Peak bytes of this rank plus those of its largest child."""
     return sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * 1024
 
 
 def _gpu_memory() -> int | None:
-    """Peak bytes that torch took on the GPU; None where it used none."""
+    """Peak bytes that torch allocated on the GPU; None where it used none."""
     torch = sys.modules.get("torch")
     return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str, Any]:
-    """Each edge's artifact in the type that the edge declares; None or a tuple where the edge says so."""
+    """Each edge's artifact in the type that the edge declares; None for an absent one, a tuple for a list."""
     inputs: dict[str, Any] = {}
     for name, producers in node_inputs(node, artifacts.__getitem__).items():
         kind = node.op.edges[name].type
@@ -232,9 +232,9 @@ def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str
 
 
 def _device(asked: str) -> str:
-    """ "auto" is cuda where the op's run module uses torch and torch finds a GPU, else cpu.
+    """ "auto" is cuda where the op's run module imports torch and torch finds a GPU, else cpu.
 
-    Raises ConfigError where a device is asked for that is not there, or ranks are more than the GPUs that they see.
+    Raises ConfigError where the requested device does not exist, or there are more ranks than visible GPUs.
     """
     torch = sys.modules.get("torch")
     has_cuda = torch is not None and torch.cuda.is_available()
@@ -257,16 +257,18 @@ def _set_flag(stop: threading.Event, number: int, frame: FrameType | None) -> No
 
 
 def _watch(spec: StageSpec, rank: int) -> None:
-    """End this process as soon as the executor, the only writer of the FIFO, is gone, and soon after another rank died.
+    """End this process as soon as the executor, the FIFO's only writer, is gone, and soon after another rank failed.
 
     Python runs signal handlers between two steps of the main thread only, never while it waits in a collective. The
-    wake-up descriptor gets the signal's number at once, so that the watching thread learns of it.
+    wake-up descriptor gets the signal's number at once, for the watching thread.
     """
     life_line = os.open(spec.life_line, os.O_RDONLY | os.O_NONBLOCK)
     _end_if_gone(life_line)
     wake_up, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # a child's SIGTERM is not this process's
+    os.register_at_fork(
+        after_in_child=partial(signal.set_wakeup_fd, -1)
+    )  # a forked child must not write its signals there
     threading.Thread(target=_keep_watch, args=(life_line, wake_up, spec.results, rank), daemon=True).start()
 
 
@@ -280,7 +282,7 @@ def _keep_watch(life_line: int, wake_up: int, results: Path, rank: int) -> None:
         if signalled and not asked and not others_ended and "RANK" in os.environ:
             others_ended = True
             print(f"rank {rank}: another rank has failed; this one ends within {END_WITHIN_S} s", flush=True)
-            signal.alarm(END_WITHIN_S)  # kills without Python's help, whatever holds the interpreter
+            signal.alarm(END_WITHIN_S)  # kills even if something holds the interpreter lock
         elif others_ended and asked:
             others_ended = False
             signal.alarm(0)
@@ -289,7 +291,7 @@ def _keep_watch(life_line: int, wake_up: int, results: Path, rank: int) -> None:
 def _end_if_gone(descriptor: int) -> None:
     try:
         data = os.read(descriptor, 1)
-    except BlockingIOError:  # there is a writer, with nothing to say
+    except BlockingIOError:  # there is a writer
         return
     if data == b"":
         os._exit(EXECUTOR_GONE)
@@ -298,9 +300,9 @@ def _end_if_gone(descriptor: int) -> None:
 def _report_error(
     result: Path, secrets: Sequence[str], kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """The excepthook: errors that dflow raises on purpose are shown as they are, others with their traceback."""
+    """The excepthook: dflow's own errors are shown as they are, others with their traceback."""
     now = time.time()
-    text = "".join(traceback.format_exception(kind, error, _from_the_op_on(trace)))
+    text = "".join(traceback.format_exception(kind, error, _op_traceback(trace)))
     expected = issubclass(kind, DflowError)
     message = redact(str(error), secrets) or ("out of memory" if issubclass(kind, MemoryError) else "")
     reported = RankError(
@@ -314,14 +316,14 @@ def _report_error(
     try:
         print(f"{kind.__name__}: {message}" if expected else text.rstrip("\n"), file=sys.stderr, flush=True)
         RankResult(status="failed", memory=_memory(), gpu_memory=_gpu_memory(), error=reported).write(result)
-    except (OSError, DiskFull):  # not even room to say so
+    except (OSError, DiskFull):  # no space to report it
         os._exit(NO_SPACE)
     if "RANK" in os.environ:
-        signal.alarm(END_WITHIN_S)  # where the clean-up of a process group waits for ranks that do not answer
+        signal.alarm(END_WITHIN_S)  # the clean-up of a process group may wait for ranks that do not answer
 
 
-def _from_the_op_on(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without dflow's own way to the op; whole where the error is dflow's own."""
+def _op_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the op on; complete where the error is dflow's own."""
     place = trace
     while place is not None and place.tb_frame.f_globals is not globals():
         place = place.tb_next
@@ -331,7 +333,7 @@ def _from_the_op_on(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _lost_connection(error: BaseException | None) -> bool:
-    """Whether this is what a rank sees when another one is gone: the errors of torch.distributed and of gloo."""
+    """Whether a rank failed because another one is gone: an error of torch.distributed or gloo."""
     while error is not None:
         names = {ancestor.__name__ for ancestor in type(error).__mro__}
         if "DistError" in names or ("RuntimeError" in names and "gloo/" in str(error)):

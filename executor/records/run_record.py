@@ -274,7 +274,7 @@ class Record:
 
     def is_locked(self) -> bool:
         """Whether a process works on this run now, or sends it."""
-        return is_held(self.folder / "lock", alone=False)
+        return is_held(self.folder / "lock", exclusive=False)
 
 
 def _changed(state: NodeState | RunState) -> dict[str, Any]:

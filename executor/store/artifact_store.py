@@ -31,7 +31,7 @@ from executor.store.manifest import Manifest, committed_files
 from executor.store.names import DIGEST, OUT, RUN
 from executor.store.run_measurements import keep_own_files
 from executor.system.crash_points import fail_point
-from executor.system.file_locks import keeps_others_out
+from executor.system.file_locks import is_exclusive
 from executor.system.jsonlines import append_line, read_json, read_lines, read_object, sync_folder, write_json
 from executor.system.os_errors import clear_error, clear_errors
 from executor.system.symlinks import plain_status, refuse_links, remove
@@ -75,7 +75,7 @@ class Store:
         """
         refuse_links(
             (path / name for name in NO_LINKS),
-            f"remove the link and move what is behind it into its place, or move all of {path} and link that",
+            f"replace the link by its target, or move all of {path} and link that",
         )
         _check_format(path)
         store = cls(path)
@@ -334,11 +334,11 @@ def _check_locks(path: Path) -> None:
     # The second by the first: another process that makes the store may replace the file in between.
     with (path / "format").open("r+b") as first, Path(f"/proc/self/fd/{first.fileno()}").open("r+b") as second:
         try:
-            if keeps_others_out(first, second):
+            if is_exclusive(first, second):
                 return
         except OSError as error:
             raise StoreError(f"{path}: locks (flock) do not work on this file system ({error.strerror})") from error
-    raise StoreError(f"{path}: locks (flock) keep nobody out on this file system; put the store on another one")
+    raise StoreError(f"{path}: locks (flock) are not exclusive on this file system; put the store on another one")
 
 
 def _is_intact(folder: Path, files: Mapping[str, FileEntry]) -> bool:

@@ -328,7 +328,7 @@ def share_ranks(folder: Path, token: int, lease_id: str) -> int:
     holder = read_object(folder / "lease") or {}
     if (holder.get("token"), holder.get("id")) != (token, lease_id):
         os.close(descriptor)
-        raise LeaseLost(f"{folder}: the lease went on to another attempt")
+        raise LeaseLost(f"{folder}: the lease passed to another attempt")
     return descriptor
 
 

@@ -1,1 +1,1 @@
-"""What every room uses: files and locks, output, processes, and what this machine has."""
+"""Shared by all rooms: files and locks, output, processes, and this machine's hardware."""

@@ -1,7 +1,7 @@
-"""Named places, each between two system calls that matter, at which a test kills the process that comes by.
+"""Named places, each between two critical system calls, at which a test kills the process that passes.
 
-The table is all there are. Places of lease, commit, run, stage and worker lie on the way of a node, in this order; the
-others on that of the command whose name they bear.
+The table is complete. A node passes the places of lease, commit, run, stage and worker in this order; the
+others belong to the command of the same name.
 
 DFLOW_FAIL_AT="name" or "name:3" kills this process by SIGKILL when it passes the place for the first or third time.
 DFLOW_FAIL_BY="SIGSTOP" stops it there instead, so that a test can kill this process, another, or both.
@@ -59,12 +59,12 @@ _passed: dict[str, int] = {}
 
 def fail_point(name: str) -> None:
     """Does nothing unless DFLOW_FAIL_AT names this place."""
-    asked = os.environ.get(FAIL_AT)
-    if asked is None:
+    setting = os.environ.get(FAIL_AT)
+    if setting is None:
         return
-    place, _, count = asked.rpartition(":")
+    place, _, count = setting.rpartition(":")
     if not count.isdigit():
-        place, count = asked, "1"
+        place, count = setting, "1"
     if place != name:
         return
     _passed[name] = _passed.get(name, 0) + 1

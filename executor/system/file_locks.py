@@ -1,4 +1,4 @@
-"""What is asked of locks by flock, which end with the process that holds them."""
+"""Locks by flock, which end with the process that holds them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import IO
 
-ASKS_WITHIN_S = 1.0
+TAKE_WITHIN_S = 1.0
 POLL_S = 0.02
 
 
 def take(descriptor: int, kind: int) -> bool:
-    """Whether the lock could be had. Who asks `is_held` has it for a moment: that is waited for."""
-    deadline = time.monotonic() + ASKS_WITHIN_S
+    """Take a lock; returns whether that succeeded. Retries for a moment, since `is_held` elsewhere locks too."""
+    deadline = time.monotonic() + TAKE_WITHIN_S
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -26,14 +26,14 @@ def take(descriptor: int, kind: int) -> bool:
             return True
 
 
-def is_held(lock: Path, *, alone: bool = True) -> bool:
-    """Whether some process holds this lock, alone or at all; not where there is no such file."""
+def is_held(lock: Path, *, exclusive: bool = True) -> bool:
+    """Whether a process holds this lock, exclusively (`exclusive`) or at all; False where the file does not exist."""
     try:
         descriptor = os.open(lock, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if alone else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if exclusive else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
@@ -41,11 +41,11 @@ def is_held(lock: Path, *, alone: bool = True) -> bool:
     return False
 
 
-def keeps_others_out(first: IO[bytes], second: IO[bytes]) -> bool:
-    """Whether a lock on a file that is open twice keeps the second out. Raises OSError where there are no locks."""
+def is_exclusive(first: IO[bytes], second: IO[bytes]) -> bool:
+    """Whether a lock on a file that is open twice is exclusive. Raises OSError where locks are not supported."""
     try:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # by `first`, or by another process that is asking the same
+    except BlockingIOError:  # by `first`, or by another process in this function
         return True
     return False

@@ -1,4 +1,4 @@
-"""How many bytes a folder holds."""
+"""Disk use of a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from executor.system.symlinks import is_folder
 
 
 def folder_size(path: Path) -> int:
-    """The sizes of all files at or below a path together, but of what vanishes meanwhile or is behind a link."""
+    """Bytes of all files at or below a path. Links are not followed; files that vanish meanwhile count 0."""
     if not is_folder(path):
         return _size(str(path))
     return sum(_size(os.path.join(here, name)) for here, _, names in os.walk(path) for name in names)  # noqa: PTH118

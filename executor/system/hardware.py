@@ -1,4 +1,4 @@
-"""How much memory this machine has, and its GPUs as NVIDIA's driver lists them."""
+"""This machine's memory, and its GPUs as NVIDIA's driver lists them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second on Windows' Linux
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second on WSL
 
 
 def machine_memory() -> int:
-    """Bytes of this machine, or of the container that this process is in."""
+    """Bytes of memory of this machine, or of this process's container."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = CGROUP_LIMIT.read_text().strip()
@@ -23,7 +23,7 @@ def machine_memory() -> int:
 
 @functools.cache
 def nvml() -> ModuleType | None:
-    """NVIDIA's management library, initialised; None without a driver, and not even imported without a device."""
+    """NVIDIA's management library, initialised; None without a driver; not imported without a device."""
     if not any(driver.exists() for driver in DRIVERS):
         return None
     import pynvml
@@ -37,7 +37,7 @@ def nvml() -> ModuleType | None:
 
 
 def gpu_indices() -> tuple[str, ...]:
-    """Of all GPUs, in the order of the bus, as nvidia-smi numbers them; none without a driver that answers."""
+    """Indices of all GPUs in bus order, as nvidia-smi numbers them; empty without a working driver."""
     library = nvml()
     if library is None:
         return ()
@@ -48,7 +48,7 @@ def gpu_indices() -> tuple[str, ...]:
 
 
 def gpu_memory() -> int | None:
-    """Bytes of the smallest of this machine's GPUs; None without one, or where it does not tell."""
+    """Bytes of memory of the smallest GPU; None without one, or where the driver does not report it."""
     library = nvml()
     if library is None:
         return None

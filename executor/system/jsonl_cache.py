@@ -1,4 +1,4 @@
-"""A file that remembers what was worked out once: only ever a help, so it may be lost or not writable."""
+"""A cache in a JSON-lines file: it only saves time, so it may be lost or not writable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPARE_LINES = 1000
 
 
 class Memo:
-    """Append-only JSON lines, of which the newest with the same name holds. Without a path nothing is remembered."""
+    """Append-only JSON lines; the newest line of a name is valid. Without a path nothing is cached."""
 
     def __init__(self, path: Path | None, name: str, spare_lines: int = SPARE_LINES) -> None:
         self._path = path
@@ -24,15 +24,15 @@ class Memo:
         self._spare_lines = spare_lines
 
     def newest(self) -> dict[str, dict[str, Any]]:
-        """The lines that hold, by name; a file of which most lines no longer do is rewritten with them alone."""
+        """The valid lines by name; a file of mostly superseded lines is rewritten with only these."""
         if self._path is None:
             return {}
         lines = [line for line in read_lines(self._path) if self._name in line]
-        held = {line[self._name]: line for line in lines}
-        if len(lines) > 2 * len(held) + self._spare_lines:
+        valid = {line[self._name]: line for line in lines}
+        if len(lines) > 2 * len(valid) + self._spare_lines:
             with suppress(OSError, StoreError):
-                self._rewrite(self._path, held)
-        return held
+                self._rewrite(self._path, valid)
+        return valid
 
     def add(self, line: Mapping[str, Any]) -> None:
         if self._path is not None:
@@ -40,9 +40,9 @@ class Memo:
                 append_line(self._path, line)
 
     @staticmethod
-    def _rewrite(path: Path, held: Mapping[str, Mapping[str, Any]]) -> None:
-        """What another process appends meanwhile is lost, and worked out once more."""
+    def _rewrite(path: Path, valid: Mapping[str, Mapping[str, Any]]) -> None:
+        """Lines that another process appends meanwhile are lost, and computed again."""
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
         with new_file(fresh) as file:
-            file.writelines(map(compact, held.values()))
+            file.writelines(map(compact, valid.values()))
         fresh.replace(path)

@@ -1,9 +1,9 @@
 """Append-only files of JSON lines, and JSON files replaced as a whole; both survive a kill at any moment.
 
-Durable ones survive a crash of the machine too. What the file system refuses is a StoreError, or DiskFull.
+Durable ones survive a crash of the machine too. Errors of the file system become StoreError or DiskFull.
 
-Lines are one write() to a file opened with O_APPEND, so that several processes can write to one file. What a killed
-process left half written is one broken line: the next writer ends it, and readers skip it.
+Lines are one write() to a file opened with O_APPEND, so that several processes can write to one file. The next writer
+ends a line that a killed process left incomplete, and readers skip it.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bo
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 line = b"\n" + line
-            if os.write(descriptor, line) < len(line):  # the rest may no longer be one line with it
+            if os.write(descriptor, line) < len(line):  # a second write might not follow the first
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if durable:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if durable:  # also where the file is not new: its maker may have died before this
+        if durable:  # also for an existing file: its creator may have died before this
             sync_folder(path.parent)
 
 
 def compact(value: Any) -> bytes:
-    """A value as one line of JSON, its end included; half a surrogate pair, which UTF-8 has not, as its escape."""
+    """A value as one line of JSON with its line end; a lone surrogate, which UTF-8 cannot encode, is escaped."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a file; none where it is not there."""
+    """All complete lines of a file; empty where it does not exist."""
     return LineReader(path).read()
 
 
 class LineReader:
-    """Reads the lines that were added since the last call, at first those from an offset on.
+    """Reads the lines appended since the last call, at first those from an offset on.
 
-    A last line without its end is left for later.
+    A last line without its end is read later.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
@@ -86,7 +86,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bool = False) -> None:
     """Replace a JSON file as a whole: readers see the old one or the new one. durable: also after a machine's crash.
 
-    in_one_line: what is large and seldom read by people is written, and read, several times as quickly.
+    in_one_line: for large values that people seldom read; several times faster to write and read.
     """
     text = (
         compact(value)
@@ -110,7 +110,7 @@ def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bo
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file, None where it is not there. Raises ValueError where it holds something else."""
+    """The value of a JSON file, None where it does not exist. Raises ValueError where it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +118,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None where it is not there, is empty after a crash, or holds something else."""
+    """The object in a JSON file, None where it does not exist, is empty after a crash, or holds something else."""
     try:
         value = read_json(path)
     except ValueError:
@@ -127,7 +127,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a folder's entries to disk."""
+    """fsync a folder's entries."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

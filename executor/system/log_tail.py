@@ -1,4 +1,4 @@
-"""What a user is shown of a stage's log while it runs and when it fails: bounded, whatever the stage printed."""
+"""The end of a stage's log as shown to the user, of bounded size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAIL_BYTES = 65536
 
 
 def last_lines(log: Path, start: int) -> tuple[str, ...]:
-    """The last lines that were written from the byte `start` on, empty ones at their end left out."""
+    """The last lines from byte `start` on, without trailing empty ones."""
     with clear_errors(log), log.open("rb") as file:
         first = max(start, file.seek(0, 2) - TAIL_BYTES)
         file.seek(first)

@@ -16,25 +16,25 @@ from collections.abc import Container, Sequence
 from typing import IO, Any, AnyStr, TextIO
 
 GAP = "  "
-NARROWEST = 16  # what the last column keeps on a small terminal
-# Who reads no more, as behind `| head` or in a terminal that was closed, need not be told so.
-NOBODY_READS = frozenset({errno.EPIPE, errno.EIO})
+NARROWEST = 16  # minimum width of the last column on a small terminal
+# The reader is gone, as behind `| head` or in a closed terminal: not worth reporting.
+READER_GONE = frozenset({errno.EPIPE, errno.EIO})
 NAMES = {1: "standard output", 2: "standard error"}
-# Which of them could not be written though somebody reads it, with what the operating system said.
-UNHEARD: dict[int, str] = {}
-# What a terminal would obey, and what no encoding has; tabs and ends of lines are meant.
+# Those that could not be written for another reason, with the operating system's message.
+OUTPUT_ERRORS: dict[int, str] = {}
+# Control characters and lone surrogates, except for tabs and line ends.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 ENDS_OF_LINES = re.compile("[\n\u2028\u2029]")  # those that CONTROL leaves
 
 
 def print_lines(text: str, *, error: bool = False) -> None:
-    """Where nobody reads on, the rest is said to nobody."""
+    """Print text; the rest is dropped where the reader is gone."""
     stream = sys.stderr if error else sys.stdout
     write_on(stream, f"{printable(text)}\n")
 
 
 def print_json(value: Any, *, ascii_only: bool = True) -> None:
-    """As any reader of JSON takes it: null for what is not finite, since JSON has no such number."""
+    """Print strict JSON: null for numbers that are not finite."""
     text = json.dumps(finite(value), indent=1, ensure_ascii=ascii_only, allow_nan=False)
     print_lines(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
@@ -49,12 +49,12 @@ def finite(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """The text with control characters as they are written in Python, `\\x1b` say."""
+    """The text with control characters escaped as in Python, such as `\\x1b`."""
     return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def one_line(text: str, length: int) -> str:
-    """The text as one line of at most `length` characters: control characters and ends of lines are written out."""
+    """The text as one line of at most `length` characters, with control characters and line ends escaped."""
     shown = ENDS_OF_LINES.sub(lambda found: ascii(found[0])[1:-1], printable(text))
     return shown if len(shown) <= length else f"{shown[:length]} ..."
 
@@ -70,19 +70,19 @@ def moment(at: float) -> str:
 
 
 def write_on(stream: IO[AnyStr], text: AnyStr) -> None:
-    """Write all of it; from the first time on that this is refused, what the stream is given goes nowhere."""
+    """Write and flush; after the first error, further output of the stream is discarded."""
     try:
         stream.write(text)
         stream.flush()
     except OSError as error:
         number = stream.fileno()
-        _lead_nowhere(number)
-        if error.errno not in NOBODY_READS and number in NAMES:
-            UNHEARD[number] = error.strerror or str(error)
+        _discard(number)
+        if error.errno not in READER_GONE and number in NAMES:
+            OUTPUT_ERRORS[number] = error.strerror or str(error)
 
 
 class Enduring:
-    """A stream for libraries that write by themselves: a terminal that was closed makes none of them fail."""
+    """A stream for libraries that write to it themselves: a closed terminal does not make them fail."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -103,16 +103,16 @@ class Enduring:
 
 
 def prepare_streams() -> None:
-    """No text is refused for its encoding. What was closed when Python began leads nowhere: else the next file that is
-    opened would take its number.
+    """Make streams accept any text. Descriptors that were closed at start are sent to the null device: else the next
+    file that is opened would get their number.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            _lead_nowhere(number)
+            _discard(number)
             if number in NAMES:
-                UNHEARD[number] = "it is closed"
+                OUTPUT_ERRORS[number] = "it is closed"
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
@@ -122,16 +122,16 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def unheard() -> str:
-    """Where what was to be said is lost, though somebody reads there; empty where nothing is."""
-    return "; ".join(f"{NAMES[number]} cannot be written: {why}" for number, why in UNHEARD.items())
+def output_errors_text() -> str:
+    """Which streams could not be written, though their readers exist; empty where none."""
+    return "; ".join(f"{NAMES[number]} cannot be written: {why}" for number, why in OUTPUT_ERRORS.items())
 
 
-def _lead_nowhere(number: int) -> None:
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    if nowhere != number:
-        os.dup2(nowhere, number)
-        os.close(nowhere)
+def _discard(number: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Container[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""What a long work does now, and how far it is: one moving line on a terminal, plain lines elsewhere."""
+"""Progress of long work: one live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PLAIN_S = 10.0
 
 
 class BytesDone:
-    """A context manager; `advance` takes the bytes that were done since the last call."""
+    """A context manager; `advance` takes the bytes done since the last call."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
         self._total = total
         self._done = 0
         self._lines = Unrepeated()
-        self._said_at = time.monotonic()
+        self._shown_at = time.monotonic()
         console = Console(stderr=True)
         columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
@@ -42,8 +42,8 @@ class BytesDone:
         self._done += size
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, total=max(self._total, self._done))
-        elif time.monotonic() - self._said_at >= PLAIN_S:
-            self._said_at = time.monotonic()
+        elif time.monotonic() - self._shown_at >= PLAIN_S:
+            self._shown_at = time.monotonic()
             if line := self._lines.line(f"{self._what}: {shown_bytes(self._done)} of {shown_bytes(self._total)}"):
                 print_lines(line, error=True)
 
@@ -59,8 +59,8 @@ class BytesDone:
             self._bar.stop()
 
 
-class Doing:
-    """A context manager; `tell` takes what is done now, for standard error, and `say` prints a result."""
+class Activity:
+    """A context manager; `status` shows the current step on standard error, and `show` prints a result."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._lines = Unrepeated()
@@ -69,15 +69,15 @@ class Doing:
         self._bar = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         self._task = self._bar.add_task("", total=None) if self._bar is not None else None
 
-    def tell(self, text: str) -> None:
+    def status(self, text: str) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=printable(text))
             self._bar.start()
         elif line := self._lines.line(text):
             print_lines(line, error=True)
 
-    def say(self, text: str) -> None:
-        """What is done now stands aside meanwhile, also where both are on the same terminal."""
+    def show(self, text: str) -> None:
+        """Print a result; the live line is hidden meanwhile, since both may be on one terminal."""
         is_shown = self._bar is not None and self._bar.live.is_started
         if self._bar is not None:
             self._bar.stop()
@@ -85,7 +85,7 @@ class Doing:
         if self._bar is not None and is_shown:
             self._bar.start()
 
-    def __enter__(self) -> Doing:
+    def __enter__(self) -> Activity:
         return self
 
     def __exit__(

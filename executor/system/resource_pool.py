@@ -1,4 +1,4 @@
-"""What the nodes of a run take of this machine while they run, and what it has."""
+"""CPUs, memory and GPUs: this machine's, and those that running nodes use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from executor.system.slurm import hosts_allocated, more_hosts, too_few
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
-WAY_OUT = "ask for less, or run it on a larger machine; [machine] says what a run may use of this one"
+REMEDY = "request less, or run it on a larger machine; [machine] limits what a run may use of this one"
 
 
 @frozen
 class Share:
-    """A node's part of the machine: threads of each rank; gpus: the devices it sees, None for all of them."""
+    """A node's share of the machine. threads: of each rank; gpus: the devices it sees, None for all of them."""
 
     threads: int
     gpus: tuple[str, ...] | None = None
@@ -29,7 +29,7 @@ class Share:
 
 @frozen
 class Demand:
-    """What a node takes while it runs. gpus is None for a node that takes none and yet sees all."""
+    """What a node uses while it runs. gpus: None for a node that reserves none and sees all."""
 
     cpus: int
     memory: int = 0
@@ -38,9 +38,9 @@ class Demand:
 
 @frozen
 class Capacity:
-    """What a run may use together. gpus are the devices by the names that CUDA_VISIBLE_DEVICES takes.
+    """What the nodes of a run may use together. gpus: names of devices as in CUDA_VISIBLE_DEVICES.
 
-    takes_none: `[machine]` gives the run no GPU, so that its nodes see none; else, where gpus is empty, they see what
+    takes_none: `[machine]` gives the run no GPU, so its nodes see none. Else, where gpus is empty, they see what
     CUDA finds without a driver that lists them.
     """
 
@@ -51,7 +51,7 @@ class Capacity:
 
     @classmethod
     def of_this_machine(cls, machine: Machine) -> Capacity:
-        """What is there, or as much of it as `[machine]` says. More CPUs or memory than there is can be declared."""
+        """This machine's resources, or those in `[machine]`, which may declare more CPUs or memory than exist."""
         gpus = devices()
         return cls(
             machine.cpus or len(os.sched_getaffinity(0)),
@@ -61,16 +61,16 @@ class Capacity:
         )
 
     def demand(self, node: GraphNode, useful: int | None = None) -> Demand:
-        """Of the CPUs a node takes those of its threads where they are limited, else all: heavy nodes run alone.
+        """The resources of a node. CPUs: those of its threads where they are limited, else all: heavy nodes run alone.
 
-        useful: the most threads of a rank that its op makes use of, None for as many as there are.
+        useful: the most threads of a rank that its op can use, None for no limit.
         """
         launch = node.launch
         cpus = launch.cpus or min((launch.threads or useful or 0) * launch.nproc or self.cpus, self.cpus)
         return Demand(cpus, launch.memory_bytes or 0, self._gpus_of(node))
 
     def _gpus_of(self, node: GraphNode) -> int | None:
-        """A GPU for each rank of an op that computes on one; an op that does not sees none unless it asks for some."""
+        """One GPU for each rank of an op that computes on GPUs; others see none unless they request some."""
         if node.launch.gpus is not None:
             return node.launch.gpus
         if not computes_on_gpu(node):
@@ -81,7 +81,7 @@ class Capacity:
 
 
 class Free:
-    """What no running node has taken."""
+    """Resources that no running node uses."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
@@ -93,7 +93,7 @@ class Free:
         return demand.cpus <= self._cpus and demand.memory <= self._memory and (demand.gpus or 0) <= len(self._gpus)
 
     def take(self, demand: Demand, threads: int) -> Share:
-        """A share of that size, the first GPUs that are free among it."""
+        """Reserve a share of that size, with the first free GPUs."""
         self._cpus -= demand.cpus
         self._memory -= demand.memory
         if demand.gpus is None:
@@ -109,23 +109,23 @@ class Free:
 
 
 def computes_on_gpu(node: GraphNode) -> bool:
-    """Whether the node takes a GPU where there is one: by its op and its device, or by device = "cuda" alone."""
+    """Whether the node uses a GPU where there is one: by its op and device = "auto", or by device = "cuda"."""
     device = node.launch.device
     return device == "cuda" or (device == "auto" and node.op.gpu)
 
 
 def device_order() -> dict[str, str]:
-    """The environment variable by which the numbers that the driver lists name the same devices for CUDA.
+    """The environment variable that makes CUDA number devices as the driver does.
 
-    CUDA numbers the fastest device 0. Who has chosen devices or an order for dflow is left with what that means.
+    By default CUDA numbers the fastest device 0. Empty where the user has chosen devices or an order.
     """
     return {} if VISIBLE in os.environ or ORDER in os.environ else {ORDER: "PCI_BUS_ID"}
 
 
 def threads_of(launch: Launch, machine: Machine | None = None, useful: int | None = None) -> int:
-    """CPU threads of each rank: as given, else the node's CPUs, or all that the run may use, divided by the ranks.
+    """CPU threads of each rank: as set, else the node's CPUs, or all that the run may use, divided by the ranks.
 
-    useful: what the op makes use of at most. What else runs meanwhile does not count: threads change the rounding.
+    useful: the most that the op can use. Does not depend on what else runs, since threads change the rounding.
     """
     cpus = launch.cpus or (machine and machine.cpus) or len(os.sched_getaffinity(0))
     share = max(1, cpus // launch.nproc)
@@ -133,7 +133,7 @@ def threads_of(launch: Launch, machine: Machine | None = None, useful: int | Non
 
 
 def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
-    """What nodes ask for beyond what a run may use: they could never start."""
+    """Mistakes for nodes that need more than the run may use, and could never start."""
     capacity, allocated = Capacity.of_this_machine(machine), hosts_allocated()
     mistakes = []
     for node_id, node in nodes.items():
@@ -142,16 +142,16 @@ def too_much(nodes: Mapping[str, GraphNode], machine: Machine) -> list[Mistake]:
             mistakes.append(Mistake(message, f"node.{node_id}.launch.nnodes", hint=more_hosts(node.launch.nnodes)))
         demand, launch = capacity.demand(node), node.launch
         if launch.gpus and launch.gpus < launch.nproc and computes_on_gpu(node):
-            message = f"{_amount(launch.gpus, 'GPU')} for {launch.nproc} ranks, each of which takes one"
-            hint = f"give gpus = {launch.nproc}, or leave gpus out"
+            message = f"{_amount(launch.gpus, 'GPU')} for {launch.nproc} ranks, each of which needs one"
+            hint = f"set gpus = {launch.nproc}, or leave gpus out"
             mistakes.append(Mistake(message, f"node.{node_id}.launch.gpus", hint=hint))
-        for field, unit, asked, there, hint in (
-            ("cpus", "CPU", demand.cpus, capacity.cpus, WAY_OUT),
+        for field, unit, requested, available, hint in (
+            ("cpus", "CPU", demand.cpus, capacity.cpus, REMEDY),
             (_gpu_field(launch), "GPU", demand.gpus or 0, len(capacity.gpus), _fewer_gpus(launch, len(capacity.gpus))),
-            ("memory", "", demand.memory, capacity.memory, WAY_OUT),
+            ("memory", "", demand.memory, capacity.memory, REMEDY),
         ):
-            if asked > there:
-                message = f"asks for {_amount(asked, unit)}, but the run may use {_amount(there, unit)}"
+            if requested > available:
+                message = f"needs {_amount(requested, unit)}, but the run may use only {_amount(available, unit)}"
                 mistakes.append(Mistake(message, f"node.{node_id}.launch.{field}", hint=hint))
     return mistakes
 
@@ -167,21 +167,21 @@ def devices() -> tuple[str, ...]:
 
 
 def _gpu_field(launch: Launch) -> str:
-    """The field of the launch that says how many GPUs a node takes."""
+    """The field of the launch that sets how many GPUs a node uses."""
     if launch.gpus is not None:
         return "gpus"
     return "nproc" if launch.nproc > 1 else "device"
 
 
-def _fewer_gpus(launch: Launch, there: int) -> str:
-    """What helps a node that takes more GPUs than there are."""
+def _fewer_gpus(launch: Launch, available: int) -> str:
+    """The hint for a node that needs more GPUs than available."""
     if launch.gpus is not None or launch.nproc == 1:
-        return WAY_OUT
-    ranks = there - there % launch.sp_degree
+        return REMEDY
+    ranks = available - available % launch.sp_degree
     fewer = [f"nproc = {ranks}"] if ranks else []
-    if there and not ranks:
-        fewer = [f"nproc = {there} with sp_degree = {there}"]
-    return "each rank takes one: give " + " or ".join([*fewer, 'device = "cpu"'])
+    if available and not ranks:
+        fewer = [f"nproc = {available} with sp_degree = {available}"]
+    return "each rank needs one: set " + " or ".join([*fewer, 'device = "cpu"'])
 
 
 def _amount(number: int, unit: str) -> str:

@@ -21,11 +21,11 @@ POLL_S = 0.5
 SHOW_EVERY_S = 5.0
 HEALTH_WITHIN_S = 25.0  # SGLang answers after it has generated a token, or after 20 s
 LAST_PORT = 65535
-HOST_REMEDY = "give --host an address of this machine: 127.0.0.1, or 0.0.0.0 for all of them"
+HOST_REMEDY = "set --host to an address of this machine: 127.0.0.1, or 0.0.0.0 for all of them"
 
 
 class Server(ChildGroup):
-    """environment: added to that of this process. All that the server prints goes to the log."""
+    """environment: added to that of this process. All output of the server goes to the log."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log
@@ -33,19 +33,21 @@ class Server(ChildGroup):
             super().__init__(command, child_environment(PYTHONUNBUFFERED="1", **environment), output=output)
 
     def wait(self) -> NoReturn:
-        """Until it ends. Raises ServerError then: a server does not end by itself."""
+        """Wait until it ends, which raises ServerError: a server never ends on its own."""
         self.ended_within(None)
         raise self.died()
 
     def died(self) -> ServerError:
-        """Of a server that has ended, with the last lines of its log."""
+        """The error for a server that has ended, with the last lines of its log."""
         code = self.close()
         shown = "\n".join(f"    {line}" for line in last_lines(self.log, 0))
         return ServerError(f"the server {exit_text(code)}\n{shown}\nlog: {self.log}")
 
 
 def wait_until_ready(server: Server, url: str, *, show: bool = True) -> None:
-    """show: the last line of the log every few seconds. Raises ServerError where the server ends."""
+    """Wait until the server is ready. show: print the last line of the log every few seconds. Raises ServerError where
+    it ends.
+    """
     started = shown_at = time.monotonic()
     while not is_healthy(url):
         if server.ended_within(POLL_S):
@@ -58,7 +60,7 @@ def wait_until_ready(server: Server, url: str, *, show: bool = True) -> None:
 
 
 def is_healthy(url: str) -> bool:
-    """Whether the server says that it is ready; False while nobody listens, or while it says otherwise."""
+    """Whether the server reports that it is ready; False also while nothing listens."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=HEALTH_WITHIN_S) as response:
             return bool(response.status == 200)
@@ -67,17 +69,17 @@ def is_healthy(url: str) -> bool:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raises DflowError where something listens there already, where the host is not this machine's, and for what is no
-    port or no host at all.
+    """Raises DflowError where the port is in use, where the host is not this machine's, and for an invalid port
+    or host.
     """
     if not 1 <= port <= LAST_PORT:
-        raise DflowError(f"--port {port}: ports are 1 to {LAST_PORT}")
+        raise DflowError(f"--port {port}: must be from 1 to {LAST_PORT}")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except (socket.gaierror, UnicodeError) as error:
-            raise DflowError(f"--host {host}: no IPv4 address is known for it ({error}); {HOST_REMEDY}") from error
+            raise DflowError(f"--host {host}: it has no IPv4 address ({error}); {HOST_REMEDY}") from error
         except OSError as error:
             remedy = HOST_REMEDY if error.errno == errno.EADDRNOTAVAIL else "choose another --port"
             raise DflowError(f"{host}:{port}: {error.strerror}; {remedy}") from error

@@ -1,7 +1,7 @@
-"""The mark by which the processes of a stage are found: a daemon that it started, a child that ignores SIGTERM.
+"""The mark that identifies the processes of a stage, even a daemon or a child that ignores SIGTERM.
 
-Every process of a stage has DFLOW_STAGE="<work folder>:<id of the lease>" in the environment that /proc shows, and
-hands it on to what it starts. So all of them are found, whatever group or session they moved to and whatever they
+Every process of a stage has DFLOW_STAGE="<work folder>:<id of the lease>" in its environment in /proc, and its
+children inherit it. So all of them are found, whatever group or session they moved to and whatever they
 closed.
 """
 
@@ -29,23 +29,23 @@ def stage_mark(folder: Path, lease_id: str) -> str:
 
 
 def end_marked(folder: Path) -> None:
-    """Kill what stages on a work folder left running on this machine; nothing is to write there any more.
+    """Kill the processes that stages of a work folder left on this machine, so that none writes there any more.
 
     Raises LeaseLost where a process cannot be ended.
     """
-    sign = f"\0{STAGE}={os.path.realpath(folder)}:".encode()
+    mark = f"\0{STAGE}={os.path.realpath(folder)}:".encode()
     deadline = time.monotonic() + END_WITHIN_S
-    while left := [pid for pid in _pids() if _is_killed(pid, sign)]:
+    while remaining := [pid for pid in _pids() if _is_killed(pid, mark)]:
         if time.monotonic() > deadline:
-            pids = ", ".join(map(str, left))
+            pids = ", ".join(map(str, remaining))
             raise LeaseLost(f"{folder}: processes of an earlier attempt cannot be ended (process ids {pids}); end them")
         time.sleep(POLL_S)
 
 
 def show_mark() -> None:
-    """Let /proc show the mark of this process, which was forked: it has what its parent was started with there.
+    """Write the mark of this forked process to where /proc shows it, which has its parent's initial environment.
 
-    The parent was started with DFLOW_STAGE=<ROOM blanks>, and no variable of this process is kept in that memory.
+    The parent was started with DFLOW_STAGE=<ROOM blanks>; no variable of this process lies in that memory.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[ENV_START]), int(fields[ENV_END])
@@ -61,38 +61,38 @@ def _pids() -> list[int]:
         return [int(entry.name) for entry in entries if entry.name.isdecimal() and int(entry.name) != os.getpid()]
 
 
-def _is_killed(pid: int, sign: bytes) -> bool:
-    """Whether a process has the sign, and was sent SIGKILL for it; its id cannot go on to another one meanwhile."""
-    if not _has(pid, sign):
+def _is_killed(pid: int, mark: bytes) -> bool:
+    """Whether a process has the mark, and was sent SIGKILL; its id cannot be reused meanwhile."""
+    if not _has(pid, mark):
         return False
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     try:
-        if not _has(pid, sign):
+        if not _has(pid, mark):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it changed its user; who called says so in the end
+    except PermissionError:  # it changed its user; the caller reports it in the end
         return True
     finally:
         os.close(descriptor)
     return True
 
 
-def _has(pid: int, sign: bytes) -> bool:
-    """One that has ended and was not waited for has no environment any more."""
+def _has(pid: int, mark: bytes) -> bool:
+    """Whether a process has the mark in its environment; False for a zombie, which has none."""
     try:
-        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)  # every process of this machine is looked at
+        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)  # every process of this machine is checked
     except OSError:
         return False
     try:
         shown = b"\0"
         while part := os.read(descriptor, CHUNK):
             shown += part
-        return sign in shown
+        return mark in shown
     except OSError:
         return False
     finally:

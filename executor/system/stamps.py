@@ -1,8 +1,8 @@
-"""What tells cheaply that a file is as it was: size, times and inode, as the file system keeps them.
+"""A cheap test that a file is unchanged: size, times and inode, as the file system keeps them.
 
-ctime is the kernel's own and moves with every write, so that an edit which puts mtime back is seen as well. Clocks have
-a grain, though: two edits of the same size within it leave the same stamp. So what is learnt of a file that changed a
-moment ago, or in the future by a clock that jumped, must not be remembered under its stamp.
+ctime is set by the kernel at every write, so an edit that resets mtime is noticed too. Clocks have
+limited resolution, though: two edits of the same size within it leave the same stamp. So facts about a file changed
+a moment ago, or in the future by a clock that jumped, must not be cached under its stamp.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-SETTLED_AFTER_NS = 2_000_000_000  # FAT keeps times by two seconds, the coarsest grain in use
+SETTLED_AFTER_NS = 2_000_000_000  # FAT's resolution of two seconds, the coarsest in use
 
 
 @frozen
@@ -26,7 +26,7 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
-        """The stamp of what the path leads to, links followed. Raises OSError."""
+        """The stamp of a file, following links. Raises OSError."""
         return cls.of_status(path.stat())
 
     @classmethod
@@ -35,5 +35,5 @@ class Stamp:
 
 
 def is_settled(stamp: Stamp, now: float) -> bool:
-    """Whether any later edit must give another stamp; now: seconds since 1970, taken before the stamp was."""
+    """Whether any later edit must change the stamp; now: seconds since 1970, read before the stamp."""
     return max(stamp.mtime_ns, stamp.ctime_ns) < int(now * 1e9) - SETTLED_AFTER_NS

@@ -1,14 +1,14 @@
-"""The processes that this one starts: none outlives it, however it ends.
+"""Child processes that never outlive this one, however it ends.
 
     python -m executor.system.supervisor FD GRACE COMMAND...
 
-is the guard of a ChildGroup: it runs the command in its own process group. FD is the reading end of a pipe whose only
-writer is the process that asked for the command, so the pipe breaks when that one ends, also by SIGKILL, or lets go.
-Then everything in the group is asked to stop, and killed GRACE seconds later. A command that ends by itself decides how
-the guard ends: with its exit code, or by its signal.
+is the guard of a ChildGroup: it runs the command in its own process group. FD is the read end of a pipe whose only
+writer is the process that started the group, so the pipe breaks when that one ends, also by SIGKILL, or closes it.
+Then the whole group gets SIGTERM, and SIGKILL GRACE seconds later. If the command ends on its own,
+the guard ends with the same exit code or signal.
 
-A process of dflow's own that starts no others needs no guard: it calls `end_with_parent`. Stages are started by the
-forkserver, see launchers/forkserver.py, and what leaves a stage's group is found by its mark, see stage_mark.py.
+A process of dflow that starts no others needs no guard: it calls `end_with_parent`. Stages are started by the
+forkserver, see launchers/forkserver.py; processes that leave a stage's group are found by its mark, see stage_mark.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Finished(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Of an end that was not good: the last line of its errors, or its exit code or signal."""
+        """Why the process failed: the last line of its errors, or its exit code or signal."""
         lines = self.errors.strip().splitlines()
         if self.code is None:
             return f"it took longer than {self.within_s:g} s"
@@ -55,8 +55,8 @@ class Finished(NamedTuple):
 class ChildGroup:
     """A command and all that it starts, in a process group of its own that never outlives this process.
 
-    environment: the whole of it, as `child_environment` makes it. files: further descriptors that the command gets.
-    grace_s: how long what is asked to stop may take; 0: it is killed at once.
+    environment: the complete one, see `child_environment`. files: further descriptors that the command inherits.
+    grace_s: seconds between SIGTERM and SIGKILL; 0 for an immediate SIGKILL.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class ChildGroup:
         self.close()
 
     def ended_within(self, seconds: float | None) -> bool:
-        """Whether the command has ended, waiting for it so long, or without a limit."""
+        """Whether the command has ended within that time; None: no limit."""
         return self._code is not None or bool(select.select([self._descriptor], [], [], seconds)[0])
 
     def lines(self) -> Iterator[str]:
-        """Of its output, where that is subprocess.PIPE, until it closes it."""
+        """Lines of its output, where that is subprocess.PIPE, until it is closed."""
         for line in self.process.stdout or ():
             yield line.decode(errors="replace")
 
     def close(self) -> int:
-        """End what still runs, and return the exit code, or minus the signal's number.
+        """End the group, and return the exit code, or minus the signal's number.
 
-        Until it is waited for, the group is its own: nobody else can be killed.
+        Until the guard is waited for, the group id is its own, so no other process can be killed.
         """
         if self._code is None:
             os.close(self._held)
@@ -121,7 +121,7 @@ class ChildGroup:
 
 
 def run_module(module: str, *arguments: str, within_s: float) -> Finished:
-    """Run a module of dflow's own to its end. Nothing that it started is left, nor keeps anybody waiting."""
+    """Run a module of dflow to its end, without waiting for processes that it started, which are killed."""
     import tempfile
 
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -138,18 +138,18 @@ def _text(file: IO[bytes]) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """For an environment as `child_environment` makes it."""
+    """The command that runs a module, in an environment from `child_environment`."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def child_environment(**variables: str) -> dict[str, str]:
-    """This process's, in which dflow's own modules are found: no `ops` in the working directory shadows theirs."""
+    """This process's environment, in which `ops` in the working directory cannot shadow dflow's."""
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", **variables}
 
 
 def end_with_parent(parent: int) -> None:
-    """Be killed by the kernel when the thread ends that started this process; at once where its process is gone.
+    """Have the kernel kill this process when the thread that started it ends; exit at once where the parent is gone.
 
     parent: its process id.
     """
@@ -164,14 +164,14 @@ def exit_text(code: int) -> str:
 
 
 def killed(code: int) -> str:
-    """What a negative exit code says."""
+    """The meaning of a negative exit code."""
     if code == -signal.SIGKILL:
         return "killed (signal 9); perhaps this machine ran out of memory"
     return f"killed by signal {-code} ({signal.Signals(-code).name})"
 
 
 def guard(life_line: int, grace_s: float, command: Sequence[str]) -> int:
-    """The command's exit code, where it ends by itself."""
+    """Run the command; returns its exit code."""
     # A handler, not SIG_IGN: the command would inherit that.
     signal.signal(signal.SIGTERM, _stay)
     os.set_inheritable(life_line, False)

@@ -1,7 +1,7 @@
-"""Symbolic links in a store: what they lead to is never written or removed.
+"""Symbolic links in a store: their targets are never written or removed.
 
-A link that stands where dflow writes or deletes is taken away itself. Where that would lose what a user may have moved
-aside on purpose, in a run's record or in the place of a whole folder of the store, it is refused by name. So do others:
+A link where dflow writes or deletes is removed itself. Where that would lose data that a user may have moved
+elsewhere on purpose, in a run's record or in the place of a whole folder of the store, it is refused. So do others:
 git refuses to clone a repository whose objects are a link (CVE-2022-39253, CVE-2023-22490), Nix a store that is one.
 """
 
@@ -19,11 +19,11 @@ from typing import IO
 from dsl.errors import StoreError
 
 MODE = 0o644
-MOVE_BACK = "remove the link, and move what is behind it into its place"
+MOVE_BACK = "replace the link by its target"
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder itself stands there, not a link to one."""
+    """Whether the path is a folder, not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -33,7 +33,7 @@ def is_folder(path: Path) -> bool:
 def plain_status(folder: Path, name: str) -> os.stat_result:
     """The status of a file below a folder; name: relative, with "/".
 
-    Raises OSError where it is not there, with ELOOP where it, or what it lies in, is a link or the like.
+    Raises OSError where it does not exist, with ELOOP where it is no regular file or its path contains a link.
     """
     path = str(folder)
     parts = name.split("/")
@@ -49,7 +49,7 @@ def plain_status(folder: Path, name: str) -> os.stat_result:
 
 
 def remove(path: Path, *, ignore_errors: bool = False) -> None:
-    """Remove a folder with all that is in it, a file, or a link, never what a link leads to. Raises OSError."""
+    """Remove a folder and its contents, a file, or a link, never a link's target. Raises OSError."""
     if is_folder(path):
         shutil.rmtree(path, ignore_errors)  # which follows no link either, and unlinks those that it finds
         return
@@ -58,14 +58,14 @@ def remove(path: Path, *, ignore_errors: bool = False) -> None:
 
 
 def remove_link(path: Path) -> None:
-    """Remove a link; what is none stays, where another process puts a folder in its place meanwhile too."""
+    """Remove a link; anything else is kept, also a folder that another process puts in its place meanwhile."""
     if path.is_symlink():
         with suppress(FileNotFoundError, IsADirectoryError):
             path.unlink()
 
 
 def links_in(folder: Path) -> Iterator[Path]:
-    """Every link at or below a path; none of them is followed."""
+    """Every link at or below a path, without following links."""
     if folder.is_symlink():
         yield folder
         return
@@ -77,7 +77,7 @@ def links_in(folder: Path) -> Iterator[Path]:
 
 
 def remove_links_out_of(folder: Path) -> None:
-    """Remove the links below a folder that lead out of it. Others are the business of who made them."""
+    """Remove the links below a folder that lead out of it; others are kept."""
     inside = Path(os.path.realpath(folder))
     for link in links_in(folder):
         if not Path(os.path.realpath(link)).is_relative_to(inside):
@@ -106,11 +106,11 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def appended(path: Path) -> IO[bytes]:
-    """A file of dflow's own to write at its end, made where it is missing; see `open_own`."""
+    """A file of dflow opened for appending, created where it is missing; see `open_own`."""
     return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
 def new_file(path: Path) -> IO[bytes]:
-    """A file that is made anew, whatever stood there: a link is removed, and not written through. Raises OSError."""
+    """A new file that replaces whatever was there: a link is removed, not written through. Raises OSError."""
     path.unlink(missing_ok=True)
     return path.open("xb")

@@ -1,10 +1,10 @@
-"""What the processes of a running node use of this machine, read now and then: MLflow shows it as system metrics.
+"""Resource use of a running node's processes, sampled; MLflow shows it as system metrics.
 
-First when the node has been seen for half a second, then after twice the time before, at most ten seconds.
+The first sample is taken after half a second; the pause then doubles up to ten seconds.
 
-Of a node's processes, which are those that its stage has started: CPU time in per cent of one core, and resident
-memory. Of the GPUs that it has: load, memory and power, as NVIDIA's driver reports them. The record keeps it as events
-of their own kind: no figure of the node, so nothing compares it, and no table shows it.
+Of a node's processes, which its stage has started: CPU time in per cent of one core, and resident
+memory. Of its GPUs: load, memory and power, as NVIDIA's driver reports them. The record keeps them as events
+of their own kind: they are not metrics of the node, so no comparison or table includes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from executor.system.hardware import gpu_indices, nvml
 
 FIRST_S, EVERY_S = 0.5, 10.0
 MB = 1e6
-# By what the metric is called in MLflow; from NVIDIA's library and a GPU's handle there.
+# Name of the metric in MLflow -> its reading from NVIDIA's library and a GPU's handle.
 READINGS: dict[str, Callable[[Any, Any], float]] = {
     "utilization_percentage": lambda library, handle: library.nvmlDeviceGetUtilizationRates(handle).gpu,
     "memory_usage_megabytes": lambda library, handle: library.nvmlDeviceGetMemoryInfo(handle).used / MB,
@@ -31,7 +31,7 @@ READINGS: dict[str, Callable[[Any, Any], float]] = {
 
 @frozen
 class Used:
-    """By one process: CPU time since its start, in seconds, and resident memory in bytes."""
+    """One process: CPU time since its start, in seconds, and resident memory in bytes."""
 
     seconds: float
     memory: int
@@ -39,24 +39,24 @@ class Used:
 
 @define
 class Watched:
-    """A node that runs: pid is that of its stage; gpus: the devices it sees, None for all of them."""
+    """A running node. pid: of its stage; gpus: the devices it sees, None for all of them."""
 
     node: str
     pid: int
     gpus: Sequence[str] | None
-    since: float = field(factory=time.monotonic)  # the last look
-    used: Mapping[int, Used] = field(factory=dict)  # by each process, at the last look
+    since: float = field(factory=time.monotonic)  # time of the last sample
+    used: Mapping[int, Used] = field(factory=dict)  # by process, at the last sample
     pause: float = FIRST_S
 
     def is_due(self, now: float) -> bool:
         return now >= self.since + self.pause
 
-    def look(self, now: float, used: Mapping[int, Used]) -> dict[str, float]:
-        """The metrics of its processes since the last look."""
+    def sample(self, now: float, used: Mapping[int, Used]) -> dict[str, float]:
+        """The metrics of its processes since the last sample."""
         known = [self.used[pid].seconds if pid in self.used else 0.0 for pid in used]
         seconds = sum(each.seconds for each in used.values()) - sum(known)
         memory = sum(each.memory for each in used.values())
-        metrics = {"memory_usage_megabytes": memory / MB} if memory else {}  # none of it: all have just ended
+        metrics = {"memory_usage_megabytes": memory / MB} if memory else {}  # 0: all have just ended
         if self.pid in used:
             metrics["cpu_utilization_percentage"] = 100 * seconds / max(now - self.since, 0.001)
         self.since, self.used = now, used
@@ -65,16 +65,16 @@ class Watched:
 
 
 class Usage(threading.Thread):
-    """Looks at the nodes that `watched` names; `tell` gets the node and its metrics. Ends with `close`."""
+    """Samples the nodes that `watched` returns; calls `report` with the node and its metrics. Ends with `close`."""
 
     def __init__(
         self,
         watched: Callable[[], Iterable[tuple[str, int, Sequence[str] | None]]],
-        tell: Callable[[str, Mapping[str, float]], None],
+        report: Callable[[str, Mapping[str, float]], None],
     ) -> None:
         super().__init__(daemon=True, name="usage of running nodes")
         self._watched = watched
-        self._tell = tell
+        self._report = report
         self._known: dict[tuple[str, int], Watched] = {}
         self._closed = threading.Event()
 
@@ -89,17 +89,17 @@ class Usage(threading.Thread):
                 if not each.is_due(time.monotonic()):
                     continue
                 used = used_below(each.pid)
-                metrics = {**each.look(time.monotonic(), used), **gpu_metrics(each.gpus)}
+                metrics = {**each.sample(time.monotonic(), used), **gpu_metrics(each.gpus)}
                 if metrics:
-                    with suppress(OSError):  # a full disk: the nodes have more to say about that
-                        self._tell(each.node, metrics)
+                    with suppress(OSError):  # a full disk, which the nodes report themselves
+                        self._report(each.node, metrics)
 
     def close(self) -> None:
         self._closed.set()
 
 
 def used_below(pid: int) -> dict[int, Used]:
-    """By the process and all that it, or one of those, has started; by process id. Empty where it has ended."""
+    """Resource use of a process and all its descendants, by process id. Empty where it has ended."""
     import psutil
 
     found: dict[int, Used] = {}
@@ -113,7 +113,7 @@ def used_below(pid: int) -> dict[int, Used]:
 
 
 def gpu_metrics(gpus: Sequence[str] | None) -> dict[str, float]:
-    """Of these GPUs, None for all of them; none without a driver. Each has the index of the machine."""
+    """The metrics of these GPUs, None for all of them; empty without a driver. Named by the machine's indices."""
     library = nvml()
     if library is None:
         return {}
@@ -123,13 +123,13 @@ def gpu_metrics(gpus: Sequence[str] | None) -> dict[str, float]:
             handle = _handle(library, name)
             index = library.nvmlDeviceGetIndex(handle)
             for reading, read in READINGS.items():
-                with suppress(library.NVMLError):  # this GPU does not tell it
+                with suppress(library.NVMLError):  # this GPU does not report it
                     metrics[f"gpu_{index}_{reading}"] = float(read(library, handle))
     return metrics
 
 
 def _handle(library: Any, name: str) -> Any:
-    """name: as CUDA_VISIBLE_DEVICES has it, an index or a UUID."""
+    """name: as in CUDA_VISIBLE_DEVICES, an index or a UUID."""
     if name.isdecimal():
         return library.nvmlDeviceGetHandleByIndex(int(name))
     return library.nvmlDeviceGetHandleByUUID(name)

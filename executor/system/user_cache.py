@@ -1,7 +1,7 @@
-"""The user's cache folder, for what only saves time: `$XDG_CACHE_HOME/dflow`, else `~/.cache/dflow`.
+"""The user's cache folder: `$XDG_CACHE_HOME/dflow`, else `~/.cache/dflow`.
 
-It is the user's alone. What lies in a store can be forged by whoever may write to the store, and in the temporary
-folder by any user of the machine.
+Only the user can write to it. Files in a store can be forged by anyone who may write to the store, and files in the
+temporary folder by any user of the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def user_cache(*names: str) -> Path | None:
-    """The folder of these names in the user's cache, made where it is missing; None where there is none to write to."""
+    """The folder of these names in the user's cache, created where it is missing; None where it is not writable."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
         caches = Path(chosen) if Path(chosen).is_absolute() else Path.home() / ".cache"
@@ -29,6 +29,6 @@ def user_cache(*names: str) -> Path | None:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether nobody else can put files there."""
+    """Whether nobody else can write there."""
     status = folder.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & OTHERS

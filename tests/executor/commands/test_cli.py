@@ -198,7 +198,7 @@ def test_ops_lists_all_and_describes_one(capsys):
     assert "  tokens_per_step: int (default 16384)\n      padded tokens in one global step" in shown
     assert "launch\n  one process\n" in shown
     assert cli.main(["ops", "train_dflash"]) == 0
-    ranks = "one process or several ranks, of which sp_degree share every sequence"
+    ranks = "one process or several ranks, sp_degree of which share each sequence"
     assert f"launch\n  {ranks}\n" in capsys.readouterr().out
 
 

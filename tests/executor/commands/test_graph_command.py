@@ -58,9 +58,9 @@ def test_a_picture_is_written(toy: Toy, name: str, start: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("none/g.svg", "none/g.svg: cannot be written: there is no folder none: make it, or name another file"),
+        ("none/g.svg", "none/g.svg: cannot be written: there is no folder none; create it, or give another file"),
         ("toy.py/g.png", "toy.py/g.png: cannot be written: Not a directory"),
-        ("folder.pdf", "folder.pdf: a folder; name a file"),
+        ("folder.pdf", "folder.pdf: is a folder; give a file"),
     ],
 )
 def test_a_picture_that_cannot_be_written_is_one_line(toy: Toy, name: str, why: str) -> None:
@@ -97,7 +97,7 @@ def test_a_picture_of_a_long_chain_is_no_larger_than_can_be_drawn(tmp_path: Path
 
 def test_a_picture_of_another_kind_is_refused(toy: Toy) -> None:
     told = toy.dflow("graph", "pipeline.toml", "--picture", "g.gif")
-    assert (1, "dflow: g.gif: a picture's name ends in .png, .svg, .pdf\n") == (told.returncode, told.stderr)
+    assert (1, "dflow: g.gif: the name of a picture must end in .png, .svg, .pdf\n") == (told.returncode, told.stderr)
 
 
 def test_a_graph_in_text_loads_no_library_that_draws() -> None:

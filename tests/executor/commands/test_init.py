@@ -298,7 +298,7 @@ def test_a_schema_that_is_there_stays_and_is_told_until_force_renews_it(
     schema.write_text("{}")
     assert 0 == main(["init", "chat.jsonl"])
     said = capsys.readouterr().out
-    assert "{}" == schema.read_text() and "wrote pipeline.toml\nnote: the dflow.schema.json that is there" in said
+    assert "{}" == schema.read_text() and "wrote pipeline.toml\nnote: the existing dflow.schema.json" in said
     assert 0 == main(["init", "chat.jsonl", "--force"])
     assert "{}" != schema.read_text() and "note: the dflow.schema.json" not in capsys.readouterr().out
     assert 0 == main(["init", "chat.jsonl", "-o", "second.toml"])

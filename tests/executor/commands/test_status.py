@@ -72,8 +72,8 @@ def test_of_two_runs_at_once_both_are_named(store, capsys):
     assert shown[-1] == f"run {second.run}: running"
     shown = dflow(store, capsys, "status").splitlines()
     assert shown[-2:] == [
-        f"run {second.run} of two is also running:  dflow status {second.run}",
-        f"run {first.run} of one is also running:  dflow status {first.run}",
+        f"run {second.run} of two is also running: dflow status {second.run}",
+        f"run {first.run} of one is also running: dflow status {first.run}",
     ]
 
 

@@ -83,7 +83,7 @@ def test_rm_takes_a_run_away_and_leaves_its_artifacts(toy, capsys):
     assert [path.name for path in (toy.store / "records").iterdir()] == [new.run]
     assert artifacts(toy) == before
     assert list((toy.store / "work").iterdir()) == []
-    assert "MLflow keeps what it was sent" in capsys.readouterr().out
+    assert "MLflow keeps its copy" in capsys.readouterr().out
     assert dflow(toy, "rm", old.run, "--yes") == 1
     assert "is no run of this store" in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ from executor.doctor.tracking import tracking_findings
 from executor.keys.library_versions import NOT_INSTALLED, LibraryVersions
 from executor.store.artifact_store import Store
 from executor.store.lease import Lease
-from executor.system.progress import Doing
+from executor.system.progress import Activity
 from executor.tracking.mlflow_client import open_client
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,7 +111,7 @@ def test_a_torch_that_breaks_is_a_finding_and_no_crash() -> None:
     ("facts", "gpus", "level", "told"),
     [
         ({"cuda": None}, (), "warning", "everything runs on the CPU"),
-        ({"cuda": None}, ("0", "1"), "missing", "2 here, and this torch is built for CPUs"),
+        ({"cuda": None}, ("0", "1"), "missing", "2 found, but this torch is built for CPUs"),
         ({"cuda": "13.0", "warnings": ["The NVIDIA driver is too old"]}, ("0",), "missing", "driver is too old"),
         ({"cuda": "13.0", "gpus": ["H200"], "memory": [141e9]}, ("0",), "ok", "1 x H200, 141.0 GB"),
         (
@@ -160,7 +160,7 @@ def test_a_torchvision_that_does_not_fit_is_named_as_the_cause() -> None:
 
 def test_a_store_tells_who_works_in_it_and_what_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "runs"
-    assert "not there yet" in by_name(storage_findings(path))["store"].told
+    assert "does not exist yet" in by_name(storage_findings(path))["store"].told
     store = Store.open(path, write=True)
     folder = path / "objects" / ("a" * 64)
     folder.mkdir()
@@ -189,13 +189,13 @@ def test_a_store_that_cannot_be_used_is_fatal(tmp_path: Path, monkeypatch: pytes
     assert by_name(storage_findings(tmp_path))["store"].is_fatal
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     found = by_name(storage_findings(tmp_path / "other"))["file system"]
-    assert found.is_fatal and "locks (flock) keep nobody out" in found.told
+    assert found.is_fatal and "locks (flock) are not exclusive" in found.told
 
 
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: Path) -> None:
     (absent,) = tracking_findings(tmp_path, None)
-    assert "not there yet" in absent.told
+    assert "does not exist yet" in absent.told
     open_client(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}")
     (fresh,) = tracking_findings(tmp_path, None)
     assert ("ok", "installed version") == (fresh.level, fresh.told[-len("installed version") :])
@@ -209,7 +209,7 @@ def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: 
         assert "warning" == found.level and told in found.told
     (tmp_path / "mlflow.db").write_text("no database at all, of any kind")
     (broken,) = tracking_findings(tmp_path, None)
-    assert "no database of MLflow" in broken.told
+    assert "not an MLflow database" in broken.told
 
 
 def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_limits_of_the_operating_system_are_told(monkeypatch: pytest.MonkeyPatch
     ("written", "told"),
     [
         ("tracking_uri = 'http://127.0.0.1:9'", "http://127.0.0.1:9 cannot be reached"),
-        ("tags = 3", "mlflow.db: not there yet"),
+        ("tags = 3", "mlflow.db: does not exist yet"),
         ("tracking_uri = 'http://${secret:DFLOW_NOT_SET}'", "not checked: its settings in "),
         ("tracking_uri = 3", "not checked: its settings in "),
         ("tracking_uri = [", "not checked: its settings in "),
@@ -282,10 +282,10 @@ def test_a_file_without_mistakes_has_no_finding_and_one_that_is_not_there_ends_i
 
 def test_on_a_terminal_what_is_looked_at_stands_below_the_findings(capsys: pytest.CaptureFixture[str]) -> None:
     shown = StringIO()
-    with Doing(Console(file=shown, force_terminal=True, width=100)) as doing:
-        doing.tell("looking at the [store]")
-        doing.say("ok  store: here")
-    assert "looking at the [store]" in shown.getvalue()
+    with Activity(Console(file=shown, force_terminal=True, width=100)) as activity:
+        activity.status("checking the [store]")
+        activity.show("ok  store: here")
+    assert "checking the [store]" in shown.getvalue()
     said = capsys.readouterr()
     assert ("ok  store: here\n", "") == (said.out, said.err)
 
@@ -294,8 +294,8 @@ def test_the_whole_is_told_as_json_and_ends_with_0_here(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "executor.cli", "doctor", "--json", "--store", str(tmp_path / "runs")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert ["looking at this machine", "looking at the store", "looking at torch, transformers"] == [
-        re.match("looking at (this machine|the store|torch, transformers)", line)[0]  # type: ignore[index]
+    assert ["checking this machine", "checking the store", "checking torch, transformers"] == [
+        re.match("checking (this machine|the store|torch, transformers)", line)[0]  # type: ignore[index]
         for line in done.stderr.splitlines()
     ]
     told = json.loads(done.stdout)

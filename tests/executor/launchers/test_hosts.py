@@ -116,7 +116,7 @@ def test_all_hosts_end_with_a_stop_with_an_agent_and_with_the_executor_and_a_res
     agent.communicate()
     _, errors = run.communicate(timeout=300)
     assert f"r failed: HostLost: host 1 ({HERE}): its agent has been silent for 10 s" in errors
-    assert "what to do: see to that host" in errors
+    assert "what to do: check that host" in errors
     wait_for(lambda: not any(map(is_alive, pids)))
 
     agent = toy.start("agent", program=SOON)
@@ -148,7 +148,7 @@ def test_more_hosts_than_the_allocation_has_are_refused_before_anything_runs(tmp
     toy = hosts_toy(tmp_path, "wait")
     result = toy.dflow("run", str(toy.file), **slurm(tmp_path, "node-a", "node-a"))
     assert result.returncode == 2
-    told = "node.r.launch.nnodes: asks for 2 hosts, but the Slurm allocation 7 has 1 host"
+    told = "node.r.launch.nnodes: needs 2 hosts, but the Slurm allocation 7 has 1 host"
     assert told in result.stderr
     assert not list(toy.store.glob("records/*"))
 
@@ -157,7 +157,7 @@ def test_a_machine_outside_the_allocation_cannot_be_host_0(tmp_path):
     toy = hosts_toy(tmp_path, "wait")
     result = toy.dflow("run", str(toy.file), **slurm(tmp_path, "node-a,node-b", "login"))
     assert result.returncode == 1
-    assert "this machine, login, is none of the hosts of the Slurm allocation 7 (node-a, node-b)" in result.stderr
+    assert "this machine, login, is not part of the Slurm allocation 7 (node-a, node-b)" in result.stderr
 
 
 def test_a_srun_that_fails_ends_the_wait_for_hosts(tmp_path):
@@ -165,7 +165,7 @@ def test_a_srun_that_fails_ends_the_wait_for_hosts(tmp_path):
     environment = slurm(tmp_path, "node-a,node-b", "node-a")
     (tmp_path / "bin" / "srun").write_text("#!/bin/sh\necho 'srun: error: no such partition' >&2\nexit 3\n")
     result = toy.dflow("run", str(toy.file), **environment)
-    assert "r failed: StageError: srun ended with exit code 3 before all hosts were there" in result.stderr
+    assert "r failed: StageError: srun ended with exit code 3 before all hosts had joined" in result.stderr
     assert "    srun: error: no such partition" in result.stderr
 
 
@@ -298,7 +298,7 @@ def test_a_store_that_lies_elsewhere_on_this_host_is_refused(folder, offer, tmp_
     folder.write_offer(offer)
     moved = tmp_path / "elsewhere"
     (tmp_path / "work").rename(moved)
-    with pytest.raises(StageError, match="the store has to be at one path on all hosts"):
+    with pytest.raises(StageError, match="the store must have the same path on all hosts"):
         joined(HostFolder(moved / "key" / folder.path.name), lambda: 0)
 
 
@@ -331,8 +331,8 @@ def test_an_agent_leaves_a_stage_whose_lease_went_on(folder, offer):
     Beat(folder.beat_path(0)).tick()
     member, number = joined(folder, lambda: 0)
     write_json(folder.work_folder / "lease", {"token": 9, "id": "other"})
-    assert (None, "the lease went on to another attempt") == member.run(lambda log: None)
-    assert folder.reported_end(number)["why"] == "the lease went on to another attempt"
+    assert (None, "the lease passed to another attempt") == member.run(lambda log: None)
+    assert folder.reported_end(number)["why"] == "the lease passed to another attempt"
 
 
 def test_a_new_attempt_waits_until_the_hosts_of_the_last_one_have_ended(folder):
@@ -355,7 +355,7 @@ def test_the_address_where_the_hosts_meet_is_this_machines_and_free():
         with pytest.raises(StageError, match="Address already in use"):
             endpoint_of(address)
     assert endpoint_of(address) == address
-    with pytest.raises(StageError, match="has to be an address of this machine"):
+    with pytest.raises(StageError, match="must be an address of this machine"):
         endpoint_of("192.0.2.1:29500")
 
 

@@ -67,28 +67,28 @@ def refused(whole: Graph) -> list[str]:
             "0,1,2,3",
             EIGHT,
             8,
-            "node.n.launch.nproc: asks for 8 GPUs, but the run may use 4 GPUs "
-            '(each rank takes one: give nproc = 4 or device = "cpu")',
+            "node.n.launch.nproc: needs 8 GPUs, but the run may use only 4 GPUs "
+            '(each rank needs one: set nproc = 4 or device = "cpu")',
         ),
         (
             "0,1,2",
             EIGHT + ", sp_degree = 2",
             8,
-            "node.n.launch.nproc: asks for 8 GPUs, but the run may use 3 GPUs "
-            '(each rank takes one: give nproc = 2 or device = "cpu")',
+            "node.n.launch.nproc: needs 8 GPUs, but the run may use only 3 GPUs "
+            '(each rank needs one: set nproc = 2 or device = "cpu")',
         ),
         (
             "5",
             EIGHT + ", sp_degree = 2",
             8,
-            "node.n.launch.nproc: asks for 8 GPUs, but the run may use 1 GPU "
-            '(each rank takes one: give nproc = 1 with sp_degree = 1 or device = "cpu")',
+            "node.n.launch.nproc: needs 8 GPUs, but the run may use only 1 GPU "
+            '(each rank needs one: set nproc = 1 with sp_degree = 1 or device = "cpu")',
         ),
         (
             "0,1,2,3",
             EIGHT + ", gpus = 4",
             4,
-            "node.n.launch.gpus: 4 GPUs for 8 ranks, each of which takes one (give gpus = 8, or leave gpus out)",
+            "node.n.launch.gpus: 4 GPUs for 8 ranks, each of which needs one (set gpus = 8, or leave gpus out)",
         ),
     ],
 )
@@ -115,14 +115,14 @@ def test_a_run_that_may_use_no_gpu_computes_on_the_cpu_unless_a_node_insists(
     none = "[machine]\ngpus = 0\n"
     assert asked(graph(tmp_path, "", machine=none)) == 0
     assert refused(graph(tmp_path, 'device = "cuda"', machine=none))[0].startswith(
-        "node.n.launch.device: asks for 1 GPU, but the run may use 0 GPUs"
+        "node.n.launch.device: needs 1 GPU, but the run may use only 0 GPUs"
     )
 
 
 def test_more_ranks_than_gpus_are_told_by_plan_and_refused_by_run(tmp_path: Path) -> None:
     (tmp_path / "placed_ops.py").write_text(OPS)
     toy = side(tmp_path, f'[node.n]\nop = "gpus"\nname = "n"\nother = "n"\nlaunch = {{ {EIGHT} }}\n')
-    said = "node.n.launch.nproc: asks for 8 GPUs, but the run may use 2 GPUs (each rank takes one: give nproc = 2 or"
+    said = "node.n.launch.nproc: needs 8 GPUs, but the run may use only 2 GPUs (each rank needs one: set nproc = 2 or"
     assert said in toy.dflow("plan", str(toy.file), CUDA_VISIBLE_DEVICES="4,6").stdout
     result = toy.dflow("run", str(toy.file), CUDA_VISIBLE_DEVICES="4,6")
     assert (result.returncode, said in result.stderr, list(toy.store.glob("records/*"))) == (2, True, [])

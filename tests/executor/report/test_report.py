@@ -304,9 +304,9 @@ def test_write_report_leaves_no_half_written_page(toy: Toy, tmp_path: Path) -> N
 def test_a_page_that_cannot_be_written_says_what_to_do(toy: Toy) -> None:
     told = toy.dflow("report", "-o", "none/page.html")
     assert (1, "") == (told.returncode, told.stdout)
-    assert told.stderr.endswith(f": there is no folder {toy.folder / 'none'}: make it, or name another file\n")
+    assert told.stderr.endswith(f": there is no folder {toy.folder / 'none'}; create it, or give another file\n")
     told = toy.dflow("report", "-o", ".")
-    assert f"dflow: {toy.folder}: a folder; name a file\n" == told.stderr
+    assert f"dflow: {toy.folder}: is a folder; give a file\n" == told.stderr
 
 
 def test_a_graph_of_many_nodes_is_told_by_its_table(tmp_path: Path) -> None:

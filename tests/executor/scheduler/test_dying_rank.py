@@ -6,7 +6,7 @@ import signal
 import pytest
 from toy_ops import Toy
 
-from executor.launchers.failure import cause_of, only_taken_along
+from executor.launchers.failure import cause_of, only_lost_connections
 from executor.launchers.stage_contract import RankError, RankExit, RankResult
 from executor.launchers.worker import _lost_connection
 
@@ -157,8 +157,8 @@ def test_the_rank_that_failed_first_is_the_cause_and_lost_connections_come_last(
 
 
 def test_a_stop_that_tears_connections_down_is_no_failure():
-    assert only_taken_along([STOPPED, failed(7.0, LOST, True)])
-    assert not only_taken_along([STOPPED, failed(7.0, "a")])
+    assert only_lost_connections([STOPPED, failed(7.0, LOST, True)])
+    assert not only_lost_connections([STOPPED, failed(7.0, "a")])
 
 
 def test_a_lost_connection_is_known_by_its_library_and_not_by_its_words():

@@ -47,7 +47,7 @@ def test_an_error_that_does_not_pass_fails_the_node_after_its_retries(tmp_path):
     result = toy.dflow("run", str(toy.file))
     assert result.returncode == 1
     assert "a failed: TransientError: the server is busy (after 1 retry)" in result.stderr
-    assert "what to do: something outside this machine failed, and went on failing" in result.stderr
+    assert "what to do: a service outside this machine kept failing" in result.stderr
     assert toy.dflow("resume", "-s", "a.launch.retries=9").returncode == 0
 
 
@@ -149,7 +149,7 @@ class OutOfMemoryError(RuntimeError):
         (Failure.of(TransientError("busy")), "something outside this machine failed"),
         (Failure.of(ModuleNotFoundError("No module named 'sglang'")), "install the missing module"),
         (Failure("", (TIMEOUT,)), "raise launch.timeout"),
-        (Failure.of(ValueError("a bug")), "mend the code, by the traceback"),
+        (Failure.of(ValueError("a bug")), "fix the code, see the traceback"),
     ],
 )
 def test_a_failure_says_what_to_do(failure, expected):

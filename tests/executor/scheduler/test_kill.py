@@ -133,7 +133,7 @@ def test_a_forkserver_that_is_killed_alone_fails_its_node_and_the_run_can_be_res
     os.kill(forkserver_pids(process)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert "d failed: the forkserver, which starts the stages, was killed, and this stage with it" in errors
+    assert "d failed: the forkserver, the parent of all stages, was killed, and this stage with it" in errors
     wait_for(lambda: stage_pids(toy) == [])
     done = len(toy.steps())
     result = toy.dflow("resume", "-s", "d.steps=600", "-s", "d.seconds=0.0")

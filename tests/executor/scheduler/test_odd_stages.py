@@ -102,7 +102,7 @@ executor.scheduler.attempt.Attempt._result = begun
     process = toy.start("run", str(toy.file), "--keep-going", program=broken + UNTRACKED)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert "a failed: a mistake in dflow itself: KeyError: 'no such thing'" in errors
+    assert "a failed: a bug in dflow: KeyError: 'no such thing'" in errors
     assert errors.count("Traceback (most recent call last)") == 1
     assert {name: node["state"] for name, node in toy.state()["nodes"].items()} == {"a": "failed", "b": "done"}
 
@@ -134,7 +134,7 @@ def test_a_failure_is_told_when_it_happens_and_in_the_table_and_nowhere_else(tmp
         "e failed: DataError: the server is busy",
         "    try 0",
         "    DataError: the server is busy",
-        "what to do: mend the data or change the setting that the message names; what was finished before is kept",
+        "what to do: fix the data or change the setting named in the message; finished work is kept",
         f"log: {next(toy.store.glob('records/*/e.log'))}",
         f"run {toy.state()['run']} failed; after a fix of code or data: dflow resume {toy.state()['run']}; "
         "after a change of the pipeline file: dflow run FILE",
@@ -144,10 +144,8 @@ def test_a_failure_is_told_when_it_happens_and_in_the_table_and_nowhere_else(tmp
 
 def test_only_of_a_resumable_op_is_saved_work_spoken_of():
     bug = Failure.of(ValueError("a bug"))
-    assert bug.hint("r1") == "mend the code, by the traceback"
-    assert bug.hint("r1", resumable=True).endswith(
-        "; then `dflow resume r1 --adopt` takes up the work that it had saved"
-    )
+    assert bug.hint("r1") == "fix the code, see the traceback"
+    assert bug.hint("r1", resumable=True).endswith("; then `dflow resume r1 --adopt` continues from its saved work")
 
 
 def test_a_node_that_fails_while_another_one_has_just_been_committed_ends_the_run_as_it_should(tmp_path):

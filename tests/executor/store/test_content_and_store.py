@@ -195,7 +195,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
 
 def test_locks_that_keep_nobody_out_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda file, operation: None)
-    with pytest.raises(StoreError, match="keep nobody out"):
+    with pytest.raises(StoreError, match="are not exclusive"):
         Store.open(tmp_path, write=True)
 
 

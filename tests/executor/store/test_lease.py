@@ -142,7 +142,7 @@ def test_a_rank_that_comes_after_the_next_attempt_began_may_not_start(tmp_path):
         first.acquire(print, never)
     with Lease(tmp_path / "k", "r1") as lease:
         lease.acquire(print, never)
-        with pytest.raises(LeaseLost, match="the lease went on to another attempt"):
+        with pytest.raises(LeaseLost, match="the lease passed to another attempt"):
             share_ranks(lease.folder, first.token, first.id)
         lease.wait_for_ranks()
 

@@ -57,7 +57,7 @@ def test_what_is_behind_a_linked_folder_of_a_store_stays(toy, canary, tmp_path, 
         said = "".join(capsys.readouterr())
         assert before == look(canary), command
         assert (1, True) == (code, f"{linked} is a symbolic link to {canary}; dflow writes" in said), command
-        assert f"move what is behind it into its place, or move all of {toy.store} and link that" in said
+        assert f"replace the link by its target, or move all of {toy.store} and link that" in said
 
 
 def test_the_store_itself_may_be_a_link_and_what_mlflow_writes(toy, canary, tmp_path):
@@ -200,7 +200,7 @@ def test_a_run_whose_record_holds_a_link_does_not_go_on(toy, canary, name):
         (canary / "moved").mkdir()
     link.symlink_to(canary / "moved")
     before = look(canary)
-    refused = f"{link} is a symbolic link to {canary / 'moved'}; .*move what is behind it into its place"
+    refused = f"{link} is a symbolic link to {canary / 'moved'}; .*replace the link by its target"
     for write in (
         lambda: Record.load(record.folder).lock(),
         lambda: Record.load(record.folder).lock(to_send=True),

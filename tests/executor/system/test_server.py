@@ -11,14 +11,14 @@ from executor.system.server import require_free_port
 @pytest.mark.parametrize(
     ("host", "port", "problem"),
     [
-        ("127.0.0.1", 99999, "--port 99999: ports are 1 to 65535"),
-        ("127.0.0.1", 0, "--port 0: ports are 1 to 65535"),
-        ("no..host", 30000, "--host no..host: no IPv4 address is known for it"),
-        ("nosuch.invalid", 30000, "--host nosuch.invalid: no IPv4 address is known for it"),
+        ("127.0.0.1", 99999, "--port 99999: must be from 1 to 65535"),
+        ("127.0.0.1", 0, "--port 0: must be from 1 to 65535"),
+        ("no..host", 30000, "--host no..host: it has no IPv4 address"),
+        ("nosuch.invalid", 30000, "--host nosuch.invalid: it has no IPv4 address"),
         (
             "192.0.2.1",
             30000,
-            "192.0.2.1:30000: Cannot assign requested address; give --host an address of this machine",
+            "192.0.2.1:30000: Cannot assign requested address; set --host to an address of this machine",
         ),
     ],
 )
