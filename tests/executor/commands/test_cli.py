@@ -135,8 +135,8 @@ def test_other_errors_are_shown_without_a_traceback(tmp_path):
     result = toy.dflow("run", str(toy.file))
     assert (result.returncode, result.stderr) == (
         1,
-        f"dflow: {toy.store}: the store has layout 9, this dflow knows up to {FORMAT}; "
-        "use a newer dflow or another --store\n",
+        f"dflow: {toy.store}: the store has layout 9, this version of dflow uses layout {FORMAT}; "
+        "choose another --store, or use the version of dflow that made it\n",
     )
 
 
