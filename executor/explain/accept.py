@@ -17,6 +17,7 @@ from executor.keys.code_diff import CodeChange
 from executor.keys.differences import difference_text, differences
 from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
 from executor.planning.planner import Planner
+from executor.records.events import Accepted, Event
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
 from executor.results.run_table import shown_digest
 from executor.store.artifact_store import Store
@@ -109,8 +110,8 @@ def _note_in_record(store: Store, offer: Acceptable, line: IndexLine) -> Record 
     if record is None:
         return None
     node = maker_of(record, offer.line, offer.old_key) or offer.node
-    event = {"kind": "accepted", "node": node, "attempt": 1, "key": offer.key, "digest": line.digest}
-    append_line(record.events_path, {**event, "reason": line.reason, "user": line.user, "time": line.time})
+    accepted = Accepted(key=offer.key, digest=line.digest, reason=line.reason, user=line.user)
+    append_line(record.events_path, Event(line.time, node, 1, accepted).to_json())
     return record
 
 

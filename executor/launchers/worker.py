@@ -38,6 +38,7 @@ from dsl.secrets import redact, resolved, secret_values
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import Failure
 from executor.launchers.stage_contract import STOP_ASKED, InputArtifact, RankError, RankResult, StageSpec
+from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Progress, Warned
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import append_line, read_json
@@ -69,26 +70,26 @@ class WorkerStage:
     _spec: StageSpec
     _stop: threading.Event
     _secrets: tuple[str, ...] = ()
-    _written: dict[str, float] = field(factory=dict)  # kind of event -> when this attempt wrote one last, monotonic
+    _written: dict[type[Body], float] = field(factory=dict)  # when this attempt wrote an event last, monotonic
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         if self.rank != 0:
             return
-        if self._spec.attempt > 1 and "metric" not in self._written:
-            self._event("cut", step=int(step))
+        if self._spec.attempt > 1 and Metric not in self._written:
+            self._event(Cut(int(step)))
         shown = {redact(name, self._secrets): float(value) for name, value in metrics.items()}
-        self._event("metric", step=int(step), metrics=shown)
+        self._event(Metric(int(step), shown))
 
     def progress(self, done: int, total: int) -> None:
-        last = self._written.get("progress", -math.inf)
+        last = self._written.get(Progress, -math.inf)
         if self.rank == 0 and (done >= total or time.monotonic() - last >= PROGRESS_EVERY_S):
-            self._event("progress", done=int(done), total=int(total))
+            self._event(Progress(int(done), int(total)))
 
     def info(self, text: str) -> None:
-        self._report("info", text)
+        self._report("info", Info, text)
 
     def warn(self, text: str) -> None:
-        self._report("warning", text)
+        self._report("warning", Warned, text)
 
     def figure(self, name: str, fig: Any) -> None:
         if self.rank != 0:
@@ -99,22 +100,20 @@ class WorkerStage:
         fresh.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(fresh)
         fresh.replace(path)
-        self._event("figure", name=name, path=str(path))
+        self._event(Figure(name, str(path)))
 
     def stop_requested(self) -> bool:
         return self._stop.is_set()
 
-    def _report(self, kind: str, text: str) -> None:
-        print(f"{kind}: {text}", flush=True)
+    def _report(self, prefix: str, kind: type[Info | Warned], text: str) -> None:
+        print(f"{prefix}: {text}", flush=True)
         if self.rank == 0:
-            self._event(kind, message=redact(text, self._secrets))
+            self._event(kind(redact(str(text), self._secrets)))
 
-    def _event(self, kind: str, **values: Any) -> None:
-        self._written[kind] = time.monotonic()
+    def _event(self, body: Body) -> None:
+        self._written[type(body)] = time.monotonic()
         spec = self._spec
-        append_line(
-            spec.events, {"time": time.time(), "node": spec.node, "attempt": spec.attempt, "kind": kind, **values}
-        )
+        append_line(spec.events, Event(time.time(), spec.node, spec.attempt, body).to_json())
 
 
 def main() -> int:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from dsl.graph import Graph
 from executor.model_tools.computation import Result, computed
+from executor.records.events import read_events
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
-from executor.system.jsonlines import read_lines, read_object, write_json
+from executor.system.jsonlines import read_object, write_json
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
 
 ENTRY = "ops.tools.diagnose.run"
@@ -85,7 +86,7 @@ def loss_curve(store: Store, record: Record, node_id: str | None) -> list[tuple[
         record, key = maker, store.computed_key(state.source_run, state.key)
         node_id = next((name for name, other in record.state.nodes.items() if other.key == key), node_id)
     events = NodeEvents()
-    for event in read_lines(record.events_path):
-        if event["node"] == node_id:
+    for event in read_events(record.events_path):
+        if event.node == node_id:
             events.add(event)
     return [(point.step, point.metrics["train/loss"]) for point in events.points if "train/loss" in point.metrics]

@@ -1,4 +1,9 @@
-"""The events of a record as all readers get them: lines that lack what belongs to their kind are left out."""
+"""What ops and the executor report of a run: lines of its record's events.jsonl, append-only.
+
+    {"time": seconds since 1970, "node", "attempt", "kind", ...}    kind: one of KINDS, whose class has the other fields
+
+Stages can write to the file without dflow's help, and a newer dflow may know more: other lines are passed over.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,146 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+from attrs import field, frozen
+from attrs.validators import instance_of, optional
+
 from executor.system.jsonlines import LineReader
 
-ALL_HAVE = {"time", "node", "kind"}
-HAVE = {
-    "metric": {"step", "metrics"},
-    "cut": {"step"},
-    "progress": {"done", "total"},
-    "figure": {"name", "path"},
-    "system": {"metrics"},
-    "state": {"state"},
-    "run": {"state"},
-    "info": {"message"},
-    "warning": {"message"},
-    "differs": {"message"},
+
+def _all_numbers(event: object, attribute: object, values: object) -> None:
+    if not isinstance(values, dict) or not all(isinstance(value, (int, float)) for value in values.values()):
+        raise TypeError("expected a number by name")
+
+
+WHOLE, NUMBER, TEXT = instance_of(int), instance_of((int, float)), instance_of(str)
+
+
+@frozen
+class Metric:
+    """What `stage.log` got."""
+
+    step: int = field(validator=WHOLE)
+    metrics: Mapping[str, float] = field(validator=_all_numbers)
+
+
+@frozen
+class Cut:
+    """Metrics of earlier attempts of the node at this step or later no longer count."""
+
+    step: int = field(validator=WHOLE)
+
+
+@frozen
+class Progress:
+    done: int = field(validator=WHOLE)
+    total: int = field(validator=WHOLE)
+
+
+@frozen
+class Figure:
+    name: str = field(validator=TEXT)
+    path: str = field(validator=TEXT)
+
+
+@frozen
+class System:
+    """What the node's processes use now, see system/system_metrics.py."""
+
+    metrics: Mapping[str, float] = field(validator=_all_numbers)
+
+
+@frozen(kw_only=True)
+class NodeChange:
+    """A node's state and what belongs to it, see docs/running.md. wait: seconds."""
+
+    state: str = field(validator=TEXT)
+    cache: str | None = field(default=None, validator=optional(TEXT))
+    key: str | None = field(default=None, validator=optional(TEXT))
+    digest: str | None = None
+    seconds: float | None = None
+    error: str | None = None
+    hint: str | None = None
+    wait: float | None = None
+    changes: tuple[str, ...] | None = None
+
+
+@frozen
+class RunChange:
+    """Of the run itself: "started", and in the end "done", "failed" or "stopped"."""
+
+    state: str = field(validator=TEXT)
+
+
+@frozen
+class Info:
+    message: str = field(validator=TEXT)
+
+
+@frozen
+class Warned:
+    message: str = field(validator=TEXT)
+
+
+@frozen
+class Differs:
+    """An artifact differs from what its key gave before."""
+
+    message: str = field(validator=TEXT)
+
+
+@frozen(kw_only=True)
+class Accepted:
+    """`user` declared that the artifact holds for this key too, see store/index_line.py."""
+
+    key: str = field(validator=TEXT)
+    digest: str = ""
+    reason: str = field(default="", validator=TEXT)
+    user: str = field(default="", validator=TEXT)
+
+
+Body = Metric | Cut | Progress | Figure | System | NodeChange | RunChange | Info | Warned | Differs | Accepted
+KINDS: dict[str, type[Body]] = {
+    "metric": Metric,
+    "cut": Cut,
+    "progress": Progress,
+    "figure": Figure,
+    "system": System,
+    "state": NodeChange,
+    "run": RunChange,
+    "info": Info,
+    "warning": Warned,
+    "differs": Differs,
+    "accepted": Accepted,
 }
+KIND_OF = {body: kind for kind, body in KINDS.items()}
+FIELDS = {body: tuple(attrs.fields_dict(body)) for body in KIND_OF}
+
+
+@frozen
+class Event:
+    """time: seconds since 1970. node: empty for an event of the run itself."""
+
+    time: float = field(validator=NUMBER)
+    node: str = field(validator=TEXT)
+    attempt: int
+    body: Body
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Event | None:
+        """None for a line that is no event of these kinds."""
+        try:
+            body = KINDS[line["kind"]]
+            values = {name: line[name] for name in FIELDS[body] if name in line}
+            return cls(line["time"], line["node"], line.get("attempt", 0), body(**values))
+        except (KeyError, TypeError):
+            return None
+
+    def to_json(self) -> dict[str, Any]:
+        """The line; fields that are None are left out."""
+        body = self.body
+        values = {name: value for name in FIELDS[type(body)] if (value := getattr(body, name)) is not None}
+        return {"time": self.time, "node": self.node, "attempt": self.attempt, "kind": KIND_OF[type(body)], **values}
 
 
 class EventReader:
@@ -29,54 +159,41 @@ class EventReader:
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._lines = LineReader(path, offset)
 
-    def read(self) -> list[dict[str, Any]]:
-        return whole_events(self._lines.read())
+    def read(self) -> list[Event]:
+        return [event for line in self._lines.read() if (event := Event.from_json(line)) is not None]
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path) -> list[Event]:
     """All of a record; none where the file is not there."""
     return EventReader(path).read()
 
 
-def whole_events(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Stages can write to the file without dflow's help: what another one made of it harms nobody."""
-    return [line for line in lines if _is_whole(line)]
-
-
 def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:
     """The last value of every metric of a node, cut events honoured; start: a byte before which it reported nothing."""
-    points = valid_points([event for event in EventReader(events_path, start).read() if event["node"] == node])
-    return {name: value for point in points for name, value in point["metrics"].items()}
+    points = valid_points(event for event in EventReader(events_path, start).read() if event.node == node)
+    return {name: value for point in points for name, value in point.metrics.items()}
 
 
-def worked_seconds(events: Iterable[Mapping[str, Any]]) -> float:
-    """How long a run was worked on: not between its end and its resumption. A kill came when its last event did."""
+def worked_seconds(events: Iterable[Event]) -> float:
+    """How long a run was worked on: not between its end and its resumption. A killed run ended with its last event."""
     worked = 0.0
-    last: float | None = None  # the event before, while the run goes on
+    last: float | None = None  # time of the event before, while the run continues
     for event in events:
-        if event["kind"] == "run" and event["state"] == "started":
-            last = event["time"]
-        elif last is not None and event["kind"] != "accepted":  # which somebody may say long after
-            worked += max(0.0, event["time"] - last)
-            last = None if event["kind"] == "run" else event["time"]
+        if event.body == RunChange("started"):
+            last = event.time
+        elif last is not None and not isinstance(event.body, Accepted):  # which may come long after
+            worked += max(0.0, event.time - last)
+            last = None if isinstance(event.body, RunChange) else event.time
     return worked
 
 
-def valid_points(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The metric events of one node that count, in order: what a resumed attempt did again is taken once."""
-    points: list[dict[str, Any]] = []
+def valid_points(events: Iterable[Event]) -> list[Metric]:
+    """The metrics of one node that count, in order: of what a resumed attempt repeated, the last."""
+    points: list[Metric] = []
     for event in events:
-        if event["kind"] == "cut":
-            points = [point for point in points if point["step"] < event["step"]]
-        elif event["kind"] == "metric":
-            points.append(event)
+        match event.body:
+            case Cut(step):
+                points = [point for point in points if point.step < step]
+            case Metric() as point:
+                points.append(point)
     return points
-
-
-def _is_whole(line: Mapping[str, Any]) -> bool:
-    kind = line.get("kind")
-    if not isinstance(kind, str) or not ALL_HAVE | HAVE.get(kind, set()) <= line.keys():
-        return False
-    if not isinstance(line["node"], str) or not isinstance(line["time"], (int, float)):
-        return False
-    return kind not in ("metric", "system") or isinstance(line["metrics"], dict)

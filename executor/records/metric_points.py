@@ -12,9 +12,10 @@ cut is gone, and a child run that holds points of it is made anew.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from attrs import field, frozen
+
+from executor.records.events import Accepted, Cut, Event, Figure, Metric, NodeChange, System
 
 SYSTEM = "system/"  # the metrics that MLflow shows under System metrics
 
@@ -32,47 +33,46 @@ class Point:
 class NodeEvents:
     """What the events of one node say so far.
 
-    retained: for each time that the key had changed, how many of the earlier points still counted. accepted: the accept
-    events. figures: path by name.
+    retained: for each time that the key had changed, how many of the earlier points still counted. accepted: with the
+    time of each. figures: path by name.
     """
 
     points: list[Point] = field(factory=list)
     retained: list[int] = field(factory=list)
-    accepted: list[Mapping[str, Any]] = field(factory=list)
+    accepted: list[tuple[float, Accepted]] = field(factory=list)
     figures: dict[str, str] = field(factory=dict)
     _floors: dict[str, int] = field(factory=dict)  # per metric: the last step of earlier attempts
     _highest: dict[str, int] = field(factory=dict)
     _samples: list[float] = field(factory=list)  # their times
     _key: dict[str, str] = field(factory=dict)  # "now"; "changed" where it did and no cut came since
 
-    def add(self, event: Mapping[str, Any]) -> None:
-        kind = event["kind"]
-        if kind == "metric":
-            self._add_point(event)
-        elif kind == "system":
-            self._add_sample(event)
-        elif kind == "cut":
-            self._cut(event["step"])
-        elif kind == "state" and event.get("key"):
-            self._begin(event["key"], event.get("cache"))
-        elif kind == "figure":
-            self.figures[event["name"]] = event["path"]
-        elif kind == "accepted":
-            self.accepted.append(event)
+    def add(self, event: Event) -> None:
+        match event.body:
+            case Metric(step, metrics):
+                self._add_point(event.time, step, metrics)
+            case System(metrics):
+                self._add_sample(event.time, metrics)
+            case Cut(step):
+                self._cut(step)
+            case NodeChange(key=str(key), cache=cache):
+                self._begin(key, cache)
+            case Figure(name, path):
+                self.figures[name] = path
+            case Accepted() as accepted:
+                self.accepted.append((event.time, accepted))
 
-    def _add_point(self, event: Mapping[str, Any]) -> None:
-        step = event["step"]
-        fresh = {name: value for name, value in event["metrics"].items() if step > self._floors.get(name, step - 1)}
+    def _add_point(self, time: float, step: int, metrics: Mapping[str, float]) -> None:
+        fresh = {name: value for name, value in metrics.items() if step > self._floors.get(name, step - 1)}
         if fresh:
-            self.points.append(Point(event["time"], step, fresh))
+            self.points.append(Point(time, step, fresh))
         for name in fresh:
             self._highest[name] = max(step, self._highest.get(name, step))
 
-    def _add_sample(self, event: Mapping[str, Any]) -> None:
+    def _add_sample(self, time: float, metrics: Mapping[str, float]) -> None:
         """What the processes of the node used at a time: nothing computes it again, so the samples are only counted."""
-        shown = {f"{SYSTEM}{name}": value for name, value in event["metrics"].items()}
-        self.points.append(Point(event["time"], len(self._samples), shown))
-        self._samples.append(event["time"])
+        shown = {f"{SYSTEM}{name}": value for name, value in metrics.items()}
+        self.points.append(Point(time, len(self._samples), shown))
+        self._samples.append(time)
 
     def _cut(self, step: int) -> None:
         if self._key.pop("changed", None):

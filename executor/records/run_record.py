@@ -1,27 +1,16 @@
 """The record of a run: what was to be done, what was done, and all that the stages reported.
 
-    <store>/records/<run id>/graph.json     the compiled graph
-                             plan.json      per node: decision, reason and key parts
-                             state.jsonl    {"run": ...} and {"node": id, ...}, append-only: the newest of each counts
-                             events.jsonl   what ops and the executor reported, append-only
-                             mlflow.json    what was sent to MLflow, see tracking/run_publisher.py
-                             mlflow.lock    flock by the process that sends it
-                             <node>.log     stdout and stderr of the node's stages
-                             figures/<node>/<name>.png
-                             outside_digest/<key>/<file>    as this run wrote them, see store/run_measurements.py
-                             tags.json      names that the user gave to the run, see run_tags.py
-                             lock           flock by the executor that works on this run; shared: by `dflow sync`
-
-An event is {"time": seconds since 1970, "node", "attempt", "kind", ...}, kind one of
-
-    metric    step, metrics {name: value}
-    cut       step: metrics of earlier attempts of this node at this step or later no longer count
-    progress  done, total
-    figure    name, path
-    system    metrics {name: value}: what the node's processes use now, see system/system_metrics.py
-    state     state, and what belongs to it: see docs/running.md
-    run       of the run itself, its node is empty: state "started", and in the end "done", "failed" or "stopped"
-    warning   message
+<store>/records/<run id>/graph.json     the compiled graph
+                         plan.json      per node: decision, reason and key parts
+                         state.jsonl    {"run": ...} and {"node": id, ...}, append-only: the newest of each counts
+                         events.jsonl   what ops and the executor reported, see events.py
+                         mlflow.json    what was sent to MLflow, see tracking/run_publisher.py
+                         mlflow.lock    flock by the process that sends it
+                         <node>.log     stdout and stderr of the node's stages
+                         figures/<node>/<name>.png
+                         outside_digest/<key>/<file>    as this run wrote them, see store/run_measurements.py
+                         tags.json      names that the user gave to the run, see run_tags.py
+                         lock           flock by the executor that works on this run; shared: by `dflow sync`
 """
 
 from __future__ import annotations
@@ -38,6 +27,7 @@ from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
+from executor.records.events import Body, Event
 from executor.records.graph_file import damaged, load_graph, recorded_table, save_graph, written_nodes
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
@@ -228,17 +218,15 @@ class Record:
     def log_path(self, node: str) -> Path:
         return self.folder / f"{node}.log"
 
-    def event(self, node: str, kind: str, **values: Any) -> None:
-        """node is empty for an event of the run itself."""
-        self.events([{"node": node, "kind": kind, **values}])
+    def event(self, node: str, body: Body) -> None:
+        """node: empty for an event of the run itself."""
+        self.events([(node, body)])
 
-    def events(self, values: Iterable[Mapping[str, Any]]) -> None:
-        """Several events, by one write."""
+    def events(self, bodies: Iterable[tuple[str, Body]]) -> None:
+        """Several events of nodes, by one write."""
         now = time.time()
         nodes = self.state.nodes
-        lines = [
-            {"time": now, "attempt": nodes[value["node"]].attempt if value["node"] else 0, **value} for value in values
-        ]
+        lines = [Event(now, node, nodes[node].attempt if node else 0, body).to_json() for node, body in bodies]
         if lines:
             append_lines(self.events_path, lines)
 

@@ -218,7 +218,7 @@ class _Reader:
         if run not in self._events:
             nodes: dict[str, NodeEvents] = {}
             for event in read_events(self._store.records / run / EVENTS):
-                nodes.setdefault(event["node"], NodeEvents()).add(event)
+                nodes.setdefault(event.node, NodeEvents()).add(event)
             self._events[run] = nodes
         return self._events[run]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import define, field
 
-from executor.records.events import read_events
+from executor.records.events import Metric, Progress, read_events
 from executor.records.run_record import Record
 from executor.results.run_table import shown_metrics
 
@@ -29,11 +29,12 @@ def live_figures(record: Record) -> dict[str, LiveFigures]:
     nodes = record.state.nodes.items()
     running = {node_id: (node.attempt, LiveFigures()) for node_id, node in nodes if node.state == "running"}
     for event in read_events(record.events_path) if running else ():
-        attempt, figures = running.get(event["node"], (None, LiveFigures()))
-        if event.get("attempt") != attempt:
+        attempt, figures = running.get(event.node, (None, LiveFigures()))
+        if event.attempt != attempt:
             continue
-        if event["kind"] == "progress":
-            figures.done, figures.total = event["done"], event["total"]
-        elif event["kind"] == "metric":
-            figures.metrics = event["metrics"]
+        match event.body:
+            case Progress(done, total):
+                figures.done, figures.total = done, total
+            case Metric(_, metrics):
+                figures.metrics = metrics
     return {node_id: figures for node_id, (_, figures) in running.items()}

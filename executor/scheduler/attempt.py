@@ -35,7 +35,7 @@ from executor.launchers.stage_contract import InputArtifact, StageSpec
 from executor.launchers.stage_process import StageExit, StageProcess
 from executor.planning.input_snapshot import Snapshot
 from executor.planning.planner import Planner
-from executor.records.events import final_metrics, read_events
+from executor.records.events import Cut, Event, Info, Metric, final_metrics, read_events
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
@@ -77,7 +77,7 @@ class AttemptStart:
 
     cache: Literal["miss", "resumed"]
     time: float
-    earlier: Sequence[Mapping[str, Any]] = ()
+    earlier: Sequence[Event] = ()
     adopted_from: str | None = None
 
 
@@ -257,7 +257,7 @@ class Attempt(threading.Thread):
             return None
         return lease.adopt(self._key_without_code())
 
-    def _earlier_metrics(self) -> list[dict[str, Any]]:
+    def _earlier_metrics(self) -> list[Event]:
         """Where another run left the work folder behind, its metrics are the beginning of this run's."""
         task, run = self.task, self.task.lease.last_run
         if run is None or run == task.record.run or task.record.state.nodes[task.node.id].attempt:
@@ -265,7 +265,7 @@ class Attempt(threading.Thread):
         return [
             event
             for event in read_events(task.store.records / run / "events.jsonl")
-            if event["node"] == task.node.id and event["kind"] in ("metric", "cut")
+            if event.node == task.node.id and isinstance(event.body, Metric | Cut)
         ]
 
     def _in_loop(self, call: Callable[[], T]) -> T:
@@ -297,7 +297,7 @@ class Attempt(threading.Thread):
                 task.node.launch,
                 self._share,
                 task.record.log_path(task.node.id),
-                lambda text: task.record.event(task.node.id, "info", message=text),
+                lambda text: task.record.event(task.node.id, Info(text)),
                 secret_values(task.node.config),
             )
         fail_point("stage:started")

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
+from executor.records.events import Event, Metric, Progress
 from executor.records.run_record import RunState
 from executor.results.run_table import shown_digest, shown_metrics, shown_seconds
 from executor.system.output import print_lines
@@ -67,15 +67,16 @@ class Display:
         elif node.state == "pending":
             self.note(f"{node_id}: stopped after {shown_seconds(node)}")
 
-    def show(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def show(self, events: Iterable[Event]) -> None:
         """Take in what the running stages reported. Of the metrics, those of the newest event are shown."""
         for event in events:
-            if event["node"] not in self._state.nodes:
+            if event.node not in self._state.nodes:
                 continue
-            if event["kind"] == "progress":
-                self._progress[event["node"]] = (event["done"], event["total"])
-            elif event["kind"] == "metric":
-                self._metrics[event["node"]] = event["metrics"]
+            match event.body:
+                case Progress(done, total):
+                    self._progress[event.node] = (done, total)
+                case Metric(_, metrics):
+                    self._metrics[event.node] = metrics
         self._tick()
 
     def note(self, text: str) -> None:

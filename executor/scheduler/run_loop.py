@@ -22,7 +22,7 @@ from executor.keys.node_key import KeyParts
 from executor.launchers.failure import Failure
 from executor.planning.cache_hits import SourceRuns
 from executor.planning.session import Session, plan_row
-from executor.records.events import EventReader
+from executor.records.events import Differs, EventReader, Info, NodeChange, RunChange, Warned
 from executor.records.results_run import results_run
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.scheduler.plain_display import Display
@@ -102,7 +102,7 @@ class RunLoop:
         status: Status = "failed"
         try:
             self._events.read()
-            self._record.event("", "run", state="started")
+            self._record.event("", RunChange("started"))
             status = self._run_nodes()
         finally:
             if self._pool is not None:
@@ -140,7 +140,7 @@ class RunLoop:
         self._record.state.status = status
         self._record.state.ended = time.time()
         self._record.state.results_run = results_run(self._record, self._graph)
-        self._record.event("", "run", state=status)
+        self._record.event("", RunChange(status))
         self._record.save()
         if self._follower is None and lacks(self._record):  # the executor died before it had sent all
             self._follower = Follower(self._store.path, self._record.folder, self._display)
@@ -169,8 +169,7 @@ class RunLoop:
                     self._wait(node_id)
             self._record.save_nodes(node_id for node_id in fresh if self._state(node_id).state == "done")
         self._record.events(
-            {"node": node_id, "kind": "state", "state": "done", "cache": "hit", "digest": self._digests[node_id]}
-            for node_id in hits
+            (node_id, NodeChange(state="done", cache="hit", digest=self._digests[node_id])) for node_id in hits
         )
 
     def _take(self, node_id: str) -> None:
@@ -250,12 +249,12 @@ class RunLoop:
         if not self._retries[node_id]:
             state.reason = decision.reason
         state.state, state.cache = "running", start.cache
-        state.attempt = (start.earlier[-1]["attempt"] if start.earlier else state.attempt) + 1
+        state.attempt = (start.earlier[-1].attempt if start.earlier else state.attempt) + 1
         state.started, state.ended, state.error, state.warnings = start.time, None, None, []
         if start.earlier:
-            append_lines(self._record.events_path, start.earlier)
+            append_lines(self._record.events_path, [event.to_json() for event in start.earlier])
         self._record.save_node(node_id)
-        self._record.event(node_id, "state", state="running", cache=state.cache, key=state.key)
+        self._record.event(node_id, NodeChange(state="running", cache=state.cache, key=state.key))
         self._display.changed(node_id)
         return state.attempt
 
@@ -266,7 +265,7 @@ class RunLoop:
             state.ended, state.seconds, state.metrics = stage.ended, stage.seconds, dict(stage.metrics)
             state.memory, state.gpu_memory = stage.memory, stage.gpu_memory
         for text in result.warnings:
-            self._record.event(node_id, "warning", message=text)
+            self._record.event(node_id, Warned(text))
         self._show_events()
         if result.failure is not None:
             if self._is_ending or not self._retry(node_id, result.failure):
@@ -281,13 +280,13 @@ class RunLoop:
         self._record.save_node(node_id)
         if result.difference:
             message = f"{node_id}: {result.difference}"
-            self._record.event(node_id, "differs", message=message)
+            self._record.event(node_id, Differs(message))
             self._display.warn(message)
         if result.digest is not None:
             fail_point("run:recorded")
             self._digests[node_id] = result.digest
             self._ready.done(node_id)
-        self._record.event(node_id, "state", state=state.state, digest=state.digest, seconds=state.seconds)
+        self._record.event(node_id, NodeChange(state=state.state, digest=state.digest, seconds=state.seconds))
         self._display.changed(node_id)
 
     def _replan(self, node_id: str, result: AttemptResult) -> None:
@@ -311,7 +310,7 @@ class RunLoop:
                 self._display.note(f"{node_id}: {changed}; {made}it runs again with the newest")
             state.state = "pending"
             self._record.save_node(node_id)
-            self._record.event(node_id, "state", state="outdated", changes=list(result.changes))
+            self._record.event(node_id, NodeChange(state="outdated", changes=result.changes))
         if result.parts is not None:
             self._use_parts(node_id, result.parts)
         self._ready.again(node_id)
@@ -332,7 +331,7 @@ class RunLoop:
         state = self._state(node_id)
         state.state, state.error = "pending", failure.text
         self._record.save_node(node_id)
-        self._record.event(node_id, "state", state="retry", error=failure.text, wait=wait)
+        self._record.event(node_id, NodeChange(state="retry", error=failure.text, wait=wait))
         again = f"retry {self._retries[node_id]} of {launch.retries} in {wait:g} s"
         self._display.note(f"{node_id}: {failure.text}; {again}")
         self._wait(node_id, wait)
@@ -347,7 +346,7 @@ class RunLoop:
         self._failed.append(node_id)
         hint = failure.hint(self._record.run, resumable=self._graph.nodes[node_id].op.resumable)
         self._record.save_node(node_id)
-        self._record.event(node_id, "state", state="failed", error=text, hint=hint, seconds=state.seconds)
+        self._record.event(node_id, NodeChange(state="failed", error=text, hint=hint, seconds=state.seconds))
         self._display.changed(node_id)
         self._display.failure(node_id, text, log_tail, self._record.log_path(node_id), hint)
 
@@ -385,10 +384,11 @@ class RunLoop:
         events = self._events.read()
         self._display.show(events)
         for event in events:
-            if event["kind"] not in ("info", "warning") or event["node"] not in self._record.state.nodes:
+            node_id, body = event.node, event.body
+            if not isinstance(body, Info | Warned) or node_id not in self._record.state.nodes:
                 continue
-            node_id, text = event["node"], one_line(str(event["message"]), MESSAGE_LENGTH)
-            if event["kind"] == "info":
+            text = one_line(body.message, MESSAGE_LENGTH)
+            if isinstance(body, Info):
                 self._display.note(f"{node_id}: {text}")
                 continue
             self._display.warn_of(node_id, text)

@@ -9,6 +9,7 @@ from dsl.graph import Graph, GraphNode
 from dsl.threads import useful_threads
 from executor.launchers.forkserver_client import Children
 from executor.launchers.stage_process import stage_environment
+from executor.records.events import System
 from executor.records.run_record import Record
 from executor.scheduler.attempt import Attempt, AttemptResult, AttemptStart, Task
 from executor.scheduler.plain_display import Display
@@ -40,7 +41,7 @@ class StagePool:
         self._capacity = Capacity.of_this_machine(graph.machine)
         self._free = Free(self._capacity)
         self._children = Children(stage_environment(1))
-        self._usage = Usage(self._watched, lambda node, metrics: record.event(node, "system", metrics=metrics))
+        self._usage = Usage(self._watched, lambda node, metrics: record.event(node, System(metrics)))
         self._usage.start()
 
     def fits(self, node: GraphNode, digests: Mapping[str, str]) -> bool:

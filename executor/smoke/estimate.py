@@ -6,13 +6,13 @@ as it is; b comes from the progress itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from attrs import frozen
 
 from dsl.estimate import Amount, Growth
+from executor.records.events import Event, Progress
 
 
 @frozen
@@ -60,10 +60,13 @@ class Report:
     total: int
 
 
-def reports(events: Iterable[Mapping[str, Any]], node: str, attempt: int) -> list[Report]:
+def reports(events: Iterable[Event], node: str, attempt: int) -> list[Report]:
     """The progress that one attempt of a node told, from the events of its run."""
-    own = (event for event in events if event["kind"] == "progress" and event["node"] == node)
-    return [Report(event["time"], event["done"], event["total"]) for event in own if event["attempt"] == attempt]
+    return [
+        Report(event.time, event.body.done, event.body.total)
+        for event in events
+        if isinstance(event.body, Progress) and (event.node, event.attempt) == (node, attempt)
+    ]
 
 
 def series_of(told: Sequence[Report]) -> list[list[Report]]:

@@ -14,12 +14,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from dsl.errors import StageError, StoreError
 from dsl.graph import Graph, GraphNode
-from executor.records.events import EventReader
+from executor.records.events import Accepted, EventReader
 from executor.records.metric_points import NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.node_params import params
@@ -153,7 +154,7 @@ class Sender:
         path = self._folder / "events.jsonl"
         size = path.stat().st_size if path.exists() else 0
         for event in self._reader.read():
-            self._events.setdefault(event["node"], NodeEvents()).add(event)
+            self._events.setdefault(event.node, NodeEvents()).add(event)
         return size
 
     def _forget_what_is_gone(self, tracker: Tracker) -> None:
@@ -255,7 +256,7 @@ class Sender:
             self._send_model(tracker, graph, node, state)
             self._judge_again(sent)
         if len(events.accepted) > sent.get("accepted", 0):
-            tracker.log_tags(sent["run_id"], {"dflow.accepted": "\n".join(map(_accepted, events.accepted))})
+            tracker.log_tags(sent["run_id"], {"dflow.accepted": "\n".join(starmap(_accepted, events.accepted))})
             sent["accepted"] = len(events.accepted)
             self._save()
 
@@ -386,6 +387,6 @@ def _read_sent(folder: Path) -> dict[str, Any]:
     return sent
 
 
-def _accepted(event: Mapping[str, Any]) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["time"]))
-    return f"{when} UTC, {event.get('user', '')}: {event.get('reason', '')} (key {event.get('key', '')[:12]})"
+def _accepted(at: float, event: Accepted) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+    return f"{when} UTC, {event.user}: {event.reason} (key {event.key[:12]})"

@@ -11,6 +11,7 @@ from rich.console import Console
 from toy_ops import PIPELINE, PROJECT, Toy
 
 from executor import cli
+from executor.records.events import Event, Metric, Progress
 from executor.records.run_record import NodeState, RunState
 from executor.results.run_table import print_results, result_rows
 from executor.scheduler.plain_display import Display
@@ -242,13 +243,17 @@ def test_results_are_printed_with_name_value_and_interval_on_a_line(capsys):
     assert capsys.readouterr().out.splitlines()[-1].split() == ["eval/tau", "2.5", "[2.25,", "2.75]"]
 
 
+def event(node, body):
+    return Event(1.5, node, 1, body)
+
+
 def test_the_live_table_shows_states_progress_and_failures(tmp_path):
     out = StringIO()
     nodes = {"a": NodeState(state="done", cache="hit", digest="0123456789abcdef"), "b": NodeState(state="running")}
     state = RunState(run="r1", pipeline="toy", experiment="toy", tracking_uri=None, nodes=nodes)
     with LiveDisplay(state, Console(file=out, force_terminal=True, width=120)) as display:
-        display.show([{"kind": "progress", "node": "b", "done": 3, "total": 4}])
-        display.show([{"kind": "metric", "node": "b", "step": 1, "metrics": {"train/loss": 0.25}}])
+        display.show([event("b", Progress(3, 4))])
+        display.show([event("b", Metric(1, {"train/loss": 0.25}))])
         display.failure("b", "DataError: x", ["last line"], tmp_path / "b.log", "mend x")
     shown = out.getvalue()
     for expected in ("toy, run r1", "0123456789ab", "train/loss 0.25", "b failed: DataError: x", "    last line"):
@@ -259,9 +264,9 @@ def test_only_the_metrics_of_the_newest_event_are_shown_for_each_of_the_running_
     monkeypatch.setattr("executor.scheduler.plain_display.PLAIN_PROGRESS_S", 0.0)
     nodes = {name: NodeState(state="running") for name in "ab"}
     display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes=nodes))
-    display.show([{"kind": "progress", "node": name, "done": 1, "total": 4} for name in "ab"])
-    display.show([{"kind": "metric", "node": "a", "step": 1, "metrics": {"loss": 0.5, "lr": 0.1}}])
-    display.show([{"kind": "metric", "node": "a", "step": 1, "metrics": {"accuracy": 0.75}}])
+    display.show([event(name, Progress(1, 4)) for name in "ab"])
+    display.show([event("a", Metric(1, {"loss": 0.5, "lr": 0.1}))])
+    display.show([event("a", Metric(1, {"accuracy": 0.75}))])
     told = ["a: 1 of 4", "b: 1 of 4", "a: 1 of 4: loss 0.5, lr 0.1", "a: 1 of 4: accuracy 0.75"]
     assert capsys.readouterr().out.splitlines() == told
 
@@ -272,7 +277,7 @@ def test_progress_in_which_nothing_changes_is_told_once_and_then_each_minute_wit
     monkeypatch.setattr("executor.system.unrepeated.time.monotonic", lambda: clock[0])
     display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes={"a": NodeState(state="running")}))
     for done, clock[0] in ((1, 1000.0), (1, 1010.0), (1, 1050.0), (2, 1055.0), (2, 1110.0), (2, 1116.0), (2, 1170.0)):
-        display.show([{"kind": "progress", "node": "a", "done": done, "total": 4}])
+        display.show([event("a", Progress(done, 4))])
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["a: 1 of 4", "a: 2 of 4"]
     assert [re.sub(r"\d\d:\d\d:\d\d", "T", line) for line in said[2:]] == ["a: 2 of 4 (unchanged at T)"]

@@ -13,6 +13,7 @@ from serve_cases import CHECK, SECOND, record_run
 from executor.cli import main
 from executor.model_tools import computation
 from executor.model_tools.diagnose import loss_curve
+from executor.records.events import Metric
 from executor.records.run_record import Record
 from executor.store.index_line import IndexLine
 from executor.system.exits import FAILED, OK, USAGE
@@ -165,8 +166,8 @@ def test_the_loss_comes_from_the_run_that_trained_the_draft_also_once_it_was_acc
     trained.state.nodes["train"].key = "key-train"
     trained.save_all()
     for step in (1, 2):
-        trained.event("train", "metric", step=step, metrics={"train/loss": 3.0 - step, "train/lr": 0.1})
-    trained.event("eval", "metric", step=3, metrics={"train/loss": 9.0})
+        trained.event("train", Metric(step, {"train/loss": 3.0 - step, "train/lr": 0.1}))
+    trained.event("eval", Metric(3, {"train/loss": 9.0}))
     again = Record.create(store.records, trained.graph())
     state = again.state.nodes["train"]
     state.key, state.cache, state.source_run = "key-train", "hit", run

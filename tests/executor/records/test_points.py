@@ -3,19 +3,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.records.events import Cut, Event, Metric, NodeChange
 from executor.records.metric_points import NodeEvents
 
 
 def metric(step, time=0.0, **metrics):
-    return {"kind": "metric", "time": time, "step": step, "metrics": metrics or {"loss": 1 / (step + 1)}}
+    return Event(time, "d", 1, Metric(step, metrics or {"loss": 1 / (step + 1)}))
 
 
 def cut(step):
-    return {"kind": "cut", "time": 0.0, "step": step}
+    return Event(0.0, "d", 1, Cut(step))
 
 
 def begin(key, cache):
-    return {"kind": "state", "state": "running", "time": 0.0, "key": key, "cache": cache}
+    return Event(0.0, "d", 1, NodeChange(state="running", key=key, cache=cache))
 
 
 def added(*events):

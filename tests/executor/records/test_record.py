@@ -12,7 +12,7 @@ from dsl.errors import StoreError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
 from executor.planning.session import new_run, resumed_run
-from executor.records.events import final_metrics, valid_points
+from executor.records.events import Cut, Event, Metric, RunChange, final_metrics, read_events, valid_points
 from executor.records.run_record import STATE, NodeState, Record, RunState, find_record, newest_records
 from executor.store.artifact_store import Store
 from executor.system import file_locks
@@ -24,11 +24,11 @@ def a_graph(name="p"):
 
 
 def metric(step, attempt=1, **metrics):
-    return {"time": 1.5, "node": "train", "attempt": attempt, "kind": "metric", "step": step, "metrics": metrics}
+    return Event(1.5, "train", attempt, Metric(step, metrics))
 
 
 def test_an_event_is_this_line(tmp_path):
-    append_line(tmp_path / "events.jsonl", metric(3, **{"train/loss": 0.5}))
+    append_line(tmp_path / "events.jsonl", metric(3, **{"train/loss": 0.5}).to_json())
     assert (tmp_path / "events.jsonl").read_text() == (
         '{"time":1.5,"node":"train","attempt":1,"kind":"metric","step":3,"metrics":{"train/loss":0.5}}\n'
     )
@@ -52,18 +52,37 @@ def test_a_file_that_is_not_there_has_no_lines(tmp_path):
 
 def test_a_cut_takes_back_what_earlier_attempts_logged_from_that_step_on():
     events = [metric(0, x=1.0), metric(1, x=2.0), metric(2, x=3.0)]
-    cut = {"time": 2.0, "node": "train", "attempt": 2, "kind": "cut", "step": 1}
+    cut = Event(2.0, "train", 2, Cut(1))
     again = [metric(1, 2, x=20.0), metric(2, 2, x=30.0)]
-    assert valid_points([*events, cut, *again]) == [events[0], *again]
+    assert valid_points([*events, cut, *again]) == [events[0].body, *(event.body for event in again)]
 
 
 def test_final_metrics_are_the_last_of_each_name(tmp_path):
     path = tmp_path / "events.jsonl"
-    cut = {"time": 2.0, "node": "train", "attempt": 2, "kind": "cut", "step": 1}
-    other = {**metric(9, x=9.0), "node": "other"}
+    cut, other = Event(2.0, "train", 2, Cut(1)), Event(1.5, "other", 1, Metric(9, {"x": 9.0}))
     for event in (metric(0, x=1.0, y=5.0), metric(1, x=2.0, gone=1.0), cut, other, metric(1, 2, x=3.0)):
-        append_line(path, event)
+        append_line(path, event.to_json())
     assert final_metrics(path, "train") == {"x": 3.0, "y": 5.0}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "metric", "step": "3", "metrics": {}},
+        {"kind": "metric", "step": 3, "metrics": {"loss": "low"}},
+        {"kind": "metric", "metrics": {}},
+        {"kind": "progress", "done": 1},
+        {"kind": "newer"},
+        {"kind": ["metric"], "step": 3, "metrics": {}},
+        {"kind": "cut", "step": 1, "node": None},
+        {"kind": "cut", "step": 1, "time": "now"},
+    ],
+)
+def test_a_line_that_is_no_event_is_passed_over(tmp_path, line):
+    path = tmp_path / "events.jsonl"
+    for each in ({"time": 1.5, "node": "train", "attempt": 1, **line}, metric(4, x=2).to_json()):
+        append_line(path, each)
+    assert read_events(path) == [metric(4, x=2)]
 
 
 def test_ids_sort_by_time_and_never_meet(tmp_path):
@@ -145,7 +164,7 @@ def test_a_record_whose_folder_is_gone_says_so(tmp_path):
     record = Record.create(tmp_path, a_graph())
     record.lock()
     shutil.rmtree(record.folder)
-    for write in (record.save, record.save_all, lambda: record.event("", "run", state="done")):
+    for write in (record.save, record.save_all, lambda: record.event("", RunChange("done"))):
         with pytest.raises(StoreError, match="its folder is gone; was it removed while a run used it"):
             write()
 

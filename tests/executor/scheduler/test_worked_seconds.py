@@ -1,26 +1,32 @@
 """How long a run was worked on."""
 
-from typing import Any
-
-from executor.records.events import worked_seconds
+from executor.records.events import Accepted, Event, Metric, RunChange, worked_seconds
 
 
-def event(time: float, kind: str, state: str = "") -> dict[str, Any]:
-    return {"time": time, "node": "" if kind == "run" else "a", "kind": kind, "state": state}
+def run(time: float, state: str) -> Event:
+    return Event(time, "", 0, RunChange(state))
+
+
+def metric(time: float) -> Event:
+    return Event(time, "a", 1, Metric(1, {}))
+
+
+def accepted(time: float) -> Event:
+    return Event(time, "a", 1, Accepted(key="k"))
 
 
 def test_the_time_between_an_end_and_the_resumption_is_no_work() -> None:
-    first = [event(10.0, "run", "started"), event(12.0, "metric"), event(15.0, "run", "stopped")]
-    second = [event(1000.0, "run", "started"), event(1001.5, "run", "done")]
-    assert 6.5 == worked_seconds([*first, event(500.0, "accepted"), *second])
+    first = [run(10.0, "started"), metric(12.0), run(15.0, "stopped")]
+    second = [run(1000.0, "started"), run(1001.5, "done")]
+    assert 6.5 == worked_seconds([*first, accepted(500.0), *second])
 
 
 def test_what_was_killed_was_worked_on_until_its_last_event() -> None:
-    killed = [event(10.0, "run", "started"), event(14.0, "metric"), event(90.0, "accepted")]
+    killed = [run(10.0, "started"), metric(14.0), accepted(90.0)]
     assert 4.0 == worked_seconds(killed)
-    assert 5.0 == worked_seconds([*killed, event(100.0, "run", "started"), event(101.0, "run", "done")])
+    assert 5.0 == worked_seconds([*killed, run(100.0, "started"), run(101.0, "done")])
 
 
 def test_a_clock_that_goes_back_takes_nothing_off() -> None:
-    assert 2.0 == worked_seconds([event(10.0, "run", "started"), event(12.0, "metric"), event(3.0, "run", "done")])
+    assert 2.0 == worked_seconds([run(10.0, "started"), metric(12.0), run(3.0, "done")])
     assert 0.0 == worked_seconds([])

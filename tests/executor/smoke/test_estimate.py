@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.estimate import Amount, Growth
+from executor.records.events import Event, Metric, Progress
 from executor.smoke.estimate import Report, Spread, full_time, reports, series_of
 
 START = 1000.0
@@ -99,7 +100,7 @@ def test_a_clock_that_went_back_makes_no_time_negative() -> None:
 
 def test_only_the_last_attempt_of_the_node_counts() -> None:
     events = [
-        {"kind": kind, "node": node, "attempt": attempt, "time": 1.0, "done": done, "total": 3}
+        Event(1.0, node, attempt, Progress(done, 3) if kind == "progress" else Metric(done, {}))
         for kind, node, attempt, done in (
             ("progress", "a", 1, 1),
             ("progress", "a", 2, 2),
