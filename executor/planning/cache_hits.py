@@ -31,7 +31,7 @@ class SourceRuns:
         state.cache, state.reason, state.started = "hit", "", None
         state.source_run, state.acceptance = decision.source_run, decision.acceptance
         made = self.made(decision.source_run, decision.key)
-        if made is not None and (made.metrics or made.warnings):
+        if made is not None and made.state == "done":
             state.metrics, state.warnings = made.metrics, made.warnings
         else:
             state.metrics, state.warnings = self._sealed(decision)
