@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
 
 from attrs import frozen
 
@@ -15,7 +14,7 @@ from dsl.errors import ConfigError, StoreError
 from executor.explain.explanation import accepted_text, changed_code, maker_of
 from executor.keys.code_diff import CodeChange
 from executor.keys.differences import difference_text, differences
-from executor.keys.node_key import KeyParts, Sources, node_inputs, node_parts
+from executor.keys.node_key import Inputs, Sources, node_inputs, node_parts
 from executor.planning.planner import Planner
 from executor.records.events import Accepted, Event
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
@@ -51,13 +50,14 @@ def acceptable(store: Store, planner: Planner, node_id: str) -> Acceptable:
     if decision.cache == "hit":
         raise ConfigError(f'node "{node_id}" is cached as {shown_digest(decision.digest)}: there is nothing to accept')
     node = planner.graph.nodes[node_id]
-    waiting = [parent for parent in node.parents if decisions[parent].digest is None]
+    digests = {name: digest for name, other in decisions.items() if (digest := other.digest) is not None}
+    waiting = [parent for parent in node.parents if parent not in digests]
     if decision.key is None or waiting:
         raise ConfigError(
             f'node "{node_id}" reads from {", ".join(waiting)}, which will run, so its inputs are not known yet; '
             f"accept or run {', '.join(waiting)} first"
         )
-    inputs = node_inputs(node, {parent: decisions[parent].digest for parent in node.parents}.__getitem__)
+    inputs = node_inputs(node, digests.__getitem__)
     without_code = planner.parts[node_id].key_without_code(inputs)
     found = _newest_finished(store, node.op.name, without_code)
     if found is None:
@@ -136,12 +136,12 @@ def _without_code(manifest: Manifest, key: str) -> str:
     """Of an artifact from before the index told it; empty where the manifest is that of another key."""
     if manifest.key != key:
         return ""
-    return KeyParts(**manifest.key_parts).key_without_code(manifest.inputs)
+    return manifest.key_parts.key_without_code(manifest.inputs)
 
 
 def _code(store: Store, key: str, manifest: Manifest) -> Mapping[str, str]:
     """The code hashes of a key: in the manifest, or where the same content was there before, in the run's plan."""
-    code: Mapping[str, str] = manifest.key_parts["code"]
+    code = manifest.key_parts.code
     line = store.newest(key)
     if manifest.key == key or line is None:
         return code
@@ -151,7 +151,7 @@ def _code(store: Store, key: str, manifest: Manifest) -> Mapping[str, str]:
     return code
 
 
-def _why_nothing(planner: Planner, node_id: str, inputs: Mapping[str, Any]) -> str:
+def _why_nothing(planner: Planner, node_id: str, inputs: Inputs) -> str:
     previous = planner.previous.get(node_id)
     if previous is None or previous.digest is None:
         return f'node "{node_id}" was never finished: there is no artifact to accept'
@@ -167,6 +167,6 @@ def _why_nothing(planner: Planner, node_id: str, inputs: Mapping[str, Any]) -> s
     return f'node "{node_id}" differs by more than its code, which alone can be accepted: {"; ".join(others)}'
 
 
-def _digests(inputs: Mapping[str, Any]) -> set[str]:
-    many = [digest for value in inputs.values() if isinstance(value, list) for digest in value]
+def _digests(inputs: Inputs) -> set[str]:
+    many = [digest for value in inputs.values() if isinstance(value, tuple) for digest in value]
     return {*many, *(value for value in inputs.values() if isinstance(value, str))}

@@ -5,7 +5,6 @@ key = H(format, op name, op version, code, config without neutral fields, extern
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import attrs
 from attrs import frozen
 
+from dsl.convert import unstructure
 from dsl.encoding import Encoded
 from dsl.fingerprint import fingerprint, is_path, key_config
 from dsl.graph import Graph, GraphNode
@@ -38,7 +38,7 @@ __all__ = [
 FORMAT = 1
 T = TypeVar("T")
 
-Inputs = Mapping[str, Any]  # edge -> digest, None, or a list of digests
+Inputs = Mapping[str, str | tuple[str, ...] | None]  # digests by edge
 
 
 @frozen
@@ -80,16 +80,8 @@ class KeyParts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As stored in records and manifests; tuples become lists."""
-        plain = {
-            "op": self.op,
-            "version": self.version,
-            "code": dict(self.code),
-            "config": dict(self.config),
-            "external": dict(self.external),
-            "libraries": dict(self.libraries),
-        }
-        parts: dict[str, Any] = json.loads(json.dumps(plain, default=str))
+        """As stored in records and manifests."""
+        parts: dict[str, Any] = unstructure(self)
         return parts
 
 
@@ -154,15 +146,15 @@ def code_roots(graph: Graph) -> list[Path]:
     return [Path(folder) for folder in search_path(graph.op_files)]
 
 
-def node_inputs(node: GraphNode, digest_of: Callable[[str], Any]) -> dict[str, Any]:
-    """Every edge with `digest_of` its producer: one, None for an edge not given, a list for a `tuple` edge."""
-    inputs: dict[str, Any] = {}
+def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[T, ...] | None]:
+    """Every edge with `of` its producer's id: one, None for an edge not given, a tuple for a `tuple` edge."""
+    inputs: dict[str, T | tuple[T, ...] | None] = {}
     for name, edge in node.op.edges.items():
         producers = node.inputs.get(name, ())
         if edge.many:
-            inputs[name] = [digest_of(producer) for producer in producers]
+            inputs[name] = tuple(map(of, producers))
         else:
-            inputs[name] = digest_of(producers[0]) if producers else None
+            inputs[name] = of(producers[0]) if producers else None
     return inputs
 
 

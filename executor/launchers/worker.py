@@ -223,7 +223,7 @@ def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str
     inputs: dict[str, Any] = {}
     for name, producers in node_inputs(node, artifacts.__getitem__).items():
         kind = node.op.edges[name].type
-        if node.op.edges[name].many:
+        if isinstance(producers, tuple):
             inputs[name] = tuple(kind(producer.path, producer.digest) for producer in producers)
         else:
             inputs[name] = None if producers is None else kind(producers.path, producers.digest)

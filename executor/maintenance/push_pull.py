@@ -19,7 +19,7 @@ from attrs import frozen
 
 from dsl.errors import Mistake, PipelineError, StoreError, did_you_mean
 from executor.maintenance.remote import Remote
-from executor.maintenance.remote_records import NotAsExpected, manifest_files
+from executor.maintenance.remote_records import NotAsExpected, pulled_manifest
 from executor.maintenance.retention import ACCEPTED, PULLED, read_index
 from executor.planning.planner import Planner
 from executor.records.run_record import Record
@@ -192,18 +192,18 @@ def _entry(line: IndexLine, remote: Remote) -> IndexLine:
     return attrs.evolve(line, time=time.time(), acceptance=PULLED, source=remote.url)
 
 
-def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, dict[str, FileEntry]]:
+def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileEntry]]:
     """The manifest's bytes and files. Raises StoreError where they are not those of the digest."""
     data = remote.manifest(wanted.digest)
     if data is None:
         raise _damaged(remote, wanted, [f"{MANIFEST} is missing"])
     try:
-        files = manifest_files(data, wanted.op)
+        manifest = pulled_manifest(data, wanted.op)
     except NotAsExpected as error:
         raise _damaged(remote, wanted, [f"{MANIFEST} cannot be used: {error}"]) from None
-    if artifact_digest(files) != wanted.digest or json.loads(data)["digest"] != wanted.digest:
+    if not artifact_digest(manifest.files) == manifest.digest == wanted.digest:
         raise _damaged(remote, wanted, [f"{MANIFEST} is not that of this artifact"])
-    return data, files
+    return data, manifest.files
 
 
 def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: Path, progress: Progress) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import attrs
-from attrs import field, frozen, validators
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
 from dsl.shown import shown_value
-from executor.store.digests import MANIFEST, FileEntry
+from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
+from executor.store.manifest import Manifest
 from executor.store.names import DIGEST, RUN
 
 NAME_BYTES = 255
@@ -27,52 +27,27 @@ class NotAsExpected(StoreError):
     """A remote says something that no store of dflow says."""
 
 
-@frozen
-class PulledKeyParts:
-    """What a key must name for `dflow explain` and the like."""
-
-    op: str
-    version: int = field(validator=validators.ge(0))
-    code: dict[str, Any]
-    config: dict[str, Any]
-    external: dict[str, Any]
-    libraries: dict[str, Any]
-
-
-@frozen
-class PulledManifest:
-    """What this store relies on in a manifest that somebody else wrote."""
-
-    files: dict[str, FileEntry] = field(validator=validators.min_len(1))
-    digest: str
-    key: str
-    op: str
-    node: str
-    run: str
-    key_parts: dict[str, Any]
-    inputs: dict[str, Any]
-    metrics: dict[str, float]
-
-
 def index_line(line: Mapping[str, Any]) -> IndexLine:
     """The line of an index. Raises NotAsExpected."""
-    made = _known(IndexLine, line)
+    known = {name: line[name] for name in attrs.fields_dict(IndexLine) if name in line}
+    made = _structured(lambda: structure(IndexLine, known))
     _require_names(made)
     if not math.isfinite(made.time):
         raise NotAsExpected(f"time: expected seconds, got {made.time}")
     return made
 
 
-def manifest_files(data: bytes, op: str | None) -> dict[str, FileEntry]:
-    """The files that a manifest names; op: that of the node, None where it is not known. Raises NotAsExpected."""
+def pulled_manifest(data: bytes, op: str | None) -> Manifest:
+    """The manifest in a file's bytes; op: that of the node, None where it is not known. Raises NotAsExpected."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
         raise NotAsExpected("it is no JSON") from None
-    manifest = _known(PulledManifest, values)
+    manifest = _structured(lambda: Manifest.checked(values))
     _require_names(manifest)
     _require("key", manifest.key, DIGEST)
-    _known(PulledKeyParts, manifest.key_parts)
+    if not manifest.files:
+        raise NotAsExpected("files: must not be empty")
     if op is not None and manifest.op != op:
         raise NotAsExpected(f'it is of the op "{manifest.op}", the node\'s is "{op}"')
     for name, entry in manifest.files.items():
@@ -85,20 +60,17 @@ def manifest_files(data: bytes, op: str | None) -> dict[str, FileEntry]:
     clash = next(_folders_that_are_files(manifest.files), None)
     if clash is not None:
         raise NotAsExpected(f"{clash} is a file and a folder")
-    return manifest.files
+    return manifest
 
 
-def _known(cls: type[T], values: Any) -> T:
-    """An object of the class; a newer version of dflow may have written more keys. Raises NotAsExpected."""
-    names = attrs.fields_dict(cls)  # type: ignore[arg-type]
-    is_table = isinstance(values, dict)
+def _structured(make: Callable[[], T]) -> T:
     try:
-        return structure(cls, {name: values[name] for name in names if name in values} if is_table else values)
+        return make()
     except StructureError as error:
         raise NotAsExpected("; ".join(map(str, error.mistakes[:3]))) from None
 
 
-def _require_names(record: IndexLine | PulledManifest) -> None:
+def _require_names(record: IndexLine | Manifest) -> None:
     _require("digest", record.digest, DIGEST)
     _require("run", record.run, RUN)
 

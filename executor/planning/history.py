@@ -112,6 +112,6 @@ def _parts(store: Store, state: NodeState) -> KeyParts | None:
     key = store.computed_key(state.source_run, state.key)
     manifest = store.manifest(state.digest) if state.digest is not None else None
     if manifest is not None and manifest.key == key:
-        return KeyParts(**manifest.key_parts)
+        return manifest.key_parts
     rows = plan_of(store.records / (state.source_run or "-")).values()
     return next((KeyParts(**row["parts"]) for row in rows if row["key"] == key and "parts" in row), None)

@@ -117,7 +117,7 @@ class Planner:
             return None
         return Decision("hit", "", key, line.digest, line.run, line.acceptance)
 
-    def key(self, node: GraphNode, digests: Mapping[str, str | None]) -> str:
+    def key(self, node: GraphNode, digests: Mapping[str, str]) -> str:
         return self.parts[node.id].key(node_inputs(node, digests.__getitem__))
 
     def _pinned(self, node_id: str) -> Decision:
@@ -132,8 +132,9 @@ class Planner:
     def _below(self, node: GraphNode, digests: Mapping[str, str], unknown: list[str]) -> Decision:
         if node.id in self.forced:
             return Decision("miss", "forced")
-        likely = {parent: digests.get(parent) or self._before(parent) for parent in node.parents}
-        if None not in likely.values() and self.hit(node.id, self.key(node, likely)) is not None:
+        before = {parent: digest for parent in unknown if (digest := self._before(parent)) is not None}
+        likely = {**digests, **before}
+        if len(before) == len(unknown) and self.hit(node.id, self.key(node, likely)) is not None:
             return Decision("maybe", f"input may change: {', '.join(unknown)}")
         return Decision("miss", self._why_below(node, digests, unknown))
 

@@ -199,7 +199,7 @@ def _libraries(run: RunFacts) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for node in run.nodes.values():
         if node.manifest is not None:
-            for name, version in node.manifest.key_parts["libraries"].items():
+            for name, version in node.manifest.key_parts.libraries.items():
                 found.setdefault(name, []).append(str(version))
     return {name: ", ".join(dict.fromkeys(versions)) for name, versions in sorted(found.items())}
 

@@ -377,7 +377,7 @@ class Attempt(threading.Thread):
             op=node.op.name,
             run=task.record.run,
             key=task.key,
-            key_parts=task.planner.parts[node.id].to_json(),
+            key_parts=task.planner.parts[node.id],
             inputs=node_inputs(node, task.digests.__getitem__),
             config=config,
             launch=launch,

@@ -15,7 +15,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 from attrs import frozen
@@ -23,6 +23,7 @@ from attrs import frozen
 from dsl.errors import StoreError
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST, FileEntry, artifact_digest
+from executor.store.manifest import file_entries
 from executor.store.names import DAMAGED, DIGEST
 from executor.system.jsonlines import append_lines, read_json, read_lines
 from executor.system.stamps import Stamp, is_settled
@@ -131,17 +132,19 @@ class _Artifact:
         if (self._folder / MANIFEST).is_symlink():
             return self._damage(MANIFEST, "link")
         try:
-            manifest: dict[str, Any] | None = read_json(self._folder / MANIFEST)
+            manifest = read_json(self._folder / MANIFEST)
             if manifest is None:
                 return self._damage(MANIFEST, "missing")
-            files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
+            files = file_entries(manifest)
         except PermissionError as error:
             raise _refused(self._folder / MANIFEST, error) from error
         except OSError:
             return self._damage(MANIFEST, "unreadable")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except ValueError:
             return self._damage(MANIFEST, "content")
-        return files if artifact_digest(files) == self._digest else self._damage(MANIFEST, "content")
+        return (
+            files if files is not None and artifact_digest(files) == self._digest else self._damage(MANIFEST, "content")
+        )
 
     def _file(self, name: str, entry: FileEntry, size_only: bool) -> What | None:
         path = self._folder / name

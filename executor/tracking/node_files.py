@@ -51,7 +51,7 @@ def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dat
 def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
     """The files and folders that the config of a node names, as they were when the artifact of that digest was made."""
     manifest = Manifest.of(store / "objects" / digest)
-    for field, content in ({} if manifest is None else manifest.key_parts["external"]).items():
+    for field, content in ({} if manifest is None else manifest.key_parts.external).items():
         path = getattr(node.config, field) if field in node.op.fields else None
         yield Dataset(field, Path(path).name if path else f"{node.id}.{field}", content, path)
 

@@ -71,7 +71,7 @@ def execute(session: Session, fail_at: str | None = None, contents: str = "") ->
                     record.run,
                     node=node_id,
                     op=node.op.name,
-                    key_parts=planner.parts[node_id].to_json(),
+                    key_parts=planner.parts[node_id],
                     inputs=node_inputs(node, digests.__getitem__),
                 )
                 digests[node_id] = store.commit(lease, manifest, line)
