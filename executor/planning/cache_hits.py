@@ -1,4 +1,4 @@
-"""What a run puts down of a node that it takes from the store: who made it, with which metrics and warnings."""
+"""What a run records of a cached node: the run that made its artifact, and that run's metrics and warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from executor.store.run_measurements import own_files
 
 
 class SourceRuns:
-    """The runs that computed what is taken; the record of each is read once, when it is first asked for."""
+    """The runs that computed the cached artifacts; the record of each is read once, when it is first needed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -21,7 +21,7 @@ class SourceRuns:
     def take(self, record: Record, node_id: str, decision: Decision) -> None:
         """Make the node's state in the record that of a hit.
 
-        Where this very run committed the artifact, just before it was killed, the node is this run's own.
+        If this run itself committed the artifact, just before it was killed, the node is its own.
         """
         state = record.state.nodes[node_id]
         state.state, state.key, state.digest, state.error = "done", decision.key, decision.digest, None
@@ -37,9 +37,9 @@ class SourceRuns:
             state.metrics, state.warnings = self._sealed(decision)
 
     def _sealed(self, decision: Decision) -> tuple[dict[str, float], list[str]]:
-        """The metrics in the manifest that the source run wrote, and what has to be said where that one is gone.
+        """The metrics in the manifest that the source run wrote, and a warning if that manifest is gone.
 
-        The artifact may hold the manifest of a run that made the same content before, and measured something else.
+        The artifact may have the manifest of an earlier run with the same content and other measurements.
         """
         if decision.digest is None:
             return {}, []
@@ -54,7 +54,7 @@ class SourceRuns:
         return {}, [f"the figures of run {run}, which made this, are not kept here; run {other.run} made the same"]
 
     def made(self, run: str | None, key: str | None) -> NodeState | None:
-        """The node of a run that computed a key's artifact, maybe for another one; None without its record."""
+        """The node of a run that computed a key's artifact, maybe for another key; None without its record."""
         if run is None or key is None:
             return None
         if run not in self._made:

@@ -22,7 +22,7 @@ def graph_estimates(
 ) -> dict[str, Estimate]:
     """The estimate of every node whose op gives one. made: where the store holds artifacts, by node id.
 
-    A node that is made needs nothing more, but its readers learn from it. What an op refuses becomes a note.
+    A node whose artifact exists needs nothing, but its readers use its estimate. An op's error becomes a note.
     """
     found: dict[str, Estimate] = {}
     foreseen: dict[str, Any] = dict.fromkeys(graph.nodes)
@@ -86,6 +86,6 @@ def too_large(
 
 
 def free_bytes(folder: Path) -> int:
-    """Free disk where a folder lies, or would lie: that of the nearest folder above that is there."""
+    """Free disk at a folder, or at its nearest parent that exists."""
     here = folder.absolute()
     return shutil.disk_usage(next(place for place in (here, *here.parents) if place.exists())).free

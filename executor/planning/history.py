@@ -1,4 +1,4 @@
-"""What the nodes of a pipeline were when they ran before: read from earlier records only when somebody asks."""
+"""The earlier states of a pipeline's nodes, read from records only when they are needed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Earlier:
 
 
 class PreviousNodes:
-    """Each node in the newest record of the pipeline that finished it, else in the newest that began it."""
+    """Each node as in the newest record of the pipeline that finished it, else in the newest that began it."""
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
@@ -45,14 +45,14 @@ class PreviousNodes:
     def nearest(self, node_id: str, differences: Callable[[Previous], int]) -> Previous | None:
         """Of the latest records that finished the node, the one with the fewest differences; the newest of several.
 
-        After an experiment that was taken back, that is the record before it.
+        After an experiment that was undone, that is the record before it.
         """
         best = self.get(node_id)
         if best is None or best.digest is None:
             return best
         fewest = differences(best)
         for earlier in islice(self._records(), COMPARED):
-            if fewest <= 1:  # less there is not where a node has to run
+            if fewest <= 1:  # a node that has to run differs by one at least
                 break
             previous = previous_in(self._store, earlier, node_id)
             if previous is not None and previous.digest is not None and differences(previous) < fewest:
@@ -60,7 +60,7 @@ class PreviousNodes:
         return best
 
     def seconds(self, node_id: str) -> float | None:
-        """How long the node took when it was computed for the last time; None where that is not known."""
+        """How long the node took when it was computed last; None if that is not known."""
         for earlier in self._records():
             state = earlier.nodes.get(node_id)
             if state is not None and state.state == "done":
@@ -75,12 +75,12 @@ class PreviousNodes:
             previous = previous_in(self._store, earlier, node_id)
             if previous is not None and previous.digest is not None:
                 return previous
-            if previous is not None and earlier.nodes[node_id].attempt:  # one that only waited was nothing yet
+            if previous is not None and earlier.nodes[node_id].attempt:  # a node that only waited does not count
                 present = present or previous
         return present
 
     def _records(self) -> Iterator[Earlier]:
-        """From the newest on; each is read once."""
+        """The newest first; each is read once."""
         yield from self._read
         for earlier in self._unread:
             self._read.append(earlier)
@@ -92,7 +92,7 @@ class PreviousNodes:
 
 
 def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None:
-    """What a node was in one record; None where the record lacks it, or its key parts are nowhere any more."""
+    """A node as in one record; None if the record lacks it or its key parts are gone."""
     if node_id not in earlier.rows or node_id not in earlier.nodes:
         return None
     row, state = earlier.rows[node_id], earlier.nodes[node_id]
@@ -107,7 +107,7 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
 def _parts(store: Store, state: NodeState) -> KeyParts | None:
     """The key parts with which the artifact of a cached node was computed.
 
-    They are the artifact's, or where another key made that first, its run's.
+    They are in the artifact's manifest, or if another key made the artifact first, in the plan of the source run.
     """
     key = store.computed_key(state.source_run, state.key)
     manifest = store.manifest(state.digest) if state.digest is not None else None

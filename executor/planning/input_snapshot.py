@@ -1,7 +1,7 @@
-"""What a node's stage is started with: its key parts, the very sources that they were made of, and how its data lay.
+"""The state of a node's inputs when its stage starts: key parts, the sources that they were made from, and its data.
 
-The stage runs these sources, so an edit while it runs is one for the next run. Data it reads at any time: it is looked
-at again before the commit.
+The stage runs these sources, so an edit while it runs counts for the next run. It reads data at any time, so that data
+is checked again before the commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from executor.system.jsonlines import write_json
 
 @frozen
 class Meanwhile:
-    """parts: as they are now, but the code as it was; written: files that were written since the snapshot."""
+    """parts: the current ones, with the code of the snapshot; written: files that were written since the snapshot."""
 
     parts: KeyParts
     written: tuple[str, ...]
@@ -31,7 +31,7 @@ class Meanwhile:
 
 @frozen
 class Snapshot:
-    """sources: by the path of each file that the key's code was read from; torn: those that changed since that."""
+    """sources: by the path of each file that the key's code was read from; torn: files that changed since then."""
 
     node: GraphNode
     parts: KeyParts
@@ -41,7 +41,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, store: Store, graph: Graph, node_id: str) -> Snapshot:
-        """Code and data as they are now. Raises DataError or ConfigError where they cannot be read."""
+        """The current code and data. Raises DataError or ConfigError if they cannot be read."""
         node, listed = graph.nodes[node_id], ListedOnce()
         externals = ExternalDigests(store.external_memo, list_path=listed.tree_of)
         keys_sources = Sources.with_externals(externals, store.external_memo)
@@ -57,7 +57,7 @@ class Snapshot:
         write_json(path, {file: source.decode("latin-1") for file, source in self.sources.items()}, in_one_line=True)
 
     def since(self, store: Store) -> Meanwhile:
-        """What was written of the data since then; contents are read only of what was. Raises DataError."""
+        """What of the data was written since then; only written files are read. Raises DataError."""
         listed = ListedOnce()
         looks = of_externals(self.node, listed.look, listed.look_at_all)
         written = [look.newest for name, look in looks.items() if look.listing != self.looks[name].listing]
@@ -69,13 +69,13 @@ class Snapshot:
         return Meanwhile(now, tuple(dict.fromkeys(written)))
 
     def unseen(self, loaded: Sequence[str]) -> list[str]:
-        """Of the files that a stage loaded those that are no part of the key."""
+        """The files that a stage loaded and that are not part of the key."""
         seen = {Path(file).resolve() for file in self.sources}
         return [file for file in loaded if Path(file).resolve() not in seen]
 
 
 def _content(file: str) -> bytes:
-    """Nothing where the file is gone."""
+    """Empty if the file is gone."""
     try:
         return Path(file).read_bytes()
     except OSError:

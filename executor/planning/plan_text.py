@@ -1,4 +1,4 @@
-"""The plan as a user reads it: what is taken from the store, what runs and why, and what it needs."""
+"""The plan as text and as JSON: what is cached, what runs and why, and what it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 
 
 def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> None:
-    """The plan: what is taken from the store, what runs and why, what may be cut off; and what is not there for it."""
+    """Print a table of what is cached, what runs and why, and what may be cut off; then what is missing."""
     shown = [
         (row["id"], row["op"], WORDS[row["cache"]], shown_digest(row["digest"]), row["reason"] or "") for row in rows
     ]
@@ -28,9 +28,9 @@ def print_plan(rows: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> Non
 
 
 def print_estimates(graph: Graph, needs: Mapping[str, Estimate], free_disk: int, store: Path) -> None:
-    """What the nodes need of memory and of the disk: a table of the sums, then the parts and what is to be said.
+    """Print the memory of one rank and the disk space that nodes need: a table of sums, then the parts and notes.
 
-    Nothing is printed for a graph whose ops tell nothing. Memory is that of one rank.
+    Prints nothing if no op gives an estimate.
     """
     rows = []
     details = []

@@ -1,7 +1,7 @@
-"""Which nodes run, and why: a pure function of the graph, the key parts, what the store holds and what ran before.
+"""Which nodes run, and why: a function of the graph, the key parts, the store and earlier records.
 
-A node whose inputs are known has a key, and is a hit or runs. A node below one that will run has no key yet: where the
-inputs' previous digests would make it a hit, the re-run may give the same bytes again and stop there ("maybe").
+A node whose inputs are known has a key, and is a hit or runs. A node below one that will run has no key yet: if its
+inputs' previous digests would make it a hit, it is "maybe", since the node above may give the same bytes again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StoreView(Protocol):
 
 
 class PreviousView(Protocol):
-    """What planning asks of earlier records: only where it has to say why a node is not cached."""
+    """What planning asks of earlier records, only to explain why a node is not cached."""
 
     def get(self, node_id: str, /) -> Previous | None: ...
     def nearest(self, node_id: str, differences: Callable[[Previous], int], /) -> Previous | None: ...
@@ -37,7 +37,7 @@ class PreviousView(Protocol):
 
 @frozen
 class Previous:
-    """A node in an earlier record: its key parts, inputs by producer, what came out, and the run's id."""
+    """A node in an earlier record: its key parts, input digests by producer, its digest, and the run's id."""
 
     parts: KeyParts
     input_digests: Mapping[str, str]
@@ -47,9 +47,9 @@ class Previous:
 
 @frozen
 class Decision:
-    """What happens with a node. key and digest are None where they are not known before another node has run.
+    """What happens to a node. key and digest are None if they depend on a node that has not run.
 
-    source_run: the run that computed what a hit takes; None for a pinned node. acceptance: as in the index.
+    source_run: the run that computed a hit's artifact; None for a pinned node. acceptance: as in the index.
     """
 
     cache: Cache
@@ -64,11 +64,11 @@ class Decision:
 class Planner:
     """Decides node after node. `parts` are by node id.
 
-    pinned: nodes whose artifact is taken as it is, whatever their key would be now (digest by node id).
-    forced: nodes that run whatever the store holds.
-    absent: nodes whose data is not there, so that they have no parts.
-    source: the run that made what is pinned.
-    run: the run that is planned; empty where it has no record yet.
+    pinned: nodes whose artifact is kept, whatever their key would be now (digest by node id).
+    forced: nodes that run even if they are cached.
+    absent: nodes whose data is missing, so that they have no parts.
+    source: the run that made the pinned artifacts.
+    run: the planned run; empty before it has a record.
     """
 
     graph: Graph
@@ -86,7 +86,7 @@ class Planner:
         return attrs.evolve(self, parts={**self.parts, node_id: parts})
 
     def plan(self) -> dict[str, Decision]:
-        """The decision for every node before anything has run. Raises StoreError where a pinned artifact is gone."""
+        """The decision for every node before anything has run. Raises StoreError if a pinned artifact is gone."""
         decisions: dict[str, Decision] = {}
         known: dict[str, str] = {}
         for node_id in self.graph.nodes:
@@ -96,7 +96,7 @@ class Planner:
         return decisions
 
     def decide(self, node_id: str, digests: Mapping[str, str]) -> Decision:
-        """The decision for one node, given the digests that are known of nodes before it."""
+        """The decision for one node; digests: the known ones of nodes before it."""
         node = self.graph.nodes[node_id]
         if node_id in self.pinned:
             return self._pinned(node_id)
@@ -109,8 +109,8 @@ class Planner:
         return self.hit(node_id, key) or Decision("miss", self._why(node, digests, key), key)
 
     def hit(self, node_id: str, key: str) -> Decision | None:
-        """The artifact that stands for the node's key, if the store holds it. Of a forced node, only what this run made
-        itself counts.
+        """The hit for the node's key, if the store has its artifact. For a forced node, only an artifact of this run
+        counts.
         """
         line = self.store.newest(key)
         if line is None or not self.store.has(line.digest) or (node_id in self.forced and line.run != self.run):
@@ -143,7 +143,7 @@ class Planner:
         return previous.digest if previous is not None else None
 
     def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
-        """What a node is compared with to give reasons: of its earlier states the one that differs least."""
+        """The earlier state that reasons compare a node with: the one with the fewest differences."""
 
         def count(previous: Previous) -> int:
             changed = [p for p in node.parents if p in digests and previous.input_digests.get(p) != digests[p]]

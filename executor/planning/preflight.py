@@ -1,4 +1,4 @@
-"""What the nodes that will run lack, on this machine or in their files, asked of their ops before anything runs."""
+"""What the nodes that will run lack on this machine or in their files, as their ops report it before anything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from executor.planning.planner import Decision
 
 
 def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
-    """Of tracking, and of all nodes that are not cached, in the order of the data."""
+    """The mistakes of tracking, then those of all nodes that are not cached, in the order of the graph."""
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
     lacking = _of_tracking(graph) if running else []
     lacking += [
@@ -24,7 +24,7 @@ def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
         for sentence in sentences.splitlines()
     ]
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
-    if not asking:  # the usual case: nobody need know what this machine has
+    if not asking:  # the usual case: the hardware is not queried
         return lacking
     from executor.system.resource_pool import too_much
 
@@ -32,14 +32,14 @@ def unmet(graph: Graph, decisions: Mapping[str, Decision]) -> list[Mistake]:
 
 
 def require_met(graph: Graph, decisions: Mapping[str, Decision]) -> None:
-    """Raises PipelineError with all that is not there, before there is a record."""
+    """Raises PipelineError with everything that is missing, before a record exists."""
     missing = unmet(graph, decisions)
     if missing:
         raise PipelineError(missing)
 
 
 def _of_tracking(graph: Graph) -> list[Mistake]:
-    """MLflow, where runs are tracked: told before hours of work, not behind them."""
+    """MLflow is missing, though runs are tracked: reported before hours of work, not after them."""
     if not graph.tracking or importlib.util.find_spec("mlflow") is not None:
         return []
     hint = "install it (pip install mlflow), or run without tracking: -s mlflow.tracking=false"

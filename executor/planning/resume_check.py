@@ -1,4 +1,4 @@
-"""Before a run goes on: the artifacts that it will read are still what was committed, or it makes them again."""
+"""Before a run is resumed: the artifacts that it will read are intact, or it makes them again."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from executor.store.integrity import check, set_aside
 
 
 def check_inputs(
-    store: Store, record: Record, start: str | None, overrides: Sequence[str], tell: Callable[[str], None]
+    store: Store, record: Record, start: str | None, overrides: Sequence[str], report: Callable[[str], None]
 ) -> None:
-    """Read what the nodes that will run take in, see store/integrity.py; set aside and tell what is damaged.
+    """Verify the inputs of the nodes that will run, see store/integrity.py; set aside and report damaged ones.
 
-    start: the node of --from. Raises StoreError where something damaged cannot be set aside.
+    start: the node of --from. Raises StoreError if a damaged artifact cannot be set aside.
     """
     graph = record.graph()
-    anew = _anew(graph, record, start, overrides)
+    rerun = _rerun_nodes(graph, record, start, overrides)
     checked: set[str] = set()
     while True:
-        parents = {parent for node_id in anew for parent in graph.nodes[node_id].parents if parent not in anew}
+        parents = {parent for node_id in rerun for parent in graph.nodes[node_id].parents if parent not in rerun}
         digests = {node_id: record.state.nodes[node_id].digest for node_id in graph.nodes if node_id in parents}
         asked = {digest for digest in digests.values() if digest is not None} - checked
         if not asked:
@@ -32,12 +32,12 @@ def check_inputs(
         damaged = {damage.digest: str(damage) for damage in damages}
         for node_id, digest in digests.items():
             if digest in damaged:
-                anew.add(node_id)  # so that what it reads is checked as well
-                tell(f'the artifact of node "{node_id}" was damaged after its commit: {damaged[digest]}')
+                rerun.add(node_id)  # so that its inputs are checked as well
+                report(f'the artifact of node "{node_id}" was damaged after its commit: {damaged[digest]}')
 
 
-def _anew(graph: Graph, record: Record, start: str | None, overrides: Sequence[str]) -> set[str]:
-    """The nodes that may run; names that are in no graph are the mistakes of whoever plans the run."""
+def _rerun_nodes(graph: Graph, record: Record, start: str | None, overrides: Sequence[str]) -> set[str]:
+    """The nodes that may run. Unknown names are ignored: planning reports them."""
     if start is not None:
         return set(graph.below(start)) if start in graph.nodes else set()
     changed = {override.partition(".")[0].strip() for override in overrides}

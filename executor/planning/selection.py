@@ -10,7 +10,7 @@ from executor.planning.planner import Decision
 
 
 def selected(graph: Graph, to: str | None, only: Sequence[str]) -> Graph:
-    """What has to be there for the part. Raises PipelineError for an unknown node."""
+    """The part of the graph that is needed. Raises PipelineError for an unknown node."""
     if to is not None and only:
         raise PipelineError([Mistake("--to runs what is above a node, --only does not", hint="give one of them")])
     given = [("--to", to)] if to is not None else [("--only", node_id) for node_id in only]
@@ -25,16 +25,16 @@ def selected(graph: Graph, to: str | None, only: Sequence[str]) -> Graph:
 
 
 def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> None:
-    """Raises PipelineError where a node would have to run that `--only` does not name."""
+    """Raises PipelineError if a node would have to run that `--only` does not name."""
     lacking = {node_id: each for node_id, each in decisions.items() if node_id not in only and each.cache != "hit"}
     if only and lacking:
-        told = "; ".join(f"{node_id} ({decision.reason})" for node_id, decision in lacking.items())
+        reasons = "; ".join(f"{node_id} ({decision.reason})" for node_id, decision in lacking.items())
         hint = f"name them too, or run everything above with --to {list(decisions)[-1]}"
-        raise PipelineError([Mistake(f"--only: not in the store: {told}", hint=hint)])
+        raise PipelineError([Mistake(f"--only: not in the store: {reasons}", hint=hint)])
 
 
 def _near(graph: Graph, node_id: str) -> str:
-    """What was probably meant, or what there is: a node that for_each copied is there by its copies' names alone."""
+    """The nodes that were probably meant; a node with for_each exists only as its copies."""
     copies = [other for other in graph.nodes if other.startswith(f"{node_id}-")]
     if copies:
         return f"its copies: {', '.join(copies)}"

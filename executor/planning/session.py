@@ -1,4 +1,4 @@
-"""What a command starts from: a graph, a plan that knows earlier runs, and the record to write to."""
+"""A planned run: its graph, its plan, and the record to write to."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from executor.store.gc_lock import while_nothing_goes
 
 @frozen
 class Session:
-    """A planned run: all that the loop of scheduler/run_loop.py needs. What the plan takes from the store is done in
-    the record.
-    """
+    """What scheduler/run_loop.py needs of a run. The record has the plan's hits as done."""
 
     store: Store
     record: Record
@@ -40,7 +38,7 @@ class Session:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every node is done before anything has run."""
+        """Whether every node was done before anything ran."""
         return all(node.state == "done" for node in self.record.state.nodes.values())
 
 
@@ -52,11 +50,10 @@ def make_planner(
     absent: Collection[str] = (),
     source: str = "RUN",
 ) -> Planner:
-    """A planner for the graph as it stands now; code and data of pinned nodes are not looked at.
+    """A planner for the graph with current code and data; those of pinned nodes are not read.
 
-    absent: nodes whose data is not there; their keys cannot be known. source: the run that made what is pinned.
-
-    Raises DataError where an external input cannot be read.
+    absent: nodes whose data is missing, so that they have no key. source: the run that made the pinned artifacts.
+    Raises DataError if an external input cannot be read.
     """
     pinned = pinned or {}
     parts = graph_parts(graph, Sources.now(store.external_memo), without={*pinned, *absent})
@@ -74,9 +71,9 @@ def make_planner(
 
 @while_nothing_goes
 def new_run(store: Store, graph: Graph, only: Collection[str] = ()) -> Session:
-    """A fresh record for a graph. only: the nodes that may run; all where none is given.
+    """A new record for a graph. only: the nodes that may run (default: all).
 
-    Raises PipelineError where another node would have to run, or one that runs lacks something of this machine.
+    Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
     planner = make_planner(store, graph)
     if only:
@@ -86,9 +83,9 @@ def new_run(store: Store, graph: Graph, only: Collection[str] = ()) -> Session:
 
 @while_nothing_goes
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
-    """The same record goes on: what is done stays done, forced nodes stay forced, the graph is the recorded one.
+    """Continue a record: done nodes stay done, forced nodes stay forced, the graph is the recorded one.
 
-    With overrides a new record is made instead; only nodes at or below an override are decided anew.
+    With overrides a new record is made instead; only nodes at or below an override are decided again.
     """
     record = find_record(store.records, run)
     if overrides:
@@ -96,7 +93,7 @@ def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Sess
     record.lock()
     record.reload()
     graph = record.graph()
-    # A kill may have left a part of the first lines of the state.
+    # A kill may have cut off the first lines of the state.
     record.state.nodes = {node_id: record.state.nodes.get(node_id, NodeState()) for node_id in graph.nodes}
     done = _done(store, record)
     for node_id, node in record.state.nodes.items():
@@ -121,10 +118,10 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
 
 @while_nothing_goes
 def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[str]) -> Session:
-    """A new record in which `node_id` and all below it run anew and all else is taken from an earlier run as it is.
+    """A new record in which `node_id` and all below it run again; the artifacts of other nodes are those of the source.
 
-    What that run did not finish beside them runs as well.
-    Raises PipelineError for an unknown node or an override above it, StoreError where an artifact is gone.
+    Other nodes that the source did not finish run as well.
+    Raises PipelineError for an unknown node or an override above it, StoreError if an artifact is gone.
     """
     source = find_record(store.records, run)
     recorded = source.graph()
@@ -159,7 +156,7 @@ def run_from(store: Store, run: str | None, node_id: str, overrides: Sequence[st
 
 
 def _done(store: Store, record: Record) -> dict[str, str]:
-    """The digests of the nodes that the run finished and whose artifacts are still there."""
+    """The digests of the nodes that the run finished and whose artifacts still exist."""
     states = record.state.nodes.items()
     digests = {node_id: node.digest for node_id, node in states if node.state == "done" and node.digest is not None}
     return {node_id: digest for node_id, digest in digests.items() if store.has(digest)}
@@ -183,7 +180,7 @@ def _pinned_state(source: Record, node_id: str) -> NodeState:
 def _new(
     store: Store, planner: Planner, nodes: Mapping[str, NodeState], source: Record | None = None, **state: Any
 ) -> Session:
-    """A session with a new record. nodes: those that are taken from an earlier run, `source`."""
+    """A session with a new record. nodes: those of an earlier run, `source`."""
     decisions = _checked_plan(planner)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
     record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
@@ -194,7 +191,7 @@ def _new(
 def _session(
     store: Store, record: Record, planner: Planner, decisions: Mapping[str, Decision], earlier: Mapping[str, Any]
 ) -> Session:
-    """Lock the record, write the plan and what it takes. Of pinned nodes, the rows of the earlier plan stay true."""
+    """Lock the record, write the plan and its hits. Pinned nodes keep their rows of the earlier plan."""
     record.lock()
     sources = SourceRuns(store)
     for node_id, decision in decisions.items():
@@ -213,14 +210,14 @@ def _session(
 
 
 def _checked_plan(planner: Planner) -> dict[str, Decision]:
-    """The plan. Raises PipelineError where a node that will run lacks something of this machine."""
+    """The plan. Raises PipelineError if this machine lacks something that a node needs."""
     decisions = planner.plan()
     require_met(planner.graph, decisions)
     return decisions
 
 
 def plan_row(planner: Planner, node_id: str, decision: Decision) -> dict[str, Any]:
-    """What plan.json says of a node. The key parts of what is cached stand in the manifest of its artifact."""
+    """A node's row of plan.json. The key parts of a cached node are in the manifest of its artifact."""
     row = {"cache": decision.cache, "key": decision.key, "parents": list(planner.graph.nodes[node_id].parents)}
     if decision.cache == "hit":
         return row

@@ -1,1 +1,1 @@
-"""The run loop: which stage runs when, and what the user sees of it."""
+"""The run loop: which stage runs when, and what the user sees."""

@@ -1,8 +1,7 @@
-"""One attempt at a node whose lease is held: prepare the work folder, run the stage, commit what it made.
+"""One attempt at a node whose lease is held: prepare the work folder, run the stage, commit its output.
 
-It runs in a thread of its own, since hashing and waiting take long. It writes no record: what it computed is its
-AttemptResult, and what has to be written before the stage starts an AttemptStart, both given to the thread of the loop
-(run_loop.py).
+It runs in its own thread, since hashing and waiting take long. It writes no record: the thread of the loop
+(run_loop.py) gets an AttemptStart before the stage starts and an AttemptResult at the end.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ GRACE_S = 30.0
 GRACE_NOT_RESUMABLE_S = 3.0
 POLL_S = 0.1
 T = TypeVar("T")
-# What of the launch can change results by rounding; the rest says only when and where a stage may run.
+# The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
 LAYOUT = ("kind", "nproc", "nnodes", "sp_degree")
 
 
 @frozen(kw_only=True)
 class Task:
     """What an attempt works on. key: by the key parts of the planner; lease: of the key, held; digests: those of the
-    node's parents; adopt: take up work that older code began. The record is only read.
+    node's parents; adopt: continue work that older code began. The record is only read.
     """
 
     store: Store
@@ -83,7 +82,7 @@ class AttemptStart:
 
 @frozen(kw_only=True)
 class StageMeasures:
-    """What a stage took and reported. ended: seconds since 1970; seconds: by a clock that never goes back; memory,
+    """What a stage used and reported. ended: seconds since 1970; seconds: by a clock that never goes back; memory,
     gpu_memory: peak bytes of its ranks together.
     """
 
@@ -96,12 +95,12 @@ class StageMeasures:
 
 @frozen(kw_only=True)
 class AttemptResult:
-    """How an attempt ended, and all that it computed. stage: None where no stage ran.
+    """How an attempt ended, and what it computed. stage: None where no stage ran.
 
     done: digest and acceptance are those of the artifact; difference: how it differs from what the key gave before.
     failed: of failure; log_tail: the last lines of the stage's log.
-    replan: nothing was committed. The key's artifact was there already, or code or data changed: parts are the key
-    parts as they are now, changes say what, and kept where the work folder is.
+    replan: nothing was committed, since the store has the key's artifact or code or data changed. parts: the current
+    key parts; changes: what changed; kept: path of the work folder.
     """
 
     status: Literal["done", "stopped", "failed", "replan"]
@@ -164,7 +163,7 @@ class Attempt(threading.Thread):
             self._call(lambda: self._on_end(ended))
 
     def ask_to_stop(self) -> bool:
-        """Let the stage save its progress and end; False where it was asked before."""
+        """Let the stage save its progress and end; False if it was asked before."""
         with self._lock:
             first, self._is_asked = not self._is_asked, True
             if self._stage is not None:
@@ -172,14 +171,14 @@ class Attempt(threading.Thread):
         return first
 
     def kill(self) -> None:
-        """At once: a commit that goes on is left to the next run."""
+        """At once; the next run completes a commit that is interrupted."""
         self.task.lease.give_up()
         with self._lock:
             if self._stage is not None:
                 self._stage.kill()
 
     def look_after(self) -> None:
-        """Called a few times a second: end a stage that takes too long."""
+        """Called a few times a second: ends a stage that takes too long."""
         stage, launch = self._stage, self.task.node.launch
         if stage is None:
             return
@@ -192,7 +191,7 @@ class Attempt(threading.Thread):
 
     @property
     def watched(self) -> tuple[str, int, Sequence[str] | None] | None:
-        """The node, the process of its stage, and its GPUs, None for all of them; None where no stage runs."""
+        """The node, the process of its stage, and its GPUs, None for all of them; None if no stage runs."""
         stage = self._stage
         pid = stage.pid if stage is not None else None
         return None if pid is None else (self.task.node.id, pid, self._share.gpus)
@@ -206,7 +205,7 @@ class Attempt(threading.Thread):
         if changed:
             return AttemptResult(status="replan", parts=before.parts, changes=changed)
         lease.wait_for_ranks()
-        task.store.finish_commit(lease, task.key)  # of a holder that was cut off
+        task.store.finish_commit(lease, task.key)  # of a holder that was interrupted
         if task.planner.hit(task.node.id, task.key) is not None:
             lease.remove()
             return AttemptResult(status="replan")
@@ -243,8 +242,8 @@ class Attempt(threading.Thread):
         return AttemptStart(cache="resumed", time=time.time(), earlier=earlier, adopted_from=adopted_from), 0
 
     def _starts_fresh(self) -> bool:
-        """Whether the node starts with an empty work folder: it is forced, and neither this run started it yet nor the
-        one that this run goes on from, which left its work folder here.
+        """Whether the node starts with an empty work folder: it is forced, and neither this run nor the one that it
+        continues has started it.
         """
         state, last_run = self.task.record.state, self.task.lease.last_run
         was_started = state.nodes[self.task.node.id].attempt or (last_run and last_run == state.goes_on_from)
@@ -258,7 +257,7 @@ class Attempt(threading.Thread):
         return lease.adopt(self._key_without_code())
 
     def _earlier_metrics(self) -> list[Event]:
-        """Where another run left the work folder behind, its metrics are the beginning of this run's."""
+        """The metrics of the run that left the work folder behind: this run's metrics continue them."""
         task, run = self.task, self.task.lease.last_run
         if run is None or run == task.record.run or task.record.state.nodes[task.node.id].attempt:
             return []
@@ -269,7 +268,7 @@ class Attempt(threading.Thread):
         ]
 
     def _in_loop(self, call: Callable[[], T]) -> T:
-        """What a call gives or raises in the loop's thread. Raises StopRequested where the attempt is killed first."""
+        """What a call returns or raises in the loop's thread. Raises StopRequested if the attempt is killed first."""
         answer: Future[T] = Future()
 
         def make_call() -> None:
@@ -303,7 +302,7 @@ class Attempt(threading.Thread):
         fail_point("stage:started")
         ended = stage.wait()
         with self._lock:
-            self._stage = None  # from now on there is nobody to be asked, and soon no folder to ask in
+            self._stage = None  # no process is left to stop, and its folder may be removed
         fail_point("stage:ended")
         if self._is_timed_out and ended.status != "done":
             seconds = f"{task.node.launch.timeout:g}"
@@ -341,10 +340,10 @@ class Attempt(threading.Thread):
         return self.task.lease.path("code", ".json")
 
     def _finish(self, start: AttemptStart, ended: StageExit, before: Snapshot) -> AttemptResult:
-        """Commit what the stage made, unless it may have read other data than its key says.
+        """Commit what the stage made, unless it may have read other data than its key names.
 
-        A file that was written and holds the same now may have held something else in between. That is unlikely: it
-        counts where running again costs little, for an op that cannot resume.
+        A file that was rewritten with the same content may have had another one in between. That is unlikely, so it
+        counts only for an op that cannot resume, which runs again at little cost.
         """
         task, now = self.task, before.since(self.task.store)
         resumable = task.node.op.resumable
@@ -357,7 +356,7 @@ class Attempt(threading.Thread):
         fail_point("run:commit-begin")
         result = self._commit(start, ended.device)
         fail_point("run:committed")
-        written = [f"{file} was written while the stage ran; its content is the same now" for file in now.written]
+        written = [f"{file} was written while the stage ran; its content is the same" for file in now.written]
         unseen = [
             f"not part of the key: {file}, which the op finds at run time only; name it in its chosen_code()"
             for file in before.unseen(ended.loaded)
@@ -365,7 +364,7 @@ class Attempt(threading.Thread):
         return attrs.evolve(result, warnings=(*written, *unseen))
 
     def _commit(self, start: AttemptStart, device: str) -> AttemptResult:
-        """Make the artifact. Raises StageError, StoreError or OSError where there is none to be had."""
+        """Make the artifact. Raises StageError, StoreError or OSError."""
         task, node, measures = self.task, self.task.node, self._measures
         assert measures is not None
         earlier = task.store.newest(task.key)

@@ -1,4 +1,4 @@
-"""What a user sees of a run while it goes on: plain lines for logs, pipes and CI; on a terminal see rich_display.py."""
+"""The output of a run in progress: plain lines for logs, pipes and CI; for terminals see rich_display.py."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Display:
         self._state = state
         self._progress: dict[str, tuple[int, int]] = {}
         self._metrics: dict[str, Mapping[str, float]] = {}
-        self._said_at = time.monotonic()
+        self._shown_at = time.monotonic()
         self._lines: defaultdict[str, Unrepeated] = defaultdict(Unrepeated)  # of progress, by node
-        self._warned: set[str] = set()  # what nodes have warned of
-        self.last: list[str] = []  # what is to be said when all else was
+        self._warned: set[str] = set()
+        self.last: list[str] = []  # printed after the results
         self._done_before = {node_id for node_id, node in state.nodes.items() if node.state == "done"}
-        self._told_together = self._done_before if len(self._done_before) > CACHED_SHOWN else set()
+        self._shown_together = self._done_before if len(self._done_before) > CACHED_SHOWN else set()
 
     def __enter__(self) -> Display:
-        if self._told_together:
-            self.note(f"{len(self._told_together)} of {len(self._state.nodes)} nodes are {self._word()}")
+        if self._shown_together:
+            self.note(f"{len(self._shown_together)} of {len(self._state.nodes)} nodes are {self._word()}")
         return self
 
     def __exit__(
@@ -44,31 +44,31 @@ class Display:
         return
 
     def _word(self) -> str:
-        """What nodes are called that were done before the run began."""
+        """How nodes are described that were done before the run began."""
         is_all_cached = all(self._state.nodes[node_id].cache == "hit" for node_id in self._done_before)
         return "cached" if is_all_cached else "done before or cached"
 
     def changed(self, node_id: str) -> None:
-        """A node's state in the record is another one now."""
+        """A node's state in the record has changed."""
         node = self._state.nodes[node_id]
-        self._said_at = time.monotonic()
+        self._shown_at = time.monotonic()
         if node.state == "running":
             again = f" (attempt {node.attempt})" if node.attempt > 1 else ""
             resumed = ", goes on with earlier work" if node.cache == "resumed" else ""
             self.note(f"{node_id}: started{again}{resumed}: {node.reason}")
-        elif node_id in self._told_together:
+        elif node_id in self._shown_together:
             return
         elif node.state == "done" and node.cache == "hit":
             self.note(f"{node_id}: cached {shown_digest(node.digest)}")
         elif node.state == "done" and node_id in self._done_before:
             self.note(f"{node_id}: done before {shown_digest(node.digest)}")
         elif node.state == "done":
-            self.note(f"{node_id}: done in {shown_seconds(node)}{_behind(node.metrics)}")
+            self.note(f"{node_id}: done in {shown_seconds(node)}{_metrics_suffix(node.metrics)}")
         elif node.state == "pending":
             self.note(f"{node_id}: stopped after {shown_seconds(node)}")
 
     def show(self, events: Iterable[Event]) -> None:
-        """Take in what the running stages reported. Of the metrics, those of the newest event are shown."""
+        """Show what the running stages reported; of the metrics, those of the newest event."""
         for event in events:
             if event.node not in self._state.nodes:
                 continue
@@ -86,13 +86,13 @@ class Display:
         print_lines(f"warning: {text}", error=True)
 
     def warn_of(self, node_id: str, text: str) -> None:
-        """What a stage warns of; the same text once, however many stages say it: the results name them all."""
+        """A warning of a stage. A text is shown once, even if several stages warn of it: the results name them all."""
         if text not in self._warned:
             self._warned.add(text)
             self.note(f"{node_id}: warning: {text}")
 
     def say_last(self, text: str) -> None:
-        """When the results were shown."""
+        """Print it after the results."""
         self.last.append(text)
 
     def failure(self, node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> None:
@@ -100,12 +100,12 @@ class Display:
         print_lines(failure_text(node_id, error, tail, log, hint), error=True)
 
     def _tick(self) -> None:
-        if time.monotonic() - self._said_at < PLAIN_PROGRESS_S:
+        if time.monotonic() - self._shown_at < PLAIN_PROGRESS_S:
             return
-        self._said_at = time.monotonic()
+        self._shown_at = time.monotonic()
         for node_id, (done, total) in self._progress.items():
             if self._state.nodes[node_id].state == "running":
-                text = f"{node_id}: {done} of {total}{_behind(self._metrics.get(node_id, {}))}"
+                text = f"{node_id}: {done} of {total}{_metrics_suffix(self._metrics.get(node_id, {}))}"
                 if line := self._lines[node_id].line(text):
                     self.note(line)
 
@@ -119,12 +119,12 @@ def make_display(state: RunState) -> Display:
 
 
 def failure_text(node_id: str, error: str, tail: Sequence[str], log: Path, hint: str) -> str:
-    """The error, the log's last lines where they say more than the error does, what to do, and where the log is."""
+    """The error, the log's last lines if they say more than the error, what to do, and where the log is."""
     more = tail if any(line.strip() not in error for line in tail) else ()
     return "\n".join(
         [f"{node_id} failed: {error}", *(f"    {line}" for line in more), f"what to do: {hint}", f"log: {log}"]
     )
 
 
-def _behind(metrics: Mapping[str, float]) -> str:
+def _metrics_suffix(metrics: Mapping[str, float]) -> str:
     return f": {shown_metrics(metrics)}" if metrics else ""

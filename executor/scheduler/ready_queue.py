@@ -1,4 +1,4 @@
-"""Which nodes may start: those whose parents are all done, in the order of the graph."""
+"""The nodes that may start: those whose parents are all done, in the order of the graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReadyQueue:
         self._ready = [place for place, node_id in enumerate(self._nodes) if not self._lacking[node_id]]
 
     def next(self) -> str | None:
-        """A node that may start and was not handed out before, None where there is none now."""
+        """A node that may start and was not handed out before, None if there is none now."""
         return self._nodes[heapq.heappop(self._ready)] if self._ready else None
 
     def again(self, node_id: str) -> None:

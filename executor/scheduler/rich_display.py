@@ -1,4 +1,4 @@
-"""What a user sees of a run on a terminal: a table with progress bars that is drawn anew while the run goes on."""
+"""The output of a run in progress on a terminal: a table with progress bars, redrawn as nodes change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINES_BESIDE = 4  # the title, the header, what is left out, and the line of the
 
 
 class LiveDisplay(Display):
-    """A long pipeline is shown as far as the terminal is high: what runs and what failed first."""
+    """Of a long pipeline only as many nodes as fit the terminal are shown: running and failed ones first."""
 
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         super().__init__(state)
@@ -45,7 +45,7 @@ class LiveDisplay(Display):
             self.note(text)
 
     def changed(self, node_id: str) -> None:
-        """The table shows it by itself."""
+        """The table is redrawn regularly."""
 
     def note(self, text: str) -> None:
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
@@ -89,7 +89,7 @@ class LiveDisplay(Display):
 
 
 def shown_nodes(state: RunState, limit: int) -> list[str]:
-    """At most `limit` nodes, in the order of the graph: what runs and what failed, what ended last, what comes next."""
+    """At most `limit` nodes in the order of the graph: running and failed ones first, then those that ended last."""
     if len(state.nodes) <= limit:
         return list(state.nodes)
 

@@ -1,6 +1,6 @@
-"""Takes a planned run to its end and reports how it ended: at once where everything is cached, else by the run loop.
+"""Completes a planned run and reports how it ended: at once if everything is cached, else by the run loop.
 
-The run loop and all that runs stages are imported only where a stage may run.
+The run loop and the modules that run stages are imported only if a stage may run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_and_report(session: Session, *, adopt: bool = False, keep_going: bool = 
 
 
 def _close(session: Session) -> bool:
-    """Record that the run is done, unless MLflow lacks something of it: it has to be sent then."""
+    """Record that the run is done, unless a part of it has to be sent to MLflow first."""
     record = session.record
     state = record.state
     before = state.status

@@ -1,8 +1,7 @@
-"""The loop over the plan: take what the store holds, let the rest run side by side, and write the record.
+"""The loop over the plan: take cached artifacts, run the other nodes in parallel, and write the record.
 
-One thread decides, writes the record and speaks to the user. Attempts at nodes (attempt.py) run in threads of their
-own and reach it by calls in a queue, so that nothing is polled but what other processes do: the lease of another run,
-and what stages report.
+One thread decides, writes the record and prints. Attempts at nodes (attempt.py) run in their own threads and reach it
+by calls in a queue; only other processes are polled: the leases of other runs, and what stages report.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ MESSAGE_LENGTH = 2000  # characters of what a stage reports
 
 
 def run_session(session: Session, display: Display, *, adopt: bool = False, keep_going: bool = False) -> int:
-    """Run what is stale. Returns the exit code: 0 only when every node is done.
+    """Run what is stale. Returns the exit code: 0 if every node is done, 1 if a node failed, 128 + the signal's number
+    if the run was stopped.
 
-    keep_going: where a node failed, what does not read from it runs all the same. 1 where a node failed; 128 + the
-    signal's number where the run was asked to stop.
+    keep_going: after a failure, nodes that do not depend on the failed one still run.
     """
     loop = RunLoop(session, display, adopt=adopt, keep_going=keep_going)
     with loop.stop.caught(), display:
@@ -64,7 +63,7 @@ def run_session(session: Session, display: Display, *, adopt: bool = False, keep
 
 @define
 class Waiting:
-    """A node that is to run. not_before: by the monotonic clock; is_reported: the user knows who has the lease."""
+    """A node that will run. not_before: by the monotonic clock; is_reported: the lease's holder was shown."""
 
     place: int
     node_id: str
@@ -93,7 +92,7 @@ class RunLoop:
         self._pool: StagePool | None = None
         self._failed: list[str] = []
         self._retries: Counter[str] = Counter()
-        self._changes: Counter[str] = Counter()  # attempts at a node that found its code or data changed
+        self._changes: Counter[str] = Counter()  # attempts that found the node's code or data changed
         self._events = EventReader(self._record.events_path)
         self._looked_at = 0.0
         self._follower: Follower | None = None
@@ -121,7 +120,7 @@ class RunLoop:
 
     @property
     def _is_ending(self) -> bool:
-        """Whether no further node is to start."""
+        """Whether no further node starts."""
         return self.stop.is_set() or (bool(self._failed) and not self._keep_going)
 
     def _status(self) -> Status:
@@ -142,7 +141,7 @@ class RunLoop:
         self._record.state.results_run = results_run(self._record, self._graph)
         self._record.event("", RunChange(status))
         self._record.save()
-        if self._follower is None and lacks(self._record):  # the executor died before it had sent all
+        if self._follower is None and lacks(self._record):  # the executor died before everything was sent
             self._follower = Follower(self._store.path, self._record.folder, self._display)
         if self._follower is not None:
             asked = self.stop.count
@@ -152,10 +151,10 @@ class RunLoop:
     def _state(self, node_id: str) -> NodeState:
         return self._record.state.nodes[node_id]
 
-    # What is cached, and what has to run.
+    # Cached nodes, and nodes that have to run.
 
     def _take_ready(self) -> None:
-        """Take the artifacts of nodes that are cached; the others wait. What the plan took is done in the record."""
+        """Take the artifacts of cached nodes; the others wait. The record has the plan's hits as done."""
         hits, fresh = [], []
         with artifacts_taken(self._store.path):
             while not self._is_ending and (node_id := self._ready.next()) is not None:
@@ -189,7 +188,7 @@ class RunLoop:
     # Attempts.
 
     def _start_what_fits(self) -> None:
-        """Start what there is room for, the first in the graph first."""
+        """Start the nodes for which there is room, in the order of the graph."""
         now = time.monotonic()
         for waiting in list(self._waiting):
             if self._is_ending:
@@ -198,7 +197,7 @@ class RunLoop:
                 self._waiting.remove(waiting)
 
     def _start(self, waiting: Waiting) -> bool:
-        """Start an attempt at the node; False where it still waits, for room or for the lease of its key."""
+        """Start an attempt at the node; False if it still waits for room or for the lease of its key."""
         from executor.scheduler.attempt import Task
         from executor.scheduler.stage_pool import StagePool
 
@@ -238,11 +237,11 @@ class RunLoop:
             waiting.is_reported = True
 
     def _on_start(self, node_id: str, start: AttemptStart) -> int:
-        """Write that a stage starts; returns the number of the attempt."""
+        """Record that a stage starts; returns the number of the attempt."""
         if self._follower is None and is_tracked(self._record):
             self._follower = Follower(self._store.path, self._record.folder, self._display)
         if start.adopted_from is not None:
-            text = f"goes on with the work of run {start.adopted_from}, though the code has changed since"
+            text = f"continues the work of run {start.adopted_from}, though the code has changed since"
             self._display.note(f"{node_id}: {text}")
         state, decision = self._state(node_id), self._decisions[node_id]
         state.key = decision.key
@@ -259,7 +258,7 @@ class RunLoop:
         return state.attempt
 
     def _on_end(self, node_id: str, result: AttemptResult) -> None:
-        """Write how an attempt ended."""
+        """Record how an attempt ended."""
         state, stage = self._state(node_id), result.stage
         if stage is not None:
             state.ended, state.seconds, state.metrics = stage.ended, stage.seconds, dict(stage.metrics)
@@ -290,9 +289,9 @@ class RunLoop:
         self._display.changed(node_id)
 
     def _replan(self, node_id: str, result: AttemptResult) -> None:
-        """Decide anew: the node's artifact was committed meanwhile, or its code or data changed before or while it ran.
+        """Decide again: another run committed the node's artifact, or code or data changed before or during its run.
 
-        What a stage made of changed data is of neither state.
+        The output of a stage whose data changed belongs to neither state.
         """
         state = self._state(node_id)
         if result.changes:
@@ -322,7 +321,7 @@ class RunLoop:
         self._record.save_plan({**self._record.plan(), node_id: plan_row(self._planner, node_id, decision)})
 
     def _retry(self, node_id: str, failure: Failure) -> bool:
-        """After an error that may pass, the node waits its time and then takes its work folder up again."""
+        """After a transient error, the node waits and then continues in its work folder."""
         launch, op = self._graph.nodes[node_id].launch, self._graph.nodes[node_id].op
         if self._retries[node_id] >= launch.retries or not failure.is_any_of((TRANSIENT, *op.transient)):
             return False
@@ -353,7 +352,7 @@ class RunLoop:
     # While stages run.
 
     def _listen(self) -> None:
-        """Wait until something happens, and look after the stages that run a few times a second."""
+        """Wait until something happens, and check the running stages a few times a second."""
         with suppress(queue.Empty):
             self._calls.get(timeout=self._patience())()
         while not self._calls.empty():

@@ -21,7 +21,7 @@ ENDED_WITHIN_S = 10.0
 
 
 class StagePool:
-    """Starts attempts, watches over them and ends them; only the loop's thread calls it."""
+    """Starts, watches and ends attempts; only the loop's thread calls it."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class StagePool:
         return self._free.fits(self._capacity.demand(node, self._threads(node, digests)))
 
     def _threads(self, node: GraphNode, digests: Mapping[str, str]) -> int | None:
-        """The most that the op makes use of; asked once, since what the node reads stays as it is."""
+        """The most that the op makes use of; computed once, since the node's inputs do not change."""
         if node.id not in self._useful:
             made = {parent: self._store.object_path(digests[parent]) for parent in node.parents}
             self._useful[node.id] = useful_threads(node, made)
@@ -82,7 +82,7 @@ class StagePool:
         attempt.start()
 
     def _watched(self) -> list[tuple[str, int, Sequence[str] | None]]:
-        """Called by the thread that looks at their processes."""
+        """Called by the thread that measures their processes."""
         return [found for attempt in list(self.running.values()) if (found := attempt.watched) is not None]
 
     def look_after(self) -> None:
@@ -100,7 +100,7 @@ class StagePool:
             attempt.kill()
 
     def close(self) -> None:
-        """End what still runs, which is nothing unless the loop itself failed."""
+        """End what still runs: nothing, unless the loop itself failed."""
         self._usage.close()
         self._children.close()
         self.kill()

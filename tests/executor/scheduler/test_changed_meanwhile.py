@@ -229,7 +229,7 @@ def test_data_that_was_changed_and_put_back_counts_where_running_again_costs_lit
     code, said = late.run_with(nothing, lambda: (tmp_path / "old.txt").replace(tmp_path / "data.txt"))
     assert (code, late.begun()) == (0, begun), said
     assert late.text("a") == "code data"
-    told = f"{tmp_path / 'data.txt'} was written while the stage ran; its content is the same now"
+    told = f"{tmp_path / 'data.txt'} was written while the stage ran; its content is the same"
     assert (begun == 1) == (told in late.state()["nodes"]["a"].get("warnings", []))
     assert (begun == 2) == (f"written meanwhile: {tmp_path / 'data.txt'}" in said)
 

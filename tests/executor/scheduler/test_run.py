@@ -270,7 +270,7 @@ def test_work_that_older_code_began_is_adopted_on_request(tmp_path):
     )
     result = toy.dflow("resume", "--adopt")
     assert result.returncode == 0
-    assert "d: goes on with the work of run" in result.stdout
+    assert "d: continues the work of run" in result.stdout
     assert (tmp_path / "done.txt").read_text().split() == ["0", "1", "2", "3", "4"]
 
 
