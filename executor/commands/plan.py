@@ -11,8 +11,7 @@ from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_json, add_overrides, add_selection, add_store, add_sweeps
 from executor.planning.estimates import estimate_row, free_bytes, graph_estimates, too_large
 from executor.planning.history import PreviousNodes
-from executor.planning.plan_rows import plan_rows
-from executor.planning.plan_text import print_estimates, print_plan
+from executor.planning.plan_text import plan_rows, print_estimates, print_plan
 from executor.planning.preflight import unmet
 from executor.planning.selection import require_others, selected
 from executor.planning.session import make_planner

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from executor.planning.planner import Decision
-from executor.records.events import final_metrics
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.store.artifact_store import Store
 from executor.store.digests import MANIFEST
@@ -64,6 +63,8 @@ class SourceRuns:
         return self._made[run].get(key) or self._made[run].get(self._store.computed_key(run, key))
 
     def _own(self, record: Record, node_id: str, state: NodeState) -> None:
+        from executor.records.events import final_metrics
+
         line = self._store.newest(state.key or "")
         assert line is not None and state.started is not None
         state.ended = line.time

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dsl.estimate import Estimate
 from dsl.graph import Graph
 from dsl.sizes import shown_bytes
+from executor.planning.planner import Decision
 from executor.results.run_table import shown_digest
 from executor.system.output import columns, print_lines
 
@@ -47,6 +48,26 @@ def print_estimates(graph: Graph, needs: Mapping[str, Estimate], free_disk: int,
         print_lines(f"memory: of a GPU, or else of the machine; {shown_bytes(free_disk)} of disk are free at {store}")
     for line in details:
         print_lines(line)
+
+
+def plan_rows(
+    graph: Graph, decisions: Mapping[str, Decision], seconds: Callable[[str], float | None]
+) -> list[dict[str, Any]]:
+    """seconds: how long a node took the last time."""
+    return [
+        {
+            "id": node_id,
+            "op": graph.nodes[node_id].op.name,
+            "key": decision.key,
+            "digest": decision.digest,
+            "state": "done" if decision.cache == "hit" else "pending",
+            "cache": decision.cache,
+            "reason": decision.reason,
+            "seconds": seconds(node_id),
+            "mlflow_run_id": None,
+        }
+        for node_id, decision in decisions.items()
+    ]
 
 
 def _total(parts: Mapping[str, int]) -> str:

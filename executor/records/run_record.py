@@ -20,20 +20,22 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import define
 
 from dsl.errors import StoreError
 from dsl.graph import Graph
-from executor.records.events import Body, Event
 from executor.records.graph_file import damaged, load_graph, recorded_table, save_graph, written_nodes
 from executor.records.run_tags import tagged_folder, tags_of
 from executor.store.names import RUN_ID
 from executor.system.file_locks import is_held, take
 from executor.system.jsonlines import append_line, append_lines, read_lines, read_object, write_json
 from executor.system.symlinks import links_in, open_own, refuse_links
+
+if TYPE_CHECKING:
+    from executor.records.events import Body
 
 STATE = "state.jsonl"
 PLAN = "plan.json"
@@ -224,6 +226,8 @@ class Record:
 
     def events(self, bodies: Iterable[tuple[str, Body]]) -> None:
         """Several events of nodes, by one write."""
+        from executor.records.events import Event  # on no way of a run in which nothing runs
+
         now = time.time()
         nodes = self.state.nodes
         lines = [Event(now, node, nodes[node].attempt if node else 0, body).to_json() for node, body in bodies]
