@@ -192,7 +192,7 @@ def test_the_plan_of_eight_gpus_shards_masters_and_moments_and_tells_what_storin
     assert (memory["gradients"], memory["optimizer"]) == (4 * draft, draft)
     assert memory["target"] == 2 * 8_190_735_360
     assert train["notes"] == [
-        f"online: no features are stored; they would take 65.5 TB, and {shown_bytes(told['free_disk'])} are free"
+        f"online: no features are stored; they would need 65.5 TB, and {shown_bytes(told['free_disk'])} are free"
     ]
     assert "capture" not in told["resources"]
 
@@ -249,23 +249,23 @@ def test_the_plan_of_the_gate_is_this_arithmetic(tmp_path: Path) -> None:
 
 def test_features_that_do_not_fit_the_disk_are_told_with_the_remedy(tmp_path: Path) -> None:
     short = resources("qwen3_8b", tmp_path, free_disk=819 * 10**9)["capture"]
-    assert short["notes"][1].startswith("the features take 819.3 GB, and 819.0 GB are free: capture fewer, or let")
+    assert short["notes"][1].startswith("the features need 819.3 GB, and 819.0 GB are free: capture fewer, or let")
     assert 'capture = "online"' in short["notes"][1]
     fits = resources("qwen3_8b", tmp_path, free_disk=820 * 10**9)["capture"]
-    assert ["40,965 bytes a token, 41.0 GB a million"] == fits["notes"]
+    assert ["40,965 bytes a token, 41.0 GB per million"] == fits["notes"]
     open_count = resources("qwen3_8b", tmp_path, "tokenize.expected_tokens=none")["capture"]
     assert ({"features": 40_965_000_000}, "a million tokens") == (open_count["disk"], open_count["disk_per"])
     small = resources("qwen3_8b_8gpu", tmp_path, "tokenize.expected_tokens=1000000")["train"]
     assert small["notes"] == [
-        "online: no features are stored; they would take 41.0 GB, and 2.0 TB are free; capture_targets would make "
-        "them once, and every epoch read them"
+        "online: no features are stored; they would need 41.0 GB, and 2.0 TB are free; capture_targets would compute "
+        "them once for all epochs"
     ]
 
 
 def test_images_and_recurrent_states_are_told(tmp_path: Path) -> None:
     seeing = resources("qwen3_vl_8b_8gpu", tmp_path)
     # A token of an image is 2 x 2 patches of 3 x 2 x 16 x 16 numbers in float32.
-    assert ["pixels take 24,576 bytes for every token of an image, 24.6 GB a million"] == seeing["tokenize"]["notes"]
+    assert ["pixels need 24,576 bytes for every token of an image, 24.6 GB per million"] == seeing["tokenize"]["notes"]
     hybrid = resources("qwen3_5_9b", tmp_path)
     # Of 32 layers 8 hold keys and values, of 4 heads of 256.
     assert hybrid["capture"]["memory"]["pool of keys and values"] == 8192 * 8 * 2 * 4 * 256 * 2

@@ -1,4 +1,4 @@
-"""How far the states of two capture backends lie apart, and whether rounding explains it.
+"""How far the states of two capture backends differ, and whether rounding explains it.
 
 S tokens of a sample, L captured layers, M hidden size, F = L * M
 """

@@ -71,7 +71,7 @@ class Halving:
                 ) from error
             if len(samples) == 1:
                 raise DataError(
-                    f"sample {samples[0].id}: its {padded:,} tokens alone do not fit into the device's memory: leave "
+                    f"sample {samples[0].id}: its {padded:,} tokens do not fit into the device's memory: leave "
                     "it out with max_length of tokenize_chat, or capture fewer layers"
                 ) from error
         # Behind the except clause, whose traceback holds the tensors of the pass that failed.

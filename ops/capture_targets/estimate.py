@@ -99,8 +99,8 @@ def _in_sglang(memory: dict[str, int], target: TargetForeseen, tokens: int, conf
 
 
 def too_large(size: int, free: int) -> str:
-    """What to do about features that the disk does not hold."""
+    """What to do about features that do not fit on the disk."""
     return (
-        f"the features take {shown_bytes(size)}, and {shown_bytes(free)} are free: capture fewer, or let train_dflash "
+        f"the features need {shown_bytes(size)}, and {shown_bytes(free)} are free: capture fewer, or let train_dflash "
         'capture while it trains (capture = "online", and tokens in place of features there and in shard_sequence)'
     )

@@ -35,7 +35,7 @@ from ops.lib.vision.families import Family, family_of
 
 LOOK_EVERY_S = 0.2
 PARTS_THAT_FILL = 16  # a GPU is busy with so small a part of the default batch_tokens: 512 tokens
-# Imported by constants, which nobody follows, so that both are in the key of SGLang's captures alone (`chosen_code`).
+# Imported by constants, which the import graph ignores: only SGLang's captures have both in their key (`chosen_code`).
 BACKEND = "ops.capture_targets.sglang:SglangBackend"
 REQUIRE, VERSION = "ops.lib.sglang.version:require_sglang", "ops.lib.sglang.version:SGLANG_VERSION"
 
@@ -246,6 +246,6 @@ def write_features_json(
 
 
 def sglang_info(config: CaptureTargets) -> dict[str, Any]:
-    """What features.json says of SGLang: its version, and the arguments that it was given, if any."""
+    """SGLang's entry in features.json: its version, and its arguments, if any."""
     given = {"server_args": dict(config.server_args)} if config.server_args else {}
     return {"backend": "sglang", "backend_version": named_function(VERSION), **given}

@@ -49,34 +49,34 @@ ALLOWED: Mapping[str, type] = {
 }
 
 OURS = "the capture sets it"
-CHUNKS = "a prompt cut into chunks would keep the states of its last chunk alone"
+CHUNKS = "a prompt cut into chunks would keep only the states of its last chunk"
 PREFIXES = "tokens of a prefix that is found in a cache are not computed, so their states would be missing"
 GRAPHS = "a recorded graph replays kernels without the code that keeps the states"
 LATER = "the results of a pass would come with a later one, and the states are read at once"
 PARTS = "each rank would hold the states of some layers or tokens only; give launch.nproc ranks and tp_degree instead"
-DRAFTS = "a capture runs the target alone, without a draft"
+DRAFTS = "a capture runs only the target, without a draft"
 BLIND = "images would not be seen"
 SPLIT = "prefill and decoding in different servers have no place in one process"
-STATES = "the capture itself says which states a pass returns"
+STATES = "the capture itself sets which states a pass returns"
 ORDER = "it moves what deepstack adds behind the states that are kept, unlike in serving"
 
-WEIGHTS = "weights other than the checkpoint's, or random ones, would take their place without a word"
+WEIGHTS = "weights other than the checkpoint's, or random ones, would silently replace them"
 IMAGES = "tokenize_chat prepares the images"
 
-# name -> why; the reasons above say what would go wrong with the captured states.
+# name -> reason: the effect on the captured states.
 FIXED: Mapping[str, str] = {
     "model_path": "it is the node's target",
     "tokenizer_path": "tokens come from tokenize_chat",
     "skip_tokenizer_init": "tokens come from tokenize_chat",
-    "trust_remote_code": "load_target says it",
-    "revision": "load_target says it",
-    "device": "launch.device says it",
-    "base_gpu_id": "launch says it: each rank has its own GPU",
-    "dtype": "the node's own dtype says it",
-    "tp_size": "the node's own tp_degree says it",
+    "trust_remote_code": "set by load_target",
+    "revision": "set by load_target",
+    "device": "set by launch.device",
+    "base_gpu_id": "set by launch: each rank has its own GPU",
+    "dtype": "set by the node's own dtype",
+    "tp_size": "set by the node's own tp_degree",
     "context_length": "it is that of the longest sample",
-    "max_total_tokens": "batch_tokens says it",
-    "max_prefill_tokens": "batch_tokens says it",
+    "max_total_tokens": "set by batch_tokens",
+    "max_prefill_tokens": "set by batch_tokens",
     "max_running_requests": OURS,
     "is_embedding": OURS,
     "chunked_prefill_size": CHUNKS,
@@ -155,6 +155,6 @@ def _refused(name: str, value: object) -> str | None:
     wanted = ALLOWED[name]
     fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
     if not fits or (isinstance(value, bool) and wanted is not bool):
-        return f"{name} takes a {wanted.__name__}, got {value!r}"
+        return f"{name}: expected {wanted.__name__}, got {value!r}"
     why = FIXED_VALUES.get((name, str(value)))
     return why and f"{name} cannot be {value!r}: {why}"

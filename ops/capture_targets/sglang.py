@@ -121,7 +121,7 @@ def longest_sample(readers: Mapping[str, TokenReader]) -> Longest:
 
 
 def check_length(longest: Longest, limit: int, what: str) -> None:
-    """Refuse a sample that no pass can hold, before anything is captured.
+    """Rejects a sample too long for a pass, before anything is captured.
 
     It is not dropped, because features stand for the samples of the tokens one by one. Raises DataError.
     """

@@ -81,7 +81,7 @@ class ShardWriter:
         self._pending, self._path = self._pool.submit(shard.write, path), path
 
     def finish(self) -> None:
-        """Return when what was given is on disk."""
+        """Returns when everything given is on disk."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

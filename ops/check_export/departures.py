@@ -1,4 +1,4 @@
-"""Where SGLang's answers and accepted lengths leave those of `evaluate`, and how the gate says so."""
+"""Where SGLang's answers and accepted lengths differ from those of `evaluate`, and the gate's messages."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def departure_mistakes(found: Sequence[Departure], prompts: int, cause: str, rem
     lengths = [departure for departure in found if departure.position is None]
     if lengths:
         yield Mistake(
-            what=f"{len(lengths)} of {prompts} prompts are accepted otherwise than in evaluate:\n{_listed(lengths)}",
+            what=f"{len(lengths)} of {prompts} prompts are accepted differently than in evaluate:\n{_listed(lengths)}",
             sglang=f"verifies every token, so that the answers are right all the same; {cause}",
             remedy=remedy,
         )

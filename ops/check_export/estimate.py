@@ -1,4 +1,4 @@
-"""What `check_export` needs: the memory of the live stage, in one process, and the disk for what is shipped."""
+"""Needs of `check_export`: the memory of the live stage, in one process, and the disk for the shipped files."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ from ops.lib.target.model import Target, target_info
 if TYPE_CHECKING:  # both import SGLang
     from ops.lib.sglang.dflash_worker import DflashEngine
 
-ENOUGH = 4  # departures that are looked at closely, once so many are no ties
+ENOUGH = 4  # departures that are examined, if this many are no ties
 TOGETHER = 16  # requests of a batch
 LONGEST_CONTEXT = 512  # of a forward pass that is compared
 SMALLEST_POOL = 1024
@@ -106,7 +106,7 @@ def check_live(
 def no_room(error: Exception) -> LiveUnavailable:
     """What is to be done where target and draft do not fit."""
     return LiveUnavailable(
-        f"there is no room on this device for the target and the draft: {error}. The stage runs on one GPU: take a "
+        f"no room on this device for the target and the draft: {error}. The stage runs on one GPU: use a "
         "larger one, or one that nothing else uses, or give check_export fewer live_prompts, or another share of the "
         "memory: server_args = { mem_fraction_static = 0.9 }"
     )
@@ -206,7 +206,7 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | 
         )
     except dflash_worker.DraftRefused as error:
         return Mistake(
-            what=f"{setting.draft_dir}: SGLang does not take it",
+            what=f"{setting.draft_dir}: SGLang rejects it",
             sglang=f"refuses to start: {error.__cause__}",
             remedy=REWRITE,
         )
@@ -217,7 +217,7 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt]) -> DflashEngine | 
 
 
 def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Mistake]:
-    """What SGLang took from the draft's config.json otherwise than it is meant."""
+    """Values of the draft's config.json that SGLang reads differently."""
     return [
         Mistake(
             what=f"config.json: {name} is {meant}",
@@ -292,7 +292,7 @@ def judge(
     tau = served_tau(served)
     decisive = bool(left) and (setting.exact or is_below(tau, tau_of(prompts)))
     if draft is None:
-        known = Cause("what is wrong is said above", REWRITE)
+        known = Cause("see the mistakes above", REWRITE)
         return Judgement(_mistakes(setting, prompts, left, tau, known) if decisive else ())
     dtype = getattr(torch, setting.dtype)
     target = Target.from_directory(setting.target_dir, setting.info, setting.device, dtype)

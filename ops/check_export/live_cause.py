@@ -38,7 +38,7 @@ OTHER_CODE = (
 )
 OTHER_FEATURES = (
     'a server gives the draft the same: capture with backend = "sglang" and train again, so that the draft learns from '
-    "what it will be given"
+    "its future inputs"
 )
 BEHIND = (
     "features and positions are the right ones, so what differs comes behind them: the block (its mask token, its "
@@ -56,7 +56,7 @@ class Cause:
 
 @frozen(eq=False)
 class Watched:
-    """What SGLang's draft was given while it decoded one prompt alone.
+    """Inputs of SGLang's draft while it decoded one prompt.
 
     features_SF: of the target, on the CPU. positions_S: theirs, on the CPU. answer: as decoded.
     """
@@ -121,7 +121,7 @@ def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched
 
 
 def seen_mistake(cause: Cause) -> Mistake:
-    """Where the accepted lengths themselves are no mistake."""
+    """For accepted lengths that are no mistake themselves."""
     return Mistake(
         what=cause.text,
         sglang="verifies every token, so that the answers are right all the same, and accepts less of what the draft "

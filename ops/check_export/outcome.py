@@ -48,7 +48,7 @@ class Outcome:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The content of check.json, which is written for drafts that passed alone."""
+        """The content of check.json, written only for drafts that passed."""
         live: dict[str, Any] = {"status": "skipped", "reason": self.skipped, "remedy": REPEAT}
         if self.served is not None:
             live = {

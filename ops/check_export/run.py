@@ -97,7 +97,7 @@ def choose_prompts(
 
 
 def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple[LiveResult | None, str | None]:
-    """What SGLang made of the prompts, or why it was not asked. Raises DataError where it had to be and could not."""
+    """SGLang's results for the prompts, or why it was not used. Raises DataError if it was required and failed."""
     if config.live == "off":
         return None, 'live = "off"'
     try:

@@ -1,11 +1,11 @@
-"""Prompts from a file of the user's: JSON lines (or one array) of
+"""Prompts from a user's file: JSON lines (or one array) of
 
     {"id": "gsm8k-1", "category": "math", "messages": [{"role": "user", "content": "..."}], "images": ["cats/7.png"]}
 
 A row is read as `ingest` reads it: contents are texts or lists of parts, images stand where a part or <image> says, or
 else at the start of the first user turn; paths start at the file's folder and stay in it. Unlike there, nothing is
-passed over: a benchmark of which some prompts are missing would give a figure that nobody can compare, so every line
-that cannot be used is a mistake, and all of them are told at once.
+skipped: results of a benchmark with missing prompts cannot be compared, so every line
+that cannot be used is a mistake, and all are reported at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BenchmarkPrompt:
 
 
 def read_benchmark(file: Path, encoder: ChatEncoder) -> list[BenchmarkPrompt]:
-    """All prompts of the file. Raises DataError with every line that cannot be used, as `file:line: what to mend`."""
+    """All prompts of the file. Raises DataError with every line that cannot be used, as `file:line: what to fix`."""
     prompts: list[BenchmarkPrompt] = []
     misfits: list[Misfit] = []
     with strict_pillow():
@@ -66,7 +66,7 @@ def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> BenchmarkPrompt:
     asked = row.sample
     turns = joined_messages({"conversations": [turn.row() for turn in asked.turns], "images": asked.images}, "in-place")
     if asked.images and (encoder.processor.image_processor is None or encoder.processor.image_token_id is None):
-        raise Unusable("it has an image, and the target is a text model", "take it out")
+        raise Unusable("it has an image, and the target is a text model", "remove it")
     for image in asked.images:
         reason, detail = fault_of(_encoded(image), MAX_PIXELS, MIN_SIDE)
         if reason:

@@ -1,4 +1,4 @@
-"""The rows of a benchmark file, checked as far as that goes without a tokenizer, for `dflow plan`. Loads no torch."""
+"""The rows of a benchmark file, checked without a tokenizer, for `dflow plan`. Loads no torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ops.ingest.row_form import row_mistake, turn_list
 from ops.ingest.rows import ROLE_NAMES, sample_of_row
 from ops.ingest.sample import DroppedSample, RawSample
 
-CATEGORY = re.compile(r"[A-Za-z0-9][\w .-]*", re.ASCII)  # what a metric's name may hold
+CATEGORY = re.compile(r"[A-Za-z0-9][\w .-]*", re.ASCII)  # valid in a metric's name
 SHOWN_MISTAKES = 100
 
 
 @frozen(eq=False)
 class BenchmarkRow:
-    """What a line asks. place: `file:line`."""
+    """A line's prompt. place: `file:line`."""
 
     place: str
     category: str
@@ -42,7 +42,7 @@ class Misfit:
 
 
 def check_benchmark(file: Path) -> None:
-    """Raises DataError as `refuse` does, for what can be told of the file alone."""
+    """Raises DataError as `refuse`, for mistakes that need only the file."""
     rows = list(benchmark_rows(file))
     refuse(file, [row for row in rows if isinstance(row, Misfit)], len(rows))
 
@@ -68,7 +68,7 @@ def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
         raise DataError(
             "\n".join(
                 [
-                    f"{len(misfits)} of {rows} lines of the benchmark cannot be used: mend them or take them out "
+                    f"{len(misfits)} of {rows} lines of the benchmark cannot be used: fix or remove them "
                     "(docs/evaluation.md has the format)",
                     *map(str, misfits[:SHOWN_MISTAKES]),
                     *more,
@@ -76,7 +76,7 @@ def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
             )
         )
     if not rows:
-        raise DataError(f"{file}: holds no prompts; give it one JSON object a line (docs/evaluation.md)")
+        raise DataError(f"{file}: has no prompts; write one JSON object per line (docs/evaluation.md)")
 
 
 def _row(record: Record) -> BenchmarkRow | Misfit:
@@ -86,14 +86,12 @@ def _row(record: Record) -> BenchmarkRow | Misfit:
     if isinstance(sample, DroppedSample):
         return Misfit(record.place, f"{sample.reason}: {sample.detail}" if sample.detail else sample.reason)
     if sample.turns[-1].role != "user":
-        return Misfit(
-            record.place, "the last message is not the user's: leave out the answer, which the target is to give"
-        )
+        return Misfit(record.place, "the last message is not the user's: remove the answer, which the target generates")
     return BenchmarkRow(record.place, record.row["category"], sample)
 
 
 def _form_mistake(row: Any) -> str:
-    """What is wrong with a row, or an empty string; what every data file must keep to, and what a benchmark adds."""
+    """What is wrong with a row, or an empty string: rules of all data files, and those of a benchmark."""
     return row_mistake(row) or next(_lacking(row), "")
 
 
@@ -107,11 +105,11 @@ def _lacking(row: dict[str, Any]) -> Iterator[str]:
             f"{category!r}"
         )
     if category == ALL:
-        yield f'"category" must not be "{ALL}", which stands for all of them together'
+        yield f'"category" must not be "{ALL}", which means all of them together'
     if not any(ROLE_NAMES.get(turn.get("role", turn.get("from"))) == "user" for turn in turn_list(row)):
         yield 'no user turn: "messages" must end with what the user says, {"role": "user", "content": "..."}'
 
 
 def _duplicate_id(record: Record, places: dict[str, str]) -> str:
     place = places.get(str(record.row["id"]))
-    return f'id "{record.row["id"]}" is that of {place} as well; ids must differ' if place else ""
+    return f'id "{record.row["id"]}" is already that of {place}; ids must differ' if place else ""

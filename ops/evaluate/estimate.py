@@ -1,4 +1,4 @@
-"""What `evaluate` needs: the memory of target, drafts and caches for one batch of prompts."""
+"""Needs of `evaluate`: the memory of target, drafts and caches for one batch of prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ops.lib.estimates import DraftForeseen, Kind, ReportForeseen, TargetForesee
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.threads import threads_of_decoding
 
-LONGEST = 3072  # tokens of a prompt where nothing says how long they get
+LONGEST = 3072  # tokens of a prompt of unknown length
 PROMPTS = 4  # of a trial
 UNTRAINED = "a draft that was trained in full needs fewer steps for an answer, and a target may end it sooner"
 

@@ -1,4 +1,4 @@
-"""Whether speculative decoding gave the target's own answers, token by token, and ties told apart from bugs.
+"""Whether speculative decoding gave the target's own answers, token by token; distinguishes ties from bugs.
 
 At temperature 0 both ways choose the target's best logit, so whatever the draft proposes, the answers are the same;
 but a pass over a block and a pass over one token round differently, and where the two best logits lie closer together
@@ -53,7 +53,7 @@ class Difference:
 
 @frozen
 class Losses:
-    """What the comparison of all answers found. answers: how many were compared."""
+    """The result of comparing all answers. answers: how many were compared."""
 
     answers: int
     ties: tuple[Difference, ...]
@@ -68,7 +68,7 @@ class Losses:
 
     @property
     def has_many_ties(self) -> bool:
-        """More than rounding should give."""
+        """Whether there are more ties than rounding explains."""
         return len(self.ties) > MANY_TIES * self.answers
 
     def rows(self) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ def rounding(results: Sequence[PromptResult]) -> dict[str, float | int | None]:
 def lossless_message(
     losses: Losses, tie_margin: float, rounded: dict[str, Any], text: Callable[[int], str], report: str
 ) -> str:
-    """What the user is told of errors. text: of a token; report: the folder where all of it is shown."""
+    """The message for errors. text: of a token; report: the folder with all details."""
     shown = [f"  {difference_text(error, text)}" for error in losses.errors[:SHOWN]]
     if len(losses.errors) > SHOWN:
         shown.append(f"  ... and {len(losses.errors) - SHOWN} more")
@@ -127,7 +127,7 @@ def lossless_message(
             *shown,
             f"No draft, however bad, can do this: the target's pass over a block differs from its pass over one token "
             f'(cache, roll-back, positions).{measured} In half precision, repeat it with dtype = "float32": what is '
-            "left there is a bug.",
+            "remains is a bug.",
             f"tau and all answers: {report}",
         )
     )
@@ -162,7 +162,7 @@ def _far(error: Difference) -> str:
 
 def _named(token: int | None, margin: float | None, text: Callable[[int], str]) -> str:
     if token is None:
-        return "none, for the answer had ended"
+        return "none, since the answer had ended"
     return f"{token} {text(token)!r} by a margin of {margin:.2e}"
 
 

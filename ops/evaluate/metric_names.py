@@ -1,8 +1,8 @@
-"""The names of tau and its interval in MLflow, each name for one figure alone."""
+"""The names of tau and its interval in MLflow, each for exactly one figure."""
 
 from __future__ import annotations
 
-ALL = "all"  # stands for all categories together
+ALL = "all"  # all categories together
 TAKEN = {"low", "high", "unclipped", "random", "of"}  # words that stand behind "tau_" in the names of other figures
 
 

@@ -24,7 +24,7 @@ from ops.lib.vision.processor import Processor
 
 SHOWN = 200
 THUMBNAIL = 96  # pixels of the longer side
-INCOMPLETE = "\ufffd"  # what a tokenizer makes of the first bytes of a character
+INCOMPLETE = "\ufffd"  # a tokenizer's text for the first bytes of a character
 ORDERS = (
     ("file", "as in the file"),
     ("worst", "lowest tau first"),
@@ -69,7 +69,7 @@ def write_page(file: Path, summary: Summary, processor: Processor) -> None:
 
 
 def show(sample: TokenSample, answer: Decoded, verdict: str, processor: Processor) -> Shown:
-    """A sample as the page has it; only its prompt is looked at."""
+    """A sample on the page; only its prompt is used."""
     prompt = sample.input_ids[: sample.prompt_tokens]
     images = int((prompt == processor.image_token_id).sum()) > 0 if processor.image_token_id is not None else False
     return Shown(
@@ -110,7 +110,7 @@ def runs(answer: Decoded, processor: Processor) -> Iterator[tuple[int, str, str]
 
 
 def token_text(processor: Processor, token: int) -> str:
-    """One token by itself."""
+    """The text of one token."""
     return str(processor.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 

@@ -1,4 +1,4 @@
-"""Where the prompts come from, the held-out split or a benchmark file, and whether answers have positions left."""
+"""Prompts from the held-out split or a benchmark file, and whether answers have positions left."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Prompt(Protocol):
     def length(self) -> int: ...
 
     def sample(self) -> TokenSample:
-        """What the target is given, in its first `prompt_tokens` tokens."""
+        """The target's input: the first `prompt_tokens` tokens."""
 
 
 @frozen
 class HeldOut:
-    """A sample of the split, whose answer is not looked at."""
+    """A sample of the split, whose answer is not used."""
 
     reader: TokenReader
     place: int
@@ -79,7 +79,7 @@ def processor_of(stage: Stage, target: Target) -> Processor:
 def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Processor) -> list[Prompt]:
     """The first `max_prompts` of each category, in the order of the split or the file.
 
-    Raises DataError where the target cannot read them, and where there is none.
+    Raises DataError if the target cannot read them, or if there is none.
     """
     if config.benchmark is None:
         reader = TokenReader(stage.inputs["tokens"], config.split)
@@ -87,7 +87,7 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
         prompts: list[Prompt] = [HeldOut(reader, place) for place in range(len(reader))]
         if not prompts:
             raise DataError(
-                f'the split "{config.split}" holds no samples to evaluate; give samples a "split" in the JSONL file, '
+                f'the split "{config.split}" has no samples to evaluate; set "split" of samples in the JSONL file, '
                 "or raise test_fraction or val_fraction of ingest"
             )
         return first_of_each(prompts, config.max_prompts, stage.info)
@@ -112,7 +112,7 @@ def first_of_each(
     cut = {name: count for name, count in seen.items() if max_prompts is not None and count > max_prompts}
     if cut:
         shares = ", ".join(f"{max_prompts} of {count} of {name}" for name, count in cut.items())
-        info(f"max_prompts takes the first prompts of each category: {shares}")
+        info(f"max_prompts selects the first prompts of each category: {shares}")
     return chosen
 
 
@@ -133,8 +133,8 @@ def check_lengths(
 ) -> None:
     """Raises DataError that names every prompt whose answer could end behind the positions of target or draft.
 
-    There RoPE turns by angles that no weight has seen: nothing fails, answers get poor and tau low, and a serving
-    engine refuses such a request.
+    There RoPE's angles are untrained: nothing fails, answers get poor and tau low, and a serving
+    engine rejects such a request.
 
     text: the part of the target's config.json that describes the language model. field: what a user sets for
     max_new_tokens.
@@ -161,8 +161,8 @@ def check_lengths(
         "\n".join(
             [
                 f"{len(too_long)} of {len(prompts)} prompts and their answers ({field} = {max_new_tokens}, and "
-                f"the first token) may take more tokens than the {limit} positions of the {whose} "
-                "(max_position_embeddings of its config.json), behind which answers and tau are poor:",
+                f"the first token) may need more tokens than the {limit} positions of the {whose} "
+                "(max_position_embeddings of its config.json), beyond which answers and tau are poor:",
                 *lines,
                 _remedy(too_long, limit, field),
             ]
@@ -173,11 +173,11 @@ def check_lengths(
 def _remedy(too_long: Sequence[Prompt], limit: int, field: str) -> str:
     longest = max(prompt.length for prompt in too_long)
     leave_out = (
-        "take these prompts out: by max_length of tokenize_chat, or of the benchmark's file where they come from one"
+        "remove these prompts: by max_length of tokenize_chat, or from the benchmark's file if they come from one"
     )
     if longest + 2 > limit:
         return f"{leave_out}; no {field} is small enough for all of them"
-    return f"give {field} = {limit - longest - 1} or less, or {leave_out}"
+    return f"set {field} = {limit - longest - 1} or less, or {leave_out}"
 
 
 def _positions(trained: int | None, rope: Mapping[str, Any] | None) -> int | None:

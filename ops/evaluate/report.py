@@ -1,4 +1,4 @@
-"""What `dflow report` shows of an evaluation, from the files of its artifact; loads no torch."""
+"""Report sections of `evaluate`, from the files of its artifact; loads no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE_HEIGHT = 640
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """tau, where it is won and lost, losslessness, speed, and the answers themselves."""
+    """tau, its parts, losslessness, speed, and the answers."""
     report = read_json(folder / "report.json")
     return [
         _tau(report),
@@ -67,8 +67,8 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
     yield Section(
         "Acceptance by slot",
         Chart(slots, "slot of the block", "share of steps in which it was accepted"),
-        "It falls from slot to slot, since a slot counts only where all before it were accepted. What was accepted "
-        "behind the end of an answer, or its longest length, counts here.",
+        "It falls from slot to slot, since a slot counts only if all before it were accepted. Tokens accepted "
+        "beyond the end of an answer, or its maximum length, count here.",
     )
     counts = report["accepted_lengths"]
     yield Section(
@@ -79,7 +79,7 @@ def _curves(report: Mapping[str, Any]) -> Iterator[Section]:
             "steps",
             "bars",
         ),
-        f"Many steps at 0 are places where the draft is lost. {report['tau'][ALL]['cut_steps']} steps accepted more "
+        f"Many steps at 0 are places where the draft fails. {report['tau'][ALL]['cut_steps']} steps accepted more "
         "than the answer holds, behind its end or its longest length: they count in full here, and would gain nothing "
         "by larger blocks.",
     )
@@ -112,7 +112,7 @@ def _lossless(report: Mapping[str, Any]) -> Section:
 
 
 def _speed(folder: Path) -> Iterator[Section]:
-    """Nothing where the measurements, which are no part of the artifact's content, did not come along."""
+    """Empty without the measurements, which are not part of the artifact's content."""
     file = folder / "measurements.json"
     if not file.exists():
         return
@@ -132,6 +132,6 @@ def _speed(folder: Path) -> Iterator[Section]:
         Table(columns, rows),
         f"Speed-up {measured['speedup']:.2f}{interval}, in {measured['batches']} "
         f"batch{'es' * (measured['batches'] != 1)} of at most "
-        f"{measured['batch_size']}, each decoded both ways in turn. Verify is the target's forward passes behind the "
-        "prefill, those of plain decoding too.",
+        f"{measured['batch_size']}, each decoded both ways in turn. Verify is the target's forward passes after the "
+        "prefill, including those of plain decoding.",
     )

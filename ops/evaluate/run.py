@@ -1,6 +1,6 @@
 """Decode prompts by real speculative decoding, and measure tau.
 
-Every prompt is decoded plainly as well, both for the check that nothing is lost and for the speed-up (turns.py). What
+Every prompt is also decoded plainly, for the check that nothing is lost and for the speed-up (turns.py).
 was decoded is kept batch by batch, and everything is written before a loss is raised as an error.
 """
 
@@ -92,7 +92,7 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     text = partial(token_text, processor)
     report_result(stage, summary, report["tau"]["all"], measured, text)
     if losses is not None and losses.errors:
-        # What was decoded with the bug must not be what is found once it is mended.
+        # Answers decoded with the bug must not be reused once it is fixed.
         journal_file(stage.work_dir).unlink()
         raise DataError(
             lossless_message(losses, summary.config.largest_tie, measured["rounding"], text, str(folder.resolve()))
@@ -131,7 +131,7 @@ def report_result(
     if losses.has_many_ties:
         stage.warn(
             f"{len(losses.ties)} of {losses.answers} answers differ at a tie, more than one in ten: a bug as small as "
-            'the rounding hides among so many; repeat it with dtype = "float32", where ties vanish and bugs stay'
+            'the rounding hides among these; repeat it with dtype = "float32", where ties vanish and bugs remain'
         )
     rounded = measured["rounding"]
     if rounded["tokens"] and rounded["p99"] > config.largest_tie:

@@ -48,7 +48,7 @@ class TauAtPosition:
 
 @frozen
 class BatchTime:
-    """What one batch took: seconds, and tokens of its answers, the first ones included."""
+    """Cost of one batch: seconds, and tokens of its answers, the first ones included."""
 
     plain_seconds: float
     plain_tokens: int
@@ -110,7 +110,7 @@ def _interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[flo
     of so few wants Student's t in place of the normal distribution: as in Hesterberg, What Teachers Should Know About
     the Bootstrap (2015), section 3.4, but widened in place of taken at outer percentiles, which few prompts lack.
     """
-    from scipy.special import stdtrit  # takes long to import, and most who import this module need no interval
+    from scipy.special import stdtrit  # slow to import, and rarely needed
 
     low, high = np.percentile(resampled_R, PERCENTILES)
     wider = float(stdtrit(count - 1, 0.975)) / Z_975 * (count / (count - 1)) ** 0.5

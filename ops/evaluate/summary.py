@@ -1,4 +1,4 @@
-"""What an evaluation came to: report.json, prompts.jsonl, measurements.json, and the metrics."""
+"""Results of an evaluation: report.json, prompts.jsonl, measurements.json, and the metrics."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
 
 
 def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
-    """The figures under the names they have in MLflow; none for what could not be measured."""
+    """The metrics by their names in MLflow; without those that could not be measured."""
     flat: dict[str, float | None] = {"eval/prompts": report["prompts"]}
     if report["lossless"] is not None:
         flat |= {"eval/lossless_errors": report["lossless"]["errors"], "eval/ties": report["lossless"]["ties"]}

@@ -37,7 +37,7 @@ from ops.lib.target.model import Target
 
 @frozen
 class PromptResult:
-    """What was decoded for one prompt; random: with the draft that nobody trained, where that is measured."""
+    """Answers to one prompt; random: with the untrained draft, if measured."""
 
     id: str
     category: str
@@ -48,7 +48,7 @@ class PromptResult:
 
 @frozen
 class BatchResult:
-    """A batch, and what it took. parts: "plain" and "speculative" -> part of the work -> seconds."""
+    """A batch and its times. parts: "plain" and "speculative" -> part of the work -> seconds."""
 
     results: tuple[PromptResult, ...]
     time: BatchTime
@@ -95,7 +95,7 @@ class Journal:
             self.batches.append(batch)
             kept += len(line)
         if kept < len(written):
-            os.truncate(self.path, kept)  # never written anew: a kill in between would lose all
+            os.truncate(self.path, kept)  # never rewritten: a kill in between would lose all
 
     @property
     def prompts_done(self) -> int:
@@ -203,7 +203,7 @@ def _warm_up_samples(prompts: Sequence[Prompt], left: Sequence[int], batch_size:
 
 
 def journal_file(work_dir: Path) -> Path:
-    return work_dir / "decoded.jsonl"  # "batches.jsonl" of older versions lacks what a tie is told by
+    return work_dir / "decoded.jsonl"  # "batches.jsonl" of older versions lacks the margins of ties
 
 
 def _timed(

@@ -1,4 +1,4 @@
-"""What an evaluation lacks here, before a run's first stage."""
+"""Missing requirements of an evaluation, before a run's first stage."""
 
 from __future__ import annotations
 

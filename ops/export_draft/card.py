@@ -21,7 +21,7 @@ NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both 
 
 @frozen(kw_only=True)
 class CardFacts:
-    """What a card tells. target is target.json, training is training.json; both digests are those of the store.
+    """The facts of a card. target is target.json, training is training.json; both digests are those of the store.
 
     dtype: of the draft's weights. served: as `dflow serve` starts the target.
     """
@@ -49,7 +49,7 @@ def model_card(facts: CardFacts) -> str:
         "A draft model for speculative decoding by block diffusion ([DFlash](https://arxiv.org/abs/2602.06036)): it "
         f"proposes {facts.draft.block_size - 1} tokens at once, and the target verifies them in one forward pass. At "
         "temperature 0 the answers are the target's own. It has neither an embedding nor a head, because it uses the "
-        "target's, so it works with this target alone.",
+        "target's, so it works only with this target.",
         _target(facts),
         _serving(facts),
         with_place("Not measured yet."),
@@ -131,8 +131,8 @@ def _serving(facts: CardFacts) -> str:
         )
     if facts.target["vision"]:
         text.append(
-            f"The images of the training were prepared with {served.image_backend}. SGLang takes torchvision unless "
-            "told otherwise, and the two differ where an image is resized, so the command names that of the training."
+            f"The images of the training were prepared with {served.image_backend}. SGLang uses torchvision by "
+            "default, and the two differ when an image is resized, so the command names that of the training."
         )
     if served.pixels:
         text.append(

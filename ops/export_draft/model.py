@@ -1,4 +1,4 @@
-"""What MLflow shows of a draft as a logged model: its signature, what it is, and how it is served."""
+"""A draft as a logged model in MLflow: its signature, its description, and how it is served."""
 
 from __future__ import annotations
 

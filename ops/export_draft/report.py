@@ -23,7 +23,7 @@ SHOWN = (
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The shape of the draft, and what the serving contract says of it."""
+    """The shape of the draft, and its serving contract."""
     config = read_json(folder / "config.json")
     contract = {**facts_of_contract(config), "bytes": (folder / "model.safetensors").stat().st_size}
     return [Section("draft", facts({**contract, **{name: config[name] for name in SHOWN if name in config}}))]

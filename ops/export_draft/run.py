@@ -76,4 +76,4 @@ def check_training(path: Path, shape: DraftConfig, captured: Mapping[str, Any]) 
     ]
     if differing:
         listed = "\n".join(f"  {line}" for line in differing)
-        raise DataError(f"{path}: the draft is not what was trained; train it again:\n{listed}")
+        raise DataError(f"{path}: the draft differs from the trained one; train it again:\n{listed}")

@@ -28,7 +28,7 @@ class Metric:
         return self.kind != "none" and bool(label.strip())
 
     def right(self, label: str, answer: str) -> bool:
-        """Whether the answer says what the label says."""
+        """Whether the answer matches the label."""
         if self.kind == "pattern":
             return self._named(answer) == self._named(label)
         if self.kind == "exact_match":
@@ -37,7 +37,7 @@ class Metric:
         return _stands_in(wanted, words)
 
     def _named(self, text: str) -> str | None:
-        """What the pattern's group holds at its first match, None without one."""
+        """The pattern's group at its first match, None without one."""
         found = re.search(self.pattern or "", text)
         return found.group(1) if found else None
 

@@ -1,4 +1,4 @@
-"""Which samples a step takes, and which of them a rank computes in which forward pass.
+"""The samples of a step, and which of them a rank computes in which forward pass.
 
 Everything follows from the seed and the samples' lengths, so all ranks know it without asking each other, and a resumed
 training needs only the step.

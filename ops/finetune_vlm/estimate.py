@@ -58,7 +58,7 @@ def estimate(config: FinetuneVlm, outlook: Outlook) -> Estimate:
         "checkpoints": (config.keep_checkpoints + 1) * states * MASTER,
     }
     kept = shown_bytes(states * MASTER)
-    notes = (f"rank 0 holds {kept} of weights and moments in the machine's memory while a checkpoint is written",)
+    notes = (f"rank 0 keeps {kept} of weights and moments in host memory while a checkpoint is written",)
     return Estimate(memory=memory, disk=disk, notes=notes, growth=growth, foreseen=target)
 
 

@@ -5,7 +5,7 @@ backpropagates world_size * (its sum) / (all answer tokens), and gradients are a
 number of ranks nor the cut into forward passes changes more than the rounding.
 
 The history holds one float64 row a step. The order of the samples is a function of the seed and the epoch. So a resumed
-training goes on exactly where it was, and neither log_every, eval_every nor checkpoint_every changes the result.
+training continues exactly where it was, and neither log_every, eval_every nor checkpoint_every changes the result.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Training:
     def start(cls, config: FinetuneVlm, stage: Stage, checkpoints: Checkpoints) -> _Training:
         reader = TokenReader(stage.inputs["tokens"], "train")
         if not len(reader):
-            raise DataError("the train split holds no samples: nothing to train the target on")
+            raise DataError("the train split has no samples: nothing to train the target on")
         held_out = HeldOut.read(config, stage)
         target, source = start_target(config, reader, stage)
         freeze(config, target, stage)
@@ -114,9 +114,9 @@ class _Training:
         )
 
     def run(self) -> None:
-        """All steps that are left."""
+        """Runs the remaining steps."""
         if self.first_step and (self.first_step == self.config.steps or self._measuring_is_due()):
-            self._log_where_due()  # the first call of an attempt cuts what earlier ones logged at this step
+            self._log_where_due()  # the first call of an attempt truncates what earlier ones logged at this step
             self._measure_where_due()
         self.stage.progress(self.state.step, self.config.steps)
         while self.state.step < self.config.steps:
@@ -192,7 +192,7 @@ class _Training:
                 parameter.grad = None
 
     def report(self) -> None:
-        """Log, measure and save after a step, where it is time to."""
+        """Logs, measures and saves after a step, if due."""
         step, config = self.state.step, self.config
         self._log_where_due()
         paused = time.perf_counter()
@@ -259,7 +259,7 @@ class _Training:
         self.stage.log(values, self.state.step)
 
     def _measuring_is_due(self) -> bool:
-        """Whether a measurement comes with this step, which the history does not hold yet."""
+        """Whether a measurement is due at this step and not yet in the history."""
         step, every = self.state.step, self.config.eval_every
         due = every is not None and step % every == 0 and step < self.config.steps
         return due and bool(self.state.history[-1][[VAL_LOSS, VAL_ACCURACY]].isnan().all())

@@ -30,7 +30,7 @@ DIGIT_NAMED = re.compile(r"\bthe digit ([0-9])\b")
 
 @frozen
 class Question:
-    """What is asked, and the answer with the names of facts in braces."""
+    """A question, and its answer with the names of facts in braces."""
 
     text: str
     answer: str

@@ -1,4 +1,4 @@
-"""What `ingest` will make, known after a trial on a few samples."""
+"""Estimate of `ingest` after a trial on a few samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ_WHOLE = "the source is read to its end in the smoke run too; in the full on
 
 
 def smoke(config: Ingest, samples: int) -> dict[str, Any]:
-    """So many samples with images, and so many without, spread over the splits."""
+    """`samples` samples with images, and as many without, spread over the splits."""
     return {"max_samples": samples if config.max_samples is None else min(samples, config.max_samples)}
 
 

@@ -55,7 +55,7 @@ def image_folder_sample(
     if image.path.suffix.lower() not in IMAGE_NAMES:
         return DroppedSample(name, "not an image", f"file names end in {', '.join(IMAGE_NAMES)}")
     if image.label is None:
-        return DroppedSample(name, BESIDE, "move it into one of them, or all images into one folder without folders")
+        return DroppedSample(name, BESIDE, "move it into one of them, or all images into one folder without subfolders")
     turns = (
         Turn("user", (IMAGE, question.replace(LABEL, image.label))),
         Turn("assistant", (answer.replace(LABEL, image.label),)),

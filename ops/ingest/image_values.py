@@ -28,7 +28,7 @@ VIDEO, AUDIO = "videos are not supported", "audio is not supported"
 
 IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 DATA_URL = re.compile(r"data:(?P<type>[\w.+-]*)[^,]*?(?P<base64>;base64)?,", re.IGNORECASE)
-# How the base64 of a PNG, JPEG, GIF, WebP, BMP and TIFF begins: 60 characters of this alphabet are no file's name.
+# The beginning of base64 of a PNG, JPEG, GIF, WebP, BMP and TIFF: 60 characters of this alphabet are no file name.
 BASE64 = re.compile(r"(?=iVBORw0KGgo|/9j/|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/]{60}")
 SHOWN = 120
 

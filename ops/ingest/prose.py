@@ -20,7 +20,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"*(])")
 def prose_samples() -> list[RawSample]:
     """About 300 questions about topics, each answered with a passage of the topic's text; splits by hash of the id.
 
-    A passage that stands in several topics is taken once, lest a text of the train split be asked for in the test.
+    A passage that is in several topics is used once, so that no text of the train split is in the test split.
     """
     candidates = {sample[2]: sample for topic in sorted(topics) for sample in _topic_samples(topic)}
     chosen = sorted(candidates.values(), key=lambda sample: hashlib.sha256(sample[0].encode()).hexdigest())[:SAMPLES]

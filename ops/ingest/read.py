@@ -137,7 +137,7 @@ def _with_split(
 
 @define
 class _Ids:
-    """Which ids are taken, and where they stand."""
+    """The ids in use, and their places."""
 
     duplicates: str
     places: dict[str, tuple[str, int]] = attrs.Factory(dict)  # origin and number, which take less than a text
@@ -152,7 +152,7 @@ class _Ids:
             origin, number = self.places[wanted]
             return (
                 "",
-                f'id "{wanted}" is that of {origin}{number} as well; ids must differ, or set duplicate_ids = "number"',
+                f'id "{wanted}" is already that of {origin}{number}; ids must differ, or set duplicate_ids = "number"',
             )
         count = 2
         while f"{wanted}#{count}" in self.places:

@@ -14,7 +14,7 @@ from attrs import frozen
 from dsl.errors import DataError
 
 CHUNK = 1 << 20
-LONGEST = 256 << 20  # characters of one element of an array: a broken one is looked at so far, and no further
+LONGEST = 256 << 20  # characters of one element of an array: a broken one is read up to here
 SPACE = re.compile(r"[\s,]*")
 
 
@@ -109,7 +109,7 @@ class _ArrayText:
         self._text, self._start, self._ended = "", 0, False
 
     def enter(self) -> None:
-        """Go behind the "[", which is the first character but for white space."""
+        """Go behind the "[", which is the first character except white space."""
         self.peek()
         self._skip(self._start + 1)
 

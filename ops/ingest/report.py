@@ -1,4 +1,4 @@
-"""What `ingest` shows of its artifact."""
+"""Report sections of `ingest`."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def is_valid_text(text: str) -> bool:
 
 
 def _key_mistake(row: dict[str, Any], key: str) -> str:
-    """A misspelt key loses data, other columns (image_id, idx) are a data set's own: the value tells them apart.
+    """A misspelt key loses data, other columns (image_id, idx) belong to a data set: the value distinguishes them.
 
     No key is misspelt where the one that it would stand for is given; the turns always are.
     """

@@ -162,7 +162,7 @@ def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
 
 
 def _stripped(items: list[str | Placed], role: str) -> list[str | Placed]:
-    """What the head of this file says of white space."""
+    """The rules for white space at the top of this file."""
     backwards = _without_breaks(items, str.lstrip)[::-1]
     stripped = _without_breaks(backwards, str.rstrip)[::-1]
     if role == "assistant" and stripped and isinstance(stripped[-1], str):

@@ -1,4 +1,4 @@
-"""What every source of samples yields, before it is split, packed and written."""
+"""Samples of every source, before they are split, packed and written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGE = ImagePart()
 class Turn:
     """One turn: texts, and IMAGE where the next of the sample's images stands.
 
-    reasoning_content   what the assistant thought before its answer, where the source keeps the two apart
+    reasoning_content   the assistant's reasoning before its answer, if the source keeps the two apart
     """
 
     role: str
@@ -31,7 +31,7 @@ class Turn:
     reasoning_content: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """As it stands in samples.jsonl."""
+        """As in samples.jsonl."""
         content = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content
         ]

@@ -30,7 +30,7 @@ class Part:
 
 
 def find_format(source: Path, wanted: str) -> str:
-    """The format of a source by what lies there. Raises DataError where it is missing, and where nothing can tell."""
+    """The format of a source by its content. Raises DataError if it is missing, or of an unknown format."""
     if not source.exists():
         raise DataError(f"{source}: no such file or folder; `source` must name a data file or folder")
     if wanted == "auto":
@@ -54,7 +54,7 @@ def parts_of(source: Path, form: str, with_bytes: bool = True) -> Iterator[Part]
         suffixes, read = (".parquet",), partial(parquet_records, with_bytes=with_bytes)
     files = _files(source, suffixes) if source.is_dir() else [source]
     if not files:
-        raise DataError(f'{source}: holds no file that ends in {", ".join(suffixes)} (format = "{form}")')
+        raise DataError(f'{source}: has no file that ends in {", ".join(suffixes)} (format = "{form}")')
     for file in files:
         name = file.relative_to(source).with_suffix("").as_posix() if len(files) > 1 else ""
         yield Part(name, split_named(name), partial(read, file))

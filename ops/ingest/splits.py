@@ -10,7 +10,7 @@ from ops.ingest.sample import RawSample
 
 
 def split_of(config: Ingest, sample: RawSample) -> str:
-    """The split given, or else a function of (seed, id) alone."""
+    """The given split, or else a function of (seed, id)."""
     if sample.split is not None:
         return sample.split
     place = hash_of(config.seed or 0, sample.draw_id or sample.id) / 2**64
@@ -21,7 +21,7 @@ def split_of(config: Ingest, sample: RawSample) -> str:
 
 
 def hash_of(seed: int, sample_id: str) -> int:
-    """64 bits that depend on (seed, id) alone."""
+    """64 bits that depend only on (seed, id)."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{sample_id}".encode()).digest()[:8], "big")
 
 

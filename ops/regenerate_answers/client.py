@@ -40,7 +40,7 @@ SHOWN = 500  # characters of a server's message
 
 
 class Refused(Exception):
-    """The server answers other conversations, but not this one: a reason of two, and what it says."""
+    """The server answers other conversations, but not this one: one of two reasons, and its message."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -58,12 +58,12 @@ class _Rejected(Exception):
 
 
 class _UsedUp(Exception):
-    """No attempt is left; says what became of the last one."""
+    """No attempt is left; has the outcome of the last one."""
 
 
 @frozen
 class _Failed:
-    """What an attempt came to that may be made again. wait_s: what the server asks for, 0 where it does not."""
+    """The outcome of an attempt that may be repeated. wait_s: the server's requested delay, 0 without one."""
 
     why: str
     wait_s: float = 0.0
@@ -81,7 +81,7 @@ class ChatClient:
     requests: int = 0
     retries: int = 0
     models: dict[str, str] = field(factory=dict)
-    _dialect: str | None = None  # known once the server was asked
+    _dialect: str | None = None  # known after the first request
     _is_away: bool = False  # and the user knows
     _asking: asyncio.Lock = field(factory=asyncio.Lock)
 

@@ -1,4 +1,4 @@
-"""Conversations that are answered anew, turn after turn, by whichever backend.
+"""Conversations that are answered again, turn after turn, by any backend.
 
 Each prompt holds the target's own earlier answers. A conversation that ends with its user's turn gets an answer there.
 Nothing here depends on the filters, which filters.py applies to what was answered.

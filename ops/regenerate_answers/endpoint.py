@@ -197,7 +197,7 @@ class EndpointAnswerer:
             self._warned = True
             self.client.info(
                 f'the server reads another prompt of sample "{conversation.row["id"]}" ({reply.prompt_tokens} '
-                f"tokens) than is made of it here ({len(asked.prompt_ids)}): is its chat template another, or the "
+                f"tokens) than dflow renders here ({len(asked.prompt_ids)}): is its chat template another, or the "
                 "sizes of its images, or enable_thinking? Answers to other prompts teach less"
             )
         return differently

@@ -64,7 +64,7 @@ def estimate(config: RegenerateAnswers, outlook: Outlook) -> Estimate:
 
 
 def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
-    """Samples that are asked together take hardly longer than one alone, so the batches tell the least time."""
+    """Samples answered together need hardly longer than one, so the number of batches gives the least time."""
     small, full = samples.of(config.splits)
     together = config.concurrency if config.backend == "endpoint" else config.batch_tokens / config.max_new_tokens
     batches = math.ceil(small / max(together, 1))

@@ -1,4 +1,4 @@
-"""Which answered samples are kept, and what becomes of them."""
+"""Filters of answered samples, and their outcomes."""
 
 from __future__ import annotations
 

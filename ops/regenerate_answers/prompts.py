@@ -50,7 +50,7 @@ class Prompts:
         if processor.image_processor is None or processor.image_token_id is None:
             raise DataError(
                 f'sample "{sample_id}" has an image, but the target has no image processor '
-                "(preprocessor_config.json): leave the image samples out, or take a vision-language target"
+                "(preprocessor_config.json): remove the image samples, or use a vision-language target"
             )
 
     def opens_thought(self, messages: Messages) -> bool:

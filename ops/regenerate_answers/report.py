@@ -37,7 +37,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def _text(row: Mapping[str, Any], role: str) -> str:
-    """What the last message of that role says, without images."""
+    """The text of the last message of that role, without images."""
     said = [message for message in row["messages"] if message["role"] == role]
     parts = said[-1]["content"] if said else ()
     return shortened("".join(part["text"] for part in parts if part["type"] == "text"), LETTERS)

@@ -51,7 +51,7 @@ class Journal:
         written = self.path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if len(whole) < len(written):
-            os.truncate(self.path, len(whole))  # never written anew: a kill in between would lose all
+            os.truncate(self.path, len(whole))  # never rewritten: a kill in between would lose all
         for line in whole.splitlines():
             self.answers |= {(sample_id, turn): Answer(**answer) for sample_id, turn, answer in json.loads(line)}
 

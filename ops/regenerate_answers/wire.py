@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server is sent for a conversation, and what its answer says.
+"""Requests to an OpenAI-compatible server for a conversation, and its responses.
 
 Source of the forms: the chat completions API of OpenAI; for DIALECTS the protocol modules of SGLang 0.5.21 and the
 documentation of vLLM.

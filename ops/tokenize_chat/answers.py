@@ -1,4 +1,4 @@
-"""Where the answers stand in the text of a rendered conversation, in characters.
+"""Positions of the answers in the text of a rendered conversation, in characters.
 
 With `{% generation %}` marks, the template says it. Without them, an answer is what follows its generation prompt:
 
@@ -101,7 +101,7 @@ def _behind(prompted: str, text: str, start: int, end: int) -> int:
 def _not_prompted(answer: dict[str, Any], prompt: str, text: str) -> Unusable:
     """Why an answer cannot be found: the text of the conversation begins otherwise than the prompt before it."""
     if thinks(answer):
-        return Unusable(OTHER_THOUGHT, f"the prompt ends with {prompt[-30:]!r}; what is enable_thinking?")
+        return Unusable(OTHER_THOUGHT, f"the prompt ends with {prompt[-30:]!r}; check enable_thinking")
     place = next((place for place, pair in enumerate(zip(prompt, text, strict=False)) if pair[0] != pair[1]), len(text))
     return Unusable(
         ANSWER_NOT_FOUND, f"{text[place : place + 30]!r} stands where the prompt has {prompt[place : place + 30]!r}"

@@ -60,7 +60,7 @@ class ChatEncoder:
         self.processor = processor
         self.template = Template(processor, enable_thinking)
         self.last_only = train_on == "last"
-        # The Rust tokenizer itself: the Python one around it takes longer than tokenising a short text.
+        # The Rust tokenizer itself: the Python wrapper costs more than tokenising a short text.
         self._tokenizer = processor.tokenizer.backend_tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -69,7 +69,7 @@ class ChatEncoder:
         """Tokenise chat messages whose last one is an answer.
 
         cut: of each answer, whether it ends in the middle; nobody wrote the EOS that the template puts there, so it is
-        not learnt. Raises Unusable; for one of MISFITS it is the sample or the chat template that is at fault.
+        not learnt. Raises Unusable; for one of MISFITS the sample or the chat template is at fault.
         """
         rendered = self._rendered(messages)
         return self._encoded(messages, cut, rendered, *self._tokenized([rendered]))

@@ -1,4 +1,4 @@
-"""What `tokenize_chat` needs: the disk for tokens and pixels; and how many tokens are to be expected behind it."""
+"""Needs of `tokenize_chat`: the disk for tokens and pixels; and the tokens to expect after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
 
 
 def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
-    """Counted where the tokens are made, else by expected_tokens, else for a million tokens."""
+    """Counted if the tokens exist, else from expected_tokens, else for a million tokens."""
     by_split, vocab_size = None, config.vocab_size if config.processor == "builtin" else None
     if outlook.artifact is not None:
         info = read_json(outlook.artifact / "tokens.json")
@@ -54,8 +54,8 @@ def estimate(config: TokenizeChat, outlook: Outlook) -> Estimate:
 
 
 def _pixels(target: TargetForeseen | None) -> tuple[str, ...]:
-    """How many of the tokens are those of images is not known before; what one of them takes is."""
+    """The number of image tokens is not known before, the size of one is."""
     if target is None or target.sizes.seeing is None:
         return ()
     size = target.sizes.pixel_bytes
-    return (f"pixels take {size:,} bytes for every token of an image, {shown_bytes(size * MILLION)} a million",)
+    return (f"pixels need {size:,} bytes for every token of an image, {shown_bytes(size * MILLION)} per million",)

@@ -36,7 +36,7 @@ class Shown:
 
 
 class Preview:
-    """Collects the first samples that it is given: half of them with images, where both kinds exist."""
+    """Collects the first samples: half of them with images, if both kinds exist."""
 
     def __init__(self, samples: int) -> None:
         self._wanted = samples

@@ -1,4 +1,4 @@
-"""What `tokenize_chat` shows of its artifact: counts, lengths, and the preview of what the draft is to learn."""
+"""Report sections of `tokenize_chat`: counts, lengths, and the preview of what the draft learns."""
 
 from __future__ import annotations
 

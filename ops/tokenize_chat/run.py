@@ -26,7 +26,7 @@ from ops.tokenize_chat.samples import tokenize_rows
 from ops.tokenize_chat.template import MISFITS, Unusable, texts_of
 from ops.tokenize_chat.writer import ShardWriter
 
-PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one turn of a worker: enough to pay for the hand-over, little to keep
+PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one turn of a worker: enough to pay for the overhead, little memory
 FIRST_SAMPLES = 100  # misfits before any sample is kept; enough for odd samples that stand together
 
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     """Write the token shards, tokens.json, samples.jsonl, preview.html, the processor's files and summary.json.
 
-    Rows are read three times, once for each split, and never kept: memory holds one shard and what the workers are at.
+    Rows are read three times, once for each split, and never kept: memory has one shard and the workers' rows.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
     token", "reasoning does not fit the generation prompt", "image undecodable", "image refused by the processor",
     "longer than max_length" (never cut), "fewer than min_loss_tokens", and the MISFITS of template.py.
@@ -72,7 +72,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     trial.finish()
     tally.finish(config.max_dropped)
     if not tally.splits["train"]:
-        raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  none was there'}")
+        raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
     write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards))
     preview.write(stage.out_dir / "preview.html", samples.path, processor)
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
@@ -100,7 +100,7 @@ def account(
 
 @define
 class TemplateTrial:
-    """Whether the chat template serves at all: a sample at fault is dropped, a template at fault ends the run.
+    """Whether the chat template is usable: a sample at fault is dropped, a template at fault ends the run.
 
     The template is at fault where samples are misfits, one after the other, before any is kept: the first
     FIRST_SAMPLES of them, or all where there are fewer. Samples dropped for something else say nothing about it.

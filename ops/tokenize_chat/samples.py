@@ -58,7 +58,7 @@ def up_to_last_answer(messages: Messages) -> Messages:
 
 
 def check_length(tokens: int, max_length: int) -> None:
-    """Nothing is ever cut, least of all inside an image. Raises Unusable."""
+    """Samples are never cut. Raises Unusable for a sample that is too long."""
     if tokens > max_length:
         raise Unusable(TOO_LONG, f"{tokens} tokens")
 
@@ -83,7 +83,7 @@ def load_image(encoded: bytes, processor: Processor) -> ImageChunk:
 def prompt_sample(
     sample_id: str, category: str, messages: Messages, images: Sequence[ImageChunk], encoder: ChatEncoder
 ) -> TokenSample:
-    """What the target is given to answer `messages`: their turns and the generation prompt, with their images.
+    """The target's input for answering `messages`: their turns and the generation prompt, with their images.
 
     Raises Unusable.
     """

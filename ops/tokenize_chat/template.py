@@ -65,7 +65,7 @@ class Template:
         self.source = processor.source
         self._text = processor.tokenizer.get_chat_template()
         if enable_thinking is not None and "enable_thinking" not in self._text:
-            raise ConfigError(f"the chat template of {self.source} reads no enable_thinking: leave it out")
+            raise ConfigError(f"the chat template of {self.source} does not read enable_thinking: remove it")
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._arguments = {**processor.tokenizer.special_tokens_map, **thinking}
         self._strings_only = processor.image_processor is None
@@ -117,7 +117,7 @@ def texts_of(message: dict[str, Any]) -> list[str]:
 
 
 def answer_words(message: dict[str, Any]) -> list[str]:
-    """What the answer says, part by part: without its thought, and without blanks around it."""
+    """The answer's text, part by part: without its thought, and without blanks around it."""
     return [text.rpartition(END_OF_THOUGHT)[2].strip() for text in texts_of(message)]
 
 

@@ -1,4 +1,4 @@
-"""What tokenising lacks here, before a run's first stage."""
+"""Missing requirements of tokenising, before a run's first stage."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ SHARD_BYTES = 256 * 1024 * 1024  # of pixels: what is kept in memory until a sha
 
 
 class ShardWriter:
-    """Collects samples, split by split, and writes a shard whenever it holds enough of them.
+    """Collects samples, split by split, and writes a shard whenever it has enough of them.
 
     shards: what tokens.json says of them; tokens, loss_tokens: of all samples.
     """

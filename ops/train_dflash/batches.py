@@ -1,8 +1,8 @@
-"""From the plan of batches to what a rank computes: drawing anchors, dealing, micro-batches, and preparing one of them.
+"""From the plan of batches to a rank's work: drawing anchors, dealing, micro-batches, and preparing one of them.
 
-Every rank draws the anchors of the whole global step, from loss masks alone (`Labels`). So the denominator of the loss
+Every rank draws the anchors of the whole global step, only from loss masks (`Labels`). So the denominator of the loss
 and the cost of every sample are known everywhere before the first forward pass, and equal on any world size. Features
-(`States`) are asked for by `pack` only: of its micro-batch, each sequence-parallel rank takes one contiguous slice.
+(`States`) are read only by `pack`: of its micro-batch, each sequence-parallel rank uses one contiguous slice.
 
 Legend: S tokens of a sample, A anchors, K block size, T packed context tokens, t a rank's slice, P sp_degree.
 """
@@ -52,7 +52,7 @@ class States(Protocol):
         """[last - first, F] in the dtype of the capture, on the CPU or on the device that the rank computes on."""
 
     def final_hidden(self, index: int, first: int, last: int) -> Tensor:
-        """Behind the final norm, [last - first, M]."""
+        """States after the final norm, [last - first, M]."""
 
 
 @frozen
@@ -94,7 +94,7 @@ class Drawn:
 
 @frozen(eq=False)
 class Place:
-    """Where a rank stands in the mesh, and the device and dtype that it computes in."""
+    """A rank's position in the mesh, and the device and dtype that it computes in."""
 
     dp_rank: int
     dp_size: int
@@ -107,14 +107,14 @@ class Place:
 def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedStep], int]:
     """The steps of a plan, and its pad_multiple.
 
-    Raises DataError where the plan is empty, or was made for other features: another number of samples, or steps whose
+    Raises DataError if the plan is empty, or was made for other features: another number of samples, or steps whose
     tokens are not those of their samples.
     """
     plan = read_json(batches.path / "plan.json")
     if plan["samples"] != len(lengths):
         raise DataError(
             f"{batches.path}: the plan was made for other features: it deals {plan['samples']} samples, "
-            f"and the features hold {len(lengths)} of the split {plan['split']}"
+            f"and the features have {len(lengths)} of the split {plan['split']}"
         )
     padded = [padded_length(length, plan["pad_multiple"]) for length in lengths]
     steps = []
@@ -127,7 +127,7 @@ def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedS
             )
         steps.append(PlannedStep(row["epoch"], tuple(row["samples"])))
     if not steps:
-        raise DataError(f"{batches.path}: the plan holds no step; there is nothing to train on")
+        raise DataError(f"{batches.path}: the plan has no step; there is nothing to train on")
     return steps, plan["pad_multiple"]
 
 
@@ -175,7 +175,7 @@ def needed(samples: Sequence[Drawn], place: Place) -> list[Rows]:
 
 @frozen(eq=False)
 class Part:
-    """A tensor of a micro-batch before it is there: the sources one after the other, and zeros behind the last."""
+    """A tensor of a micro-batch before it is written: its sources one after the other, then zeros."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -243,7 +243,7 @@ class Packed:
 
 
 def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
-    """The micro-batch of `pack` on the rank's device, there when this returns. A function of its arguments alone."""
+    """The micro-batch of `pack` on the rank's device, complete on return. A function of only its arguments."""
     batch, _ = pack(reader, samples, place, with_teacher=with_teacher).send(Direct(place.device))
     return batch
 
@@ -290,7 +290,7 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
 
 
 def idle_batch(block_size: int, features: int, place: Place) -> Packed:
-    """A block of weight zero without context: what a rank without samples computes, to stay in step with the others."""
+    """A block of weight zero without context, for a rank without samples, to stay in step with the others."""
     zero = torch.zeros(1, dtype=torch.int64)
     labels_NK, weights_NK = torch.zeros(1, block_size, dtype=torch.int64), torch.zeros(1, block_size)
     parts = {

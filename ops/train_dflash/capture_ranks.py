@@ -1,15 +1,15 @@
 """Ranks of the job that capture for the others: the last `capture_ranks` of the launch answer, the first ones train.
 
-A training rank asks for the rows of one micro-batch at a time, from the thread that prepares it, and takes the whole
-answer before it asks again. So nothing is captured further ahead than the training's own buffer (`buffer_batches`),
-and a rank that captures keeps no state: it knows no plan, and a restart loses what was in the buffer. A training rank
-that waits always reads, so no answer can hold another rank's up.
+A training rank requests the rows of one micro-batch at a time, from the thread that prepares it, and reads the whole
+answer before the next request. So nothing is captured further ahead than the training's own buffer (`buffer_batches`),
+and a capture rank keeps no state: it has no plan, and a restart only loses the buffer. A training rank
+that waits always reads, so no answer can block another rank's.
 
-The ranks talk over stream sockets in a private folder of the machine that they run on, not through collectives:
+The ranks communicate over stream sockets in a private folder of their machine, not through collectives:
 these would have to keep an order with those of the training, which run in another thread, and a rank that dies would
 be noticed late. Here the connection breaks at once, on either side; the error is one of torch.distributed, which the
-executor takes for what it is: the trace of another rank's end. The training ranks form the default process group among
-themselves, and everything that is summed, averaged or sharded knows only them.
+executor reads as the end of another rank. The training ranks form the default process group among
+themselves, and everything that is summed, averaged or sharded spans only them.
 
     request    {"split", "rows": [[sample, first, last], ...]}                or {"end": "done" | "stopped"}
     answer     {"stop": whether this rank was asked to stop}, then the bytes of Taken.features, and of
@@ -40,7 +40,7 @@ from ops.train_dflash.online import Take, Taken
 
 @frozen
 class TrainingStage:
-    """A stage as its training ranks see it: without those that capture. A stop that one of these saw is theirs too."""
+    """The stage of the training ranks, without capture ranks. A stop that a capture rank saw applies to them too."""
 
     whole: Stage
     world_size: int
@@ -90,7 +90,7 @@ class TrainingStage:
 
 
 def training_stage(stage: Stage, capture_ranks: int) -> TrainingStage:
-    """The stage of the ranks that train. Raises ConfigError where too few are left, or no whole groups."""
+    """The stage of the training ranks. Raises ConfigError if too few are left, or no whole groups."""
     left = stage.world_size - capture_ranks
     if not capture_ranks:
         return TrainingStage(stage, left)
@@ -102,7 +102,7 @@ def training_stage(stage: Stage, capture_ranks: int) -> TrainingStage:
     if left % stage.sp_degree:
         raise ConfigError(
             f"capture_ranks: {capture_ranks} of {stage.world_size} ranks leave {left} to train, no multiple of "
-            f"sp_degree = {stage.sp_degree}; take a multiple of it for capture_ranks"
+            f"sp_degree = {stage.sp_degree}; set capture_ranks to a multiple of it"
         )
     return TrainingStage(stage, left)
 
@@ -115,7 +115,7 @@ def serving(row: int, rows: int, capture_ranks: int) -> list[int]:
 def serve(take: Take, stage: Stage, training: TrainingStage) -> None:
     """Answer the training ranks until all of them are done.
 
-    Raises StopRequested where they stopped, and DistNetworkError where one went away without a word.
+    Raises StopRequested if they stopped, and DistNetworkError if one disappeared.
     """
     capture_ranks = stage.world_size - training.world_size
     number = stage.rank - training.world_size
@@ -158,7 +158,7 @@ class CaptureRanks:
     """The capture ranks of one training rank, with the `take` of `online.Capture`; several threads may call it.
 
     info is that of `online.describe_features`, lengths the tokens of each split's samples. A context manager: at its
-    end the capture ranks are told, and end too; after an error they see the connection break.
+    end the capture ranks are notified, and end too; after an error their connection breaks.
     """
 
     def __init__(

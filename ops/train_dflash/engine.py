@@ -1,4 +1,4 @@
-"""Making what a training computes with: the rank's place in the mesh, the draft, and the engine around it.
+"""Sets up a training's computation: the rank's place in the mesh, the draft, and the engine around it.
 
 Every choice that depends on the machine is made here, once, and printed: attention, head, exchange, compilation.
 """
@@ -147,7 +147,7 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
 
 
 def _ranks(place: Place) -> str:
-    """How the processes share the work."""
+    """How the processes share the work, as text."""
     if place.dp_size * place.sp_degree == 1:
         return "one process"
     groups = f"{place.dp_size} group{'s' * (place.dp_size != 1)}"

@@ -1,4 +1,4 @@
-"""What `train_dflash` needs: the memory of a rank, and the disk for draft and checkpoints."""
+"""Needs of `train_dflash`: the memory of a rank, and the disk for draft and checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ops.lib.threads import threads_of_drafting
 from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 from ops.train_dflash.shape import foreseen_shape
 
-LONGEST = 3072  # tokens of a sample where nothing says how long they get
+LONGEST = 3072  # tokens of a sample of unknown length
 STEPS = 8  # of a trial
 
 threads = threads_of_drafting
@@ -44,7 +44,7 @@ def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: TrainDflash, outlook: Outlook) -> Estimate:
-    """The rank that needs most: one that trains, together with the target where it captures for itself."""
+    """The rank with the largest need: one that trains, with the target if it captures for itself."""
     launch, target = outlook.launch, outlook.inputs["target"]
     if target is None:
         return Estimate(growth=_growth(config, outlook))
@@ -150,7 +150,7 @@ def larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
-    """Checkpoints hold masters, moments and average; the last so many, the best, and the one being written."""
+    """Checkpoints have masters, moments and average; the last ones, the best, and the one being written."""
     parameters = draft_parameters(shape) * MASTER
     states = 1 + (2 if config.optimizer == "adamw" else 1) + (config.ema_decay is not None)
     return {
@@ -160,15 +160,15 @@ def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
 
 
 def _instead(config: TrainDflash, target: TargetForeseen, tokens: TokensForeseen | None, layers: int, free: int) -> str:
-    """What features would take that online capture does not store."""
+    """Size of the features that online capture does not store."""
     per_token = feature_bytes(target.sizes, layers + (config.loss == "kl"), config.capture_dtype)
     count = tokens.count(("train", "val")) if tokens is not None else None
     if count is None:
-        return f"online: no features are stored; they would take {shown_bytes(per_token * 1e6)} a million tokens"
+        return f"online: no features are stored; they would need {shown_bytes(per_token * 1e6)} per million tokens"
     size = count * per_token
-    told = f"online: no features are stored; they would take {shown_bytes(size)}, and {shown_bytes(free)} are free"
-    fits = "; capture_targets would make them once, and every epoch read them" if size <= free else ""
-    return told + fits
+    note = f"online: no features are stored; they would need {shown_bytes(size)}, and {shown_bytes(free)} are free"
+    fits = "; capture_targets would compute them once for all epochs" if size <= free else ""
+    return note + fits
 
 
 def _growth(config: TrainDflash, outlook: Outlook) -> Growth | None:

@@ -1,4 +1,4 @@
-"""What the device can do and what is used of it: matmul peak, peak memory, and time spent waiting."""
+"""Use of the device: matmul peak, peak memory, and time spent waiting."""
 
 from __future__ import annotations
 

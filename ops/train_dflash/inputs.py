@@ -1,4 +1,4 @@
-"""What goes into a training, checked: that features, plan and target belong together, and the draft's config."""
+"""Checked inputs of a training: that features, plan and target belong together, and the draft's config."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Inputs:
 
 
 def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
-    """Open the artifacts. Raises DataError that lists all that does not fit, or ConfigError for the draft's config."""
+    """Open the artifacts. Raises DataError with all mismatches, or ConfigError for the draft's config."""
     target, tokens = stage.inputs["target"], stage.inputs.get("tokens")
     captured, train, val, mistakes = (_online if config.capture == "online" else _stored)(config, stage)
     mistakes += _shape_mistakes(captured, target_info(target))
@@ -115,7 +115,7 @@ def _origin_mistakes(info: Mapping[str, Any], target: TargetModel, tokens: Token
 
 
 def _shape_mistakes(info: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
-    """What features.json says, against target.json."""
+    """Contradictions between features.json and target.json."""
     mistakes = [
         f"{name}: {info[name]} in the features, {expected} in the target; capture again from this target"
         for name, expected in (("hidden_size", target["hidden_size"]), ("num_target_layers", target["num_layers"]))
@@ -130,5 +130,5 @@ def _shape_mistakes(info: Mapping[str, Any], target: Mapping[str, Any]) -> list[
 
 
 def draft_config(config: TrainDflash, target: TargetModel, features: Mapping[str, Any]) -> DraftConfig:
-    """The draft's config: what the op leaves open is the target's. `features` is features.json."""
+    """The draft's config: fields without a value in the op are the target's. `features` is features.json."""
     return draft_shape(config, text_config(target), target_info(target), features)

@@ -1,7 +1,7 @@
 """Measuring on the split val while the draft trains: loss, accuracy and tau, at intervals and after the last step.
 
-Nothing that trains is changed by it: no random number is drawn, and the weights are what they were. With a moving
-average, that is what is measured.
+It does not affect the training: no random number is drawn, and the weights are unchanged. With a moving
+average, the average is measured.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class Measuring:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, state: TrainState, lend: Lend | None
     ) -> Measuring:
-        """Raises DataError where the split val holds nothing to choose by."""
+        """Raises DataError if the split val has nothing to select by."""
         if config.select == "loss" and not _has_anchor(inputs.val):
             raise DataError(
-                'select = "loss" measures the split val, and it holds no sample with an anchor: raise val_fraction of '
+                'select = "loss" measures the split val, which has no sample with an anchor: raise val_fraction of '
                 'ingest, capture the split val too, or set select = "last"'
             )
         evaluation = ShortEvaluation.open(config, stage, inputs, setup.place.device, lend)
         return cls(config, stage, setup, state, evaluation, time.perf_counter())
 
     def measure(self) -> float | None:
-        """Measure the state, log it and keep the row in the state; what the step is chosen by, if it is: see `badness`.
+        """Measures the state, logs it and keeps the row in the state; returns the selection metric, see `badness`.
 
-        Raises DataError where no prompt has a step of verification, so that there is no tau to choose by.
+        Raises DataError if no prompt has a verification step, so that there is no tau to select by.
         """
         began = time.perf_counter()
         with self._averaged():
@@ -70,7 +70,7 @@ class Measuring:
         if self.config.select == "tau" and row["tau"]["all"]["tau"] is None:
             prompts = row["tau"]["all"]["prompts"]
             raise DataError(
-                f"there is no tau to choose by: the target ends its answer to each of the {prompts} prompts of the "
+                f"there is no tau to select by: the target ends its answer to each of the {prompts} prompts of the "
                 "split val with the first token"
             )
         self.state.measured.append(row)
@@ -82,9 +82,9 @@ class Measuring:
         return selected_step(self.config.select, self.state.measured, self.state.step)
 
     def log_selected(self, step: int) -> None:
-        """Log the selected step and what it was chosen by, which need not be the last that was measured."""
+        """Logs the selected step and its metric, not necessarily the last measured one."""
         row = row_of(self.state.measured, step)
-        assert row is not None  # it was chosen by it
+        assert row is not None  # the step was selected by it
         values = metrics_of(row)
         figures = {
             name: values[f"val/{name}"] for name in ("loss", "tau", "tau_low", "tau_high") if f"val/{name}" in values
@@ -120,7 +120,7 @@ class Measuring:
         return tally if tally[WEIGHT] else None
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """Inside, the model holds the moving average where there is one."""
+        """Inside, the model has the moving average's weights, if there is one."""
         return nullcontext() if self.state.ema is None else self.state.ema.swapped()
 
 

@@ -1,4 +1,4 @@
-"""Features captured while training: what stored ones would be, from tokens and target, a micro-batch at a time.
+"""Features captured while training, equal to stored ones, from tokens and target, a micro-batch at a time.
 
 Labels and lengths come from the token shards, so anchors, order and dealing are those of a training on stored features.
 The states of a micro-batch are computed just before it is prepared (`Capture.take`), by forward passes over whole
@@ -38,7 +38,7 @@ SPLITS = ("train", "val")
 
 
 def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetModel) -> dict[str, Any]:
-    """What features.json would say of the features that this training captures, without the shards.
+    """The features.json of the features that this training captures, without the shards.
 
     Raises ConfigError for layers that the target does not have.
     """
@@ -68,7 +68,7 @@ class OnlineReader:
 
 
 def token_mistakes(tokens: TokenShards, target: TargetModel) -> list[str]:
-    """What forbids this target to read these tokens."""
+    """Raises DataError if this target cannot read these tokens."""
     reader = TokenReader(tokens)
     checks: tuple[tuple[Callable[..., None], tuple[Any, Any]], ...] = (
         (check_tokens_fit, (reader.info, target_info(target))),
@@ -96,7 +96,7 @@ class Taken:
 class Capture:
     """Captures on this rank what `info` describes (see `describe_features`).
 
-    Several threads may call `take`; one forward pass runs at a time. `lend` gives the target to one of them alone.
+    Several threads may call `take`; one forward pass runs at a time. `lend` gives one exclusive use of the target.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ Take = Callable[[str, Sequence[Rows]], Taken]
 
 @frozen(eq=False)
 class OnlineSource:
-    """Captures what a micro-batch needs of one split, with `Capture.take` or that of other ranks."""
+    """Captures the rows that a micro-batch needs of one split, with `Capture.take` or that of other ranks."""
 
     take: Take
     reader: OnlineReader

@@ -1,4 +1,4 @@
-"""Reading ahead: an iterator that runs in a thread of its own, so that the next micro-batch is there in time.
+"""Prefetching: an iterator in its own thread, so that the next micro-batch is ready in time.
 
 Feature shards are memory-mapped and copies release the interpreter's lock, so reading overlaps with compute.
 """
@@ -58,18 +58,18 @@ class Prefetch(Generic[Item]):
         self.close()
 
     def _fill(self, items: Iterable[Item]) -> None:
-        torch.set_num_threads(1)  # of this thread alone: the consumer computes on all of its own
+        torch.set_num_threads(1)  # only of this thread: the consumer computes on all of its own
         end = _End()
         try:
             for item in items:
                 if not self._put(item):
                     return
-        except BaseException as error:  # noqa: BLE001 whatever it is belongs to the consumer
+        except BaseException as error:  # noqa: BLE001 every error belongs to the consumer
             end = _End(error)
         self._put(end)
 
     def _put(self, item: Item | _End) -> bool:
-        """False where the consumer has closed."""
+        """False if the consumer has closed."""
         while not self._closed.is_set():
             try:
                 self._ready.put(item, timeout=POLL_S)

@@ -1,4 +1,4 @@
-"""What `train_dflash` shows of its artifact."""
+"""Report sections of `train_dflash`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NOT_REACHED = "in no step before max_steps"
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """Which samples it saw, what it did, and what it measured in the end."""
+    """The samples, the training, and the last measurements."""
     training = read_json(folder / "training.json")
     measured = {**(training.get("final_metrics") or {}), **(training.get("val_metrics") or {})}
     anchorless = training["samples_without_anchor"]
-    note = f"{anchorless} times a sample gave no anchor in a step, and so nothing to learn" if anchorless else ""
+    note = f"{anchorless} times a sample had no anchor in a step, and so nothing to learn" if anchorless else ""
     return [
         Section("samples", train_account(training)),
         Section("training", facts(training, SHOWN), note),
@@ -27,7 +27,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def train_account(training: Mapping[str, Any]) -> Account:
-    """The samples of the train split that stood in a step."""
+    """The samples of the train split that were in a step."""
     samples = training["samples"]
     seen = training.get("samples_seen", samples)
     return Account(came_in=samples, kept={"train": seen}, dropped={NOT_REACHED: samples - seen}, splits=("train",))

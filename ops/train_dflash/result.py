@@ -69,7 +69,7 @@ def write_result(
 
 
 def identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any]:
-    """What a checkpoint must agree with: the config without neutral fields, the inputs and the draft's shape."""
+    """The identity of a checkpoint: the config without neutral fields, the inputs and the draft's shape."""
     return {
         "config": key_fields(config),
         "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},

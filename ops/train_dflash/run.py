@@ -1,7 +1,7 @@
 """Train a DFlash draft on the target's features: the story of a training, from its inputs to the draft's checkpoint.
 
-Features lie there, or are captured meanwhile, by the ranks that train or by others: see online.py, capture_ranks.py.
-What is measured on the split val decides, where the config says so, which step's weights are exported: measuring.py.
+Features are stored, or captured during training by the same ranks or others: see online.py, capture_ranks.py.
+Measurements on the split val may select the step whose weights are exported: measuring.py.
 
 The history holds one float64 row a step: learning rate, norm of the gradient, then the step's tally. What is logged
 is a function of it and of the clock, so neither log_every nor checkpoint_every nor a resume changes the result.
@@ -83,7 +83,7 @@ def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend
 
 @contextmanager
 def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator[tuple[Take | None, Lend | None]]:
-    """What captures for this rank, inside, and lends its target; None where there is no such thing."""
+    """Inside, the source of this rank's online features, which lends its target; None for stored features."""
     if config.capture == "stored":
         yield None, None
         return
@@ -157,7 +157,7 @@ class _Training:
         return len(self.inputs.steps)
 
     def run(self) -> None:
-        """All steps that are left."""
+        """Runs the remaining steps."""
         planned = self.inputs.steps[self.state.step :]
         steps = self.setup.train.steps(planned, self.config.seed or 0)
         with Prefetch(steps, self.config.buffer_batches) as prepared:
@@ -207,7 +207,7 @@ class _Training:
         state.history.append(torch.cat((torch.tensor([rate, norm], dtype=torch.float64), tally)))
 
     def report(self) -> None:
-        """Log, measure and save after a step, where it is time to."""
+        """Logs, measures and saves after a step, if due."""
         step, total, config = self.state.step, self.total, self.config
         if step % config.log_every == 0 or step == total:
             self._log(self.state.history[(step - 1) // config.log_every * config.log_every :])

@@ -1,4 +1,4 @@
-"""What is measured of a draft on the split val while it trains, and which step's weights are exported.
+"""Measurements of a draft on the split val while it trains, and the step whose weights are exported.
 
 One row a measurement, a JSON object: {"step"}; where val has features with anchors {"loss", "accuracy", "expected_tau",
 "accuracy_by_slot"}; where tau is measured {"tau": {"all" or a category: {"tau", "low", "high", "prompts", "steps",
@@ -43,12 +43,12 @@ def metrics_of(row: Row) -> dict[str, float]:
 
 
 def row_of(rows: Sequence[Row], step: int) -> Row | None:
-    """What was measured after a step."""
+    """The measurements after a step."""
     return next((row for row in rows if row["step"] == step), None)
 
 
 def badness(select: str, row: Row) -> float | None:
-    """What the row is chosen by, the lowest being the best: the loss, or tau with its sign turned; None: not by it."""
+    """The selection metric of a row, lowest is best: the loss, or -tau; None: not measured."""
     if select == "loss":
         return row["loss"]
     if select == "tau":
@@ -57,7 +57,7 @@ def badness(select: str, row: Row) -> float | None:
 
 
 def selected_step(select: str, rows: Sequence[Row], last: int) -> int:
-    """The step whose weights are exported, the earlier of two equal ones; `last` where nothing is chosen."""
+    """The step whose weights are exported, the earlier of two equal ones; `last` without a selection."""
     best, least = last, math.inf
     for row in rows:
         value = badness(select, row)

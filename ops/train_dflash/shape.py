@@ -1,4 +1,4 @@
-"""The shape of the draft: what the op leaves open is the target's. Torch-free, since `dflow plan` asks for it too."""
+"""The shape of the draft: fields without a value in the op are the target's. Torch-free, for `dflow plan`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draft_shape(
     heads = text["num_attention_heads"]
     if config.intermediate_size is None and not text.get("intermediate_size"):
         raise ConfigError(
-            "the target's config.json has no intermediate_size, as where every MLP is experts: give train_dflash one"
+            "the target's config.json has no intermediate_size, since every MLP has experts: set it in train_dflash"
         )
     return DraftConfig(
         hidden_size=info["hidden_size"],
@@ -76,7 +76,7 @@ def _layer_types(config: TrainDflash) -> tuple[str, ...]:
 
 def _mask_token_id(mask_token_id: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
     if mask_token_id is None:
-        raise ConfigError("the features name no mask token: give load_target a mask_token_id")
+        raise ConfigError("the features have no mask token: set mask_token_id of load_target")
     if mask_token_id in info["eos_token_ids"] or mask_token_id == text.get("pad_token_id"):
         raise ConfigError(
             f"mask_token_id {mask_token_id} is the pad or an EOS id of the target; the mask token must be an id that "

@@ -31,7 +31,7 @@ from ops.train_dflash.op import PROMPTS_AT_ONCE, TrainDflash
 
 RESAMPLINGS = 2000
 
-# Gives the target for as long as nobody else may use it.
+# Gives exclusive use of the target.
 Lend = Callable[[], AbstractContextManager[Target]]
 
 
@@ -63,7 +63,7 @@ class ShortEvaluation:
         if not asked:
             if config.select == "tau":
                 raise DataError(
-                    f'{reader.tokens.path}: select = "tau" decodes prompts of the split val, and there is none: raise '
+                    f'{reader.tokens.path}: select = "tau" decodes prompts of the split val, which has none: raise '
                     'val_fraction of ingest, give samples "split": "val" in the JSONL file, or set select = "last"'
                 )
             return None
@@ -107,7 +107,7 @@ class ShortEvaluation:
 
     @torch.no_grad()
     def _copy(self, model: nn.Module) -> None:
-        """Take the weights over, gathered where they are sharded."""
+        """Copies the weights, gathered if they are sharded."""
         reshard(model)
         own = dict(self.draft.named_parameters())
         for name, parameter in model.named_parameters():
@@ -126,5 +126,5 @@ def first_of_each_category(reader: TokenReader, limit: int) -> list[HeldOut]:
 
 
 def _always(target: Target) -> Lend:
-    """A target that nobody else uses."""
+    """A target without other users."""
     return lambda: nullcontext(target)

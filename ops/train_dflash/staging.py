@@ -2,7 +2,7 @@
 
 On a CPU the memory they are written to is the micro-batch's own, and nothing is copied. For a GPU they are written to
 pinned memory and copied on a stream of their own, beside what the device computes. Pinned buffers are used in turn: one
-is written to again when the copy out of it is done. Whoever computes calls `Sent.arrive` first.
+is reused when the copy from it is done. The computing thread calls `Sent.arrive` first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Write = Callable[[Tensor], None]  # fills the host bytes, uint8 [size], that it 
 
 
 class Event(Protocol):
-    """The end of a copy: torch.cuda.Event, or what a test puts in its place."""
+    """The end of a copy: torch.cuda.Event, or a test's replacement."""
 
     def synchronize(self) -> None:
         """Return when the copy is done."""

@@ -1,4 +1,4 @@
-"""A global training step on one rank: a stream of prepared micro-batches, the pass over each, and what is counted.
+"""A global training step on one rank: a stream of prepared micro-batches, the pass over each, and the tally.
 
 The loss is sum(w*CE) / sum(w), both over the global batch. The denominator is known before the first forward pass, so
 no reduction is differentiated through: each rank backpropagates world_size * sum_local(w*CE) / sum_global(w), and

@@ -1,4 +1,4 @@
-"""What is counted over blocks, per step and for the val split, and the metrics made of it.
+"""Counts over blocks, per step and for the val split, and their metrics.
 
 A tally is a float64 vector: sums that add over micro-batches, ranks and steps alike. While a step is under way it lies
 on the device, where adding to it waits for nothing; its counts are exact in any order. Legend: K block size.

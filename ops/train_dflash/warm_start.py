@@ -27,21 +27,21 @@ def load_weights(model: DraftModel, directory: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         if not (directory / name).is_file():
             raise DataError(
-                f"{directory}: no {name}; a warm start takes an exported draft or the output of train_dflash"
+                f"{directory}: no {name}; a warm start needs an exported draft or the output of train_dflash"
             )
     differing = differences(_shape(read_json(directory / "config.json")), _shape(to_serving(model.config)))
     if differing:
         listed = "\n".join(
             f"  {path}: {json.dumps(there)} there, {json.dumps(here)} here" for path, there, here in differing
         )
-        raise ConfigError(f"{directory}: this draft cannot start the training, its config differs:\n{listed}")
+        raise ConfigError(f"{directory}: this draft cannot start the training because its config differs:\n{listed}")
     try:
         tensors = load_file(directory / "model.safetensors")
     except SafetensorError as error:
         raise DataError(f"{directory / 'model.safetensors'} is damaged: {error}") from error
     parameters = dict(model.named_parameters())
     mistakes = [f"{name} is missing" for name in parameters if name not in tensors]
-    mistakes += [f"{name} does not belong here" for name in tensors if name not in parameters]
+    mistakes += [f"{name} is unexpected" for name in tensors if name not in parameters]
     mistakes += [
         f"{name} must be {list(parameter.shape)}, got {list(tensors[name].shape)}"
         for name, parameter in parameters.items()

@@ -200,7 +200,7 @@ def test_a_server_that_gives_the_draft_something_else_is_caught_and_the_cause_na
     assert len(case.prompts) == result.details["equal_answers"]
     assert 0.9 > result.details["equal_steps"]
     text = told(result)
-    assert "prompts are accepted otherwise than in evaluate:\n    sample prompt-" in text
+    assert "prompts are accepted differently than in evaluate:\n    sample prompt-" in text
     assert "so that the answers are right all the same" in text
     assert re.search(expected, text)
 

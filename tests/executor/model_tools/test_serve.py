@@ -216,8 +216,8 @@ def test_check_shows_the_command_the_answer_and_the_accepted_length_and_stops_th
     assert [
         "prompt: What is it? (b)",
         "answer: It is blue.",
-        "tau: 4 (8 tokens after the first in 2 verification steps); SGLang's spec_accept_length, which counts the "
-        "first token too: 4.5",
+        "tau: 4 (8 tokens after the first in 2 verification steps); SGLang's spec_accept_length, which also counts "
+        "the first token: 4.5",
     ] == lines[-3:]
     asked = json.loads(re.search(r"^asked (.*)$", case.log, re.MULTILINE).group(1))
     assert [{"role": "user", "content": [{"type": "text", "text": "What is it?"}]}] == asked["messages"]

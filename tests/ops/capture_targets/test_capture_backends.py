@@ -113,7 +113,7 @@ def test_a_sample_that_does_not_fit_alone_is_named(tokens, target):
     backend = SmallMemory(Target.load(target))
     backend.limit = 0
     sample = TokenReader(tokens, "train").sample(3)
-    with pytest.raises(DataError, match=rf"sample {sample.id}: its {len(sample.input_ids)} tokens alone do not fit"):
+    with pytest.raises(DataError, match=rf"sample {sample.id}: its {len(sample.input_ids)} tokens do not fit"):
         Halving(backend).forward([sample], (1,))
 
 

@@ -91,7 +91,7 @@ def test_a_departure_names_the_sample_the_place_and_both_sides():
     assert [1.0, 0.5, 0.5] == [equal_steps([prompt], [answer]) for answer in served]
     answers, lengths = departure_mistakes(found, 9, "it is so", "do this")
     assert answers.what.startswith("2 of 9 answers are not the target's own:\n    sample a: token 2")
-    assert lengths.what.startswith("1 of 9 prompts are accepted otherwise than in evaluate:\n    sample a: step 1")
+    assert lengths.what.startswith("1 of 9 prompts are accepted differently than in evaluate:\n    sample a: step 1")
     assert ("do this", True) == (lengths.remedy, lengths.sglang.endswith("; it is so"))
 
 

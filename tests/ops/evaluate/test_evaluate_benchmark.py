@@ -128,9 +128,9 @@ BAD = {
     json.dumps({"id": "e2", "category": "a", "mesages": user("?")}): (
         'no list "messages" (or "conversations"), but "mesages" (did you mean "messages"?)'
     ),
-    json.dumps({"id": "good", "category": "a", "messages": user("Twice.")}): "bench.jsonl:1 as well; ids must differ",
+    json.dumps({"id": "good", "category": "a", "messages": user("Twice.")}): "bench.jsonl:1; ids must differ",
     json.dumps({"id": "f", "category": "a", "messages": [*user("?"), {"role": "assistant", "content": "!"}]}): (
-        "the last message is not the user's: leave out the answer"
+        "the last message is not the user's: remove the answer"
     ),
     json.dumps({"id": "s", "category": "a", "messages": [{"role": "system", "content": "Be brief."}]}): (
         'no user turn: "messages" must end with what the user says, {"role": "user", "content": "..."}'
@@ -162,11 +162,11 @@ def test_every_bad_line_is_told_at_once_with_its_place(encoder, tmp_path):
     for number, (line, expected) in enumerate(zip(lines, BAD.values(), strict=True), start=2):
         assert line.startswith(f"{file}:{number}: ")
         assert expected in line
-    assert f"{len(BAD)} of {len(BAD) + 1} lines of the benchmark cannot be used: mend them or take them out" in first
+    assert f"{len(BAD)} of {len(BAD) + 1} lines of the benchmark cannot be used: fix or remove them" in first
 
 
 def test_a_file_without_prompts_and_a_missing_one_are_refused(encoder, tmp_path):
-    with pytest.raises(DataError, match="holds no prompts"):
+    with pytest.raises(DataError, match="has no prompts"):
         read_benchmark(Path(written(tmp_path, [])), encoder)
     with pytest.raises(DataError, match=r"absent\.jsonl: no such file"):
         read_benchmark(tmp_path / "absent.jsonl", encoder)
@@ -206,7 +206,7 @@ def test_rows_that_are_too_long_with_their_answers_are_named_by_file_and_line_be
     assert "1 of 6 prompts and their answers" in first
     assert "than the 512 positions of the draft" in first
     assert f"  {file}:6: {lengths[5]} + 101 = {lengths[5] + 101}" == line
-    assert "take these prompts out" in remedy
+    assert "remove these prompts" in remedy
     assert [] == list((tmp_path / "work").iterdir())
     fits = 512 - lengths[5] - 1
     if fits > 0:

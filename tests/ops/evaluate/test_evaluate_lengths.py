@@ -51,7 +51,7 @@ def test_an_answer_may_end_at_the_last_position_and_not_behind_it(draft_config):
     assert "2 of 3 prompts and their answers (max_new_tokens = 20, and the first token)" in first
     assert "more tokens than the 512 positions of the draft" in first
     assert ["  b.jsonl:492: 492 + 21 = 513", "  b.jsonl:495: 495 + 21 = 516"] == lines
-    assert remedy.startswith("give max_new_tokens = 16 or less, or take these prompts out")
+    assert remedy.startswith("set max_new_tokens = 16 or less, or remove these prompts")
     check_lengths([Asked(492), Asked(491), Asked(495)], target, draft_config, 16)
     with pytest.raises(DataError, match="no max_new_tokens is small enough for all of them"):
         check_lengths([Asked(511)], target, draft_config, 1)

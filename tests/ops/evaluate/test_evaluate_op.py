@@ -304,7 +304,7 @@ def test_a_split_without_samples_is_refused(draft, target, tokens, tmp_path):
     (empty / "tokens.json").write_text(json.dumps(info | {"shards": []}))
     (empty / "samples.jsonl").write_text("")
     (empty / "processor").symlink_to(tokens.path / "processor")
-    with pytest.raises(DataError, match='the split "val" holds no samples'):
+    with pytest.raises(DataError, match='the split "val" has no samples'):
         run_evaluate(tmp_path, draft, target, attrs.evolve(tokens, path=empty), split="val")
 
 

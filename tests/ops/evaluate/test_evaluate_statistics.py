@@ -191,7 +191,7 @@ def test_an_answer_that_ends_early_is_never_a_tie():
     assert (2, 3, None) == (error.position, error.plain_token, error.speculative_token)
     assert (1e-9, None) == (error.plain_margin, error.speculative_margin)
     assert difference_text(error, str).endswith(
-        "is none, for the answer had ended, plain decoding gives 3 '3' by a margin of 1.00e-09"
+        "is none, since the answer had ended, plain decoding gives 3 '3' by a margin of 1.00e-09"
     )
 
 

@@ -368,5 +368,5 @@ def test_freezing_everything_is_refused(tokens, tmp_path):
 
 
 def test_an_empty_train_split_is_refused(tokens, tmp_path):
-    with pytest.raises(DataError, match="the train split holds no samples"):
+    with pytest.raises(DataError, match="the train split has no samples"):
         train(tmp_path, poisoned(tokens, tmp_path / "none", keep=lambda record: record["split"] != "train"))

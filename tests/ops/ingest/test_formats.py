@@ -145,7 +145,7 @@ def test_images_beside_folders_are_dropped_with_what_to_do_and_other_files_there
     stage, rows, summary = read(tmp_path / "data", tmp_path)
     assert [f"{above}cat/1.png"] == [row["id"] for row in rows]
     assert (3, {"image beside folders": 2}) == (summary["in"], summary["dropped"])
-    way = "move it into one of them, or all images into one folder without folders"
+    way = "move it into one of them, or all images into one folder without subfolders"
     with (stage.out_dir / "dropped.csv").open() as file:
         dropped = list(csv.reader(file))[1:]
     expected = [[name, "image beside folders", way] for name in (f"{above}loose.png", "top.JPG")]

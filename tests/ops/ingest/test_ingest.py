@@ -185,7 +185,7 @@ def test_all_mistakes_of_a_file_are_reported_together_up_to_20(tmp_path):
     assert str(error.value).split("\n") == [
         f"{tmp_path}/data.jsonl:1: broken JSON at column 2: Expecting property name enclosed in double quotes",
         f"{tmp_path}/data.jsonl:3: expected an object, got list",
-        f'{tmp_path}/data.jsonl:5: id "a" is that of {tmp_path}/data.jsonl:4 as well; ids must differ, or set '
+        f'{tmp_path}/data.jsonl:5: id "a" is already that of {tmp_path}/data.jsonl:4; ids must differ, or set '
         'duplicate_ids = "number"',
     ]
     with pytest.raises(DataError) as error:

@@ -237,7 +237,7 @@ def test_training_a_target_of_8_billion_parameters_is_said_to_need_its_whole_sta
     alone, shared = (foresee(training, launch=launch) for launch in (Launch(), Launch(kind="torchrun", nproc=8)))
     state = [sum(each.memory[part] for part in ("weights", "gradients", "optimizer")) for each in (alone, shared)]
     assert [131, 45] == [round(size / 1e9) for size in state]  # float32 weights, gradients and two moments
-    held = "rank 0 holds 98.3 GB of weights and moments in the machine's memory while a checkpoint is written"
+    held = "rank 0 keeps 98.3 GB of weights and moments in host memory while a checkpoint is written"
     assert (held,) == alone.notes == shared.notes
 
 

@@ -215,7 +215,7 @@ MISTAKES = {
     "needs an endpoint": {"endpoint": None},
     "needs a model": {"model": None},
     r"is no URL of the form http://host:port/v1": {"endpoint": "host:30000/v1"},
-    r'endpoint = "http://...@host/v1" holds a user or a password': {"endpoint": "http://me:sesame@host/v1"},
+    r'endpoint = "http://...@host/v1" has a user or a password': {"endpoint": "http://me:sesame@host/v1"},
     "has a part behind": {"endpoint": "http://host/v1?key=1"},
     "needs either a target or a processor": {"processor": "there"},
     "'dtype' is the server's affair": {"dtype": "bfloat16"},

@@ -108,7 +108,7 @@ def test_ranks_that_do_not_suffice_are_refused_on_all_of_them(seen):
         "too many": "ConfigError: capture_ranks: 2 of 2 ranks leave none to train; set nproc of the launch to at least "
         "3",
         "no whole groups": "ConfigError: capture_ranks: 1 of 4 ranks leave 3 to train, no multiple of sp_degree = 2; "
-        "take a multiple of it for capture_ranks",
+        "set capture_ranks to a multiple of it",
     }
     for name, message in expected.items():
         assert [message] * len(seen[name]) == [rank["error"] for rank in seen[name]]

@@ -248,7 +248,7 @@ def test_an_empty_val_split_to_choose_by_is_refused_and_else_passed_over(real, t
     rows = [row for row in read_jsonl(folder / "samples.jsonl") if row["split"] != "val"]
     write_jsonl(folder / "samples.jsonl", rows)
     inputs = real | {"tokens": TokenShards(folder, real["tokens"].digest)}
-    with pytest.raises(DataError, match='select = "tau" decodes prompts of the split val, and there is none: raise'):
+    with pytest.raises(DataError, match='select = "tau" decodes prompts of the split val, which has none: raise'):
         train_real(tmp_path / "tau", inputs, select="tau", **MEASURED)
     assert [] == train_real(tmp_path / "last", inputs, max_steps=2, **MEASURED).metric("val/tau")
 
@@ -270,7 +270,7 @@ def test_val_prompts_whose_answers_would_end_behind_the_positions_are_told_befor
 
 def test_a_val_split_without_an_anchor_cannot_be_chosen_by(tmp_path):
     inputs = make_inputs(tmp_path / "inputs", val=0)
-    with pytest.raises(DataError, match='select = "loss" measures the split val, and it holds no sample'):
+    with pytest.raises(DataError, match='select = "loss" measures the split val, which has no sample'):
         train_dflash(train_config(select="loss", eval_every=2), FakeStage(tmp_path / "train", inputs))
 
 

@@ -168,14 +168,14 @@ def test_a_directory_that_holds_no_whole_draft_is_refused_by_what_is_wrong(expor
         load_weights(model, exported)
     assert str(caught.value).splitlines()[1:] == [
         "  fc.weight is missing",
-        "  fc.bias does not belong here",
+        "  fc.bias is unexpected",
         "  norm.weight must be [16], got [3]",
     ]
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(DataError, match="is damaged"):
         load_weights(model, exported)
     file.unlink()
-    with pytest.raises(DataError, match=r"no model\.safetensors; a warm start takes"):
+    with pytest.raises(DataError, match=r"no model\.safetensors; a warm start needs"):
         load_weights(model, exported)
     assert read_json(exported / "config.json")["dtype"] == "bfloat16"
     for expected, parameter in zip(before, model.parameters(), strict=True):

@@ -250,7 +250,7 @@ def test_without_a_val_split_nothing_is_measured_on_it(tmp_path):
 def test_a_plan_of_other_features_is_refused(tmp_path, inputs):
     target = inputs["target"]
     fewer = make_features(tmp_path / "fewer", target, samples=5)
-    with pytest.raises(DataError, match="deals 5 samples, and the features hold 24"):
+    with pytest.raises(DataError, match="deals 5 samples, and the features have 24"):
         train(tmp_path / "a", inputs | {"batches": make_plan(tmp_path / "plan", fewer)})
     altered = make_plan(tmp_path / "altered", inputs["features"])
     steps = altered.path / "steps.jsonl"

@@ -93,5 +93,5 @@ def test_a_draft_of_another_shape_is_refused_with_what_differs(tmp_path, inputs,
     with pytest.raises(ConfigError) as caught:
         train(tmp_path, given, warm_start=Ref("draft"), num_kv_heads=1, block_size=5)
     lines = str(caught.value).splitlines()
-    assert f"{drafts['float32'].path}: this draft cannot start the training, its config differs:" == lines[0]
+    assert f"{drafts['float32'].path}: this draft cannot start the training because its config differs:" == lines[0]
     assert ["  block_size: 4 there, 5 here", "  num_key_value_heads: 2 there, 1 here"] == lines[1:]

@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parents[4]
 # Ways to write through a memory map, or to make a file longer than the blocks it has.
 SPARSE = {"memmap", "mmap", "open_memmap", "from_file", "truncate", "ftruncate"}
 READS = "Tokenizer.from_file"  # only has such a name
-CUTS = {("journal.py", "os.truncate")}  # only ever makes a file shorter
+CUTS = {("shards.py", "os.truncate"), ("turns.py", "os.truncate")}  # only ever make a file shorter
 WRITE_SHARD = """
 import sys
 from pathlib import Path
