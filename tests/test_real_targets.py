@@ -252,7 +252,7 @@ def test_features_that_do_not_fit_the_disk_are_told_with_the_remedy(tmp_path: Pa
     assert short["notes"][1].startswith("the features need 819.3 GB, and 819.0 GB are free: capture fewer, or let")
     assert 'capture = "online"' in short["notes"][1]
     fits = resources("qwen3_8b", tmp_path, free_disk=820 * 10**9)["capture"]
-    assert ["40,965 bytes a token, 41.0 GB per million"] == fits["notes"]
+    assert ["40,965 bytes a token, 41.0 GB a million"] == fits["notes"]
     open_count = resources("qwen3_8b", tmp_path, "tokenize.expected_tokens=none")["capture"]
     assert ({"features": 40_965_000_000}, "a million tokens") == (open_count["disk"], open_count["disk_per"])
     small = resources("qwen3_8b_8gpu", tmp_path, "tokenize.expected_tokens=1000000")["train"]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsl.stage import RENDEZVOUS
-from executor.launchers.ranks import OTHER_MEETINGS, rank_environment
+from executor.launchers.ranks import OTHER_RENDEZVOUS, rank_environment
 
 
 def run_ranks(
@@ -20,7 +20,7 @@ def run_ranks(
 
     Returns their exit codes. What they print is in folder / "log". Raises subprocess.TimeoutExpired.
     """
-    environment = {name: value for name, value in environment.items() if name not in OTHER_MEETINGS}
+    environment = {name: value for name, value in environment.items() if name not in OTHER_RENDEZVOUS}
     environment |= {RENDEZVOUS: str(folder / "rendezvous")}
     with (folder / "log").open("wb") as log, killed_at_the_end() as processes:
         for rank in range(ranks):
