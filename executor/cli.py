@@ -107,7 +107,7 @@ def _check_not_shadowed() -> None:
     origin = found.origin if found is not None else None
     if origin is None or Path(origin).resolve() != PROJECT / "ops" / "__init__.py":
         raise DflowError(
-            f'Python imports the package "ops" from {origin}, not from dflow in {PROJECT};  '
+            f'Python imports the package "ops" from {origin}, not from dflow in {PROJECT}; '
             "rename it, or leave the folder that holds it"
         )
 

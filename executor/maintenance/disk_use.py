@@ -1,4 +1,4 @@
-"""What takes space in a store, in bytes: artifacts by pipeline, run and node, and what lies beside them."""
+"""Disk use of a store in bytes: artifacts by pipeline, run and node, and the other folders."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SMOKE = "smoke"  # the store of `dflow run --smoke`
 
 
 def disk_use(store: Store, keep: int) -> dict[str, Any]:
-    """Everything that `dflow du --json` says; keep: of the gc whose effect is told.
+    """The output of `dflow du --json`. keep: as for the gc whose effect is estimated.
 
-    An artifact counts once in a run and in a pipeline, however many nodes gave it. only: what no other run has.
+    An artifact counts once per run and per pipeline, however many nodes wrote it. only: bytes that no other run uses.
     """
     sizes = {digest: folder_size(store.object_path(digest)) for digest in committed(store)}
     records = all_records(store.records)
@@ -76,7 +76,7 @@ def _run(record: Record, sizes: dict[str, int], holders: Counter[str]) -> dict[s
 
 
 def _digests(record: Record, sizes: dict[str, int]) -> set[str]:
-    """Of the artifacts that are there."""
+    """The run's artifacts that exist in the store."""
     return {node.digest for node in record.state.nodes.values() if node.digest in sizes}
 
 

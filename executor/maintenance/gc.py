@@ -1,8 +1,8 @@
-"""`dflow gc`: what no kept run uses goes, in an order in which a kill at any moment leaves a whole store.
+"""`dflow gc`: remove what no kept run uses, in an order in which a kill at any moment leaves a consistent store.
 
-Under the store's lock (store/gc_lock.py) it is looked what is in use, index lines of what goes are dropped, and all
-that goes is renamed out of its place: artifacts to objects/.gone-<digest>, work folders as store/lease.py does. What
-was renamed is removed after that; what a kill leaves of it, the next gc takes.
+Under the store's lock (store/gc_lock.py) it finds what is in use, drops the index lines of everything else, and renames
+that out of its place: artifacts to objects/.gone-<digest>, work folders as store/lease.py does. The
+renamed folders are removed last; the next gc removes what a kill left of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Kind = Literal["artifact", "work", "leftover"]
 
 @frozen
 class Item:
-    """Something that takes space. size: bytes. label: what it is. why: why it stays; empty where it goes."""
+    """An item in the store. size: bytes. label: what it is. why: why it stays; empty where it goes."""
 
     path: Path
     kind: Kind
@@ -59,11 +59,11 @@ class Survey:
 
 
 def survey(store: Store, *, keep: int, pulled: bool = True) -> Survey:
-    """Look, and change nothing. keep: how many runs of every pipeline; pulled: keep what was pulled and not used yet.
+    """Find what `collect` would remove. keep: number of runs per pipeline; pulled: keep unused pulled artifacts.
 
     Raises StoreError where a record cannot be read.
     """
-    # Before the records: what a run commits meanwhile is not among them.
+    # Listed before the records, so that artifacts committed meanwhile are not included.
     objects = _own(store.path / "objects", IN_OBJECTS)
     records = all_records(store.records)
     kept = kept_runs(records, keep)
@@ -80,7 +80,7 @@ def survey(store: Store, *, keep: int, pulled: bool = True) -> Survey:
 
 
 def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
-    """Remove what `survey` says, and return that. Raises StoreError where something may not be removed."""
+    """Remove what `survey` finds, and return it. Raises StoreError where something cannot be removed."""
     with nothing_taken(store.path):
         found = survey(store, keep=keep, pulled=pulled)
         for key, digests in found.dropped.items():
@@ -89,7 +89,7 @@ def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
         gone = [path for item in found.goes if (path := _out_of_the_way(item)) is not None]
         fail_point("gc:renamed")
     for path in gone:
-        with clear_errors(path), suppress(FileNotFoundError):  # another gc is at the same leftover
+        with clear_errors(path), suppress(FileNotFoundError):  # another gc is removing the same leftover
             remove(path)
         fail_point("gc:removed")
     _shorten(store.path / MEMO, {item.path.name for item in found.goes if item.kind == "artifact"})
@@ -97,7 +97,7 @@ def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
 
 
 def _own(path: Path, *names: re.Pattern[str]) -> list[Path]:
-    """What has a name of dflow's own in a folder; anything else there is not dflow's to remove."""
+    """The entries of a folder with dflow's own names; dflow does not remove anything else."""
     found = path.iterdir() if path.is_dir() else ()
     own = (each for each in found if any(name.fullmatch(each.name) for name in names))
     return sorted(each for each in own if each.is_symlink() or is_folder(each))
@@ -144,7 +144,7 @@ def _artifact_label(folder: Path) -> str:
 
 
 def _out_of_the_way(item: Item) -> Path | None:
-    """Rename what goes; None where somebody took it meanwhile, or removed it."""
+    """Rename an item out of its place; None where it came into use meanwhile, or is gone."""
     if item.kind == "work":
         return put_away(item.path)
     if item.kind == "leftover":
@@ -158,7 +158,7 @@ def _out_of_the_way(item: Item) -> Path | None:
 
 
 def _shorten(path: Path, digests: set[str]) -> None:
-    """Drop the lines of these digests from a file of lines; a file without lines goes."""
+    """Drop the lines of these digests from a file of lines; an empty file is removed."""
     lines: list[dict[str, Any]] = read_lines(path)
     kept = [line for line in lines if line.get("digest") not in digests]
     if len(kept) == len(lines):

@@ -1,7 +1,7 @@
-"""`dflow push` and `dflow pull`: artifacts with their manifests and index lines, to and from what a team shares.
+"""`dflow push` and `dflow pull`: artifacts with their manifests and index lines, to and from a shared remote.
 
-A push sends files first and the manifest last. A pull holds the lease of the key, as a stage would, fetches into the
-work folder, compares with the manifest, and places the artifact by a rename. Both go on where they were interrupted.
+A push sends files first and the manifest last. A pull holds the lease of the key, as a stage does, fetches into the
+work folder, compares with the manifest, and places the artifact by a rename. Both continue where they were interrupted.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from executor.system.os_errors import clear_errors
 from executor.system.symlinks import links_in, new_file
 
 FILES_AT_ONCE = 8
-PART = ".pulling-"  # how the names of files begin that are not whole yet
+PART = ".pulling-"  # prefix of the names of incomplete files
 
 Progress = Callable[[int], None]
 
 
 @frozen
 class Wanted:
-    """An artifact to be sent or fetched: what a node gave for its key, and the line of the index that says so.
+    """An artifact to send or fetch: a node's artifact for its key, and its index line.
 
-    op: the node's; None where the record does not tell it.
+    op: the node's; None where the record does not have it.
     """
 
     node: str
@@ -54,7 +54,7 @@ class Wanted:
 
 
 def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
-    """What a run's finished nodes gave, one of them where it is named, by the lines of this store's index."""
+    """The artifacts of a run's finished nodes, or of `node`, with their lines in this store's index."""
     ops = record.op_names()
     wanted = []
     for node_id, state in record.state.nodes.items():
@@ -71,7 +71,7 @@ def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
 
 
 def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
-    """The other keys for which a user declared that one of these artifacts holds."""
+    """The other keys for which a user accepted one of these artifacts."""
     by_digest = {each.digest: each for each in reversed(wanted)}
     keys = {each.key for each in wanted}
     newest_lines = {key: lines[-1] for key, lines in read_index(store).items() if lines and key not in keys}
@@ -83,7 +83,7 @@ def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
 
 
 def require_node(nodes: Iterable[str], node: str | None) -> None:
-    """Raises PipelineError where a node is asked for that is not among these."""
+    """Raises PipelineError where `node` is not one of these."""
     names = list(nodes)
     if node is not None and node not in names:
         hint = did_you_mean(node, names) or f"nodes: {', '.join(names)}"
@@ -91,7 +91,7 @@ def require_node(nodes: Iterable[str], node: str | None) -> None:
 
 
 def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bool:
-    """Send one artifact; False where it was there. Raises StoreError where it is damaged here."""
+    """Send one artifact; False where the remote had it. Raises StoreError where it is damaged here."""
     damages = check(store, [wanted.digest])
     if damages:
         raise StoreError(
@@ -117,7 +117,7 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
 
 
 def push_key(remote: Remote, wanted: Wanted) -> bool:
-    """Tell there what the key stands for; False where that is told already."""
+    """Write the index line of the key at the remote; False where it exists."""
     entry = f"index/{wanted.key}/{wanted.digest}"
     if remote.has(entry):
         return False
@@ -126,9 +126,9 @@ def push_key(remote: Remote, wanted: Wanted) -> bool:
 
 
 def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
-    """Of a pipeline, node by node: what is missing here and is there, or the id of a node that is nowhere.
+    """For each node that is missing here: its artifact at the remote, or the node's id where there is none.
 
-    An artifact need not be fetched before the next key is known: its digest stands in the index.
+    The next key does not need the artifact itself, since its digest is in the index.
     """
     digests: dict[str, str] = {}
     for node_id in planner.graph.nodes:
@@ -145,18 +145,18 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
 
 
 def newest(remote: Remote, key: str) -> IndexLine | None:
-    """What a key stands for at the remote, where its artifact is there as well."""
+    """The newest index line of a key at the remote; None where there is none, or its artifact is missing there."""
     found = next(reversed(remote.lines(key)), None)
     return found if found is not None and remote.manifest(found.digest) is not None else None
 
 
 def missing_bytes(remote: Remote, wanted: Iterable[Wanted]) -> int:
-    """How much there is to fetch."""
+    """Bytes to fetch."""
     return sum(size for each in wanted for size in remote.sizes(each.digest).values())
 
 
 def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, tell: Callable[[str], None]) -> bool:
-    """Fetch one artifact; False where it is here. Raises StoreError where it is damaged or incomplete there."""
+    """Fetch one artifact; False where the store has it. Raises StoreError where it is damaged or incomplete there."""
     with store.lease(wanted.key, f"dflow pull {remote.url}") as lease:
         lease.acquire(lambda holder: tell(f"{wanted.node}: waiting, {holder}"), lambda: False)
         lease.wait_for_ranks()
@@ -186,14 +186,14 @@ def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, tell:
 
 
 def _entry(line: IndexLine, remote: Remote) -> IndexLine:
-    """What is entered here: what was accepted there is, as there, by whom, when and why."""
+    """The index line for this store; an acceptance keeps its user, time and reason."""
     if line.acceptance == ACCEPTED:
         return attrs.evolve(line, source=remote.url)
     return attrs.evolve(line, time=time.time(), acceptance=PULLED, source=remote.url)
 
 
 def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileEntry]]:
-    """The manifest's bytes and files. Raises StoreError where they are not those of the digest."""
+    """The manifest's bytes and files. Raises StoreError where they do not match the digest."""
     data = remote.manifest(wanted.digest)
     if data is None:
         raise _damaged(remote, wanted, [f"{MANIFEST} is missing"])
@@ -207,7 +207,7 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
 
 
 def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: Path, progress: Progress) -> None:
-    """What is not here yet: a file gets its name when it is whole."""
+    """Fetch the missing files; a file gets its name when it is complete."""
 
     def get(name: str) -> None:
         target = fresh / name
@@ -225,7 +225,7 @@ def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: P
 
 
 def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh: Path) -> None:
-    """Bring what was fetched to disk, and compare it. What is wrong is removed, to be fetched again."""
+    """fsync and verify the fetched files. Wrong ones are removed, to be fetched again."""
     (fresh / MANIFEST).unlink(missing_ok=True)
     found = seal_artifact_files(fresh)
     wrong = sorted(name for name in {*files, *found} if files.get(name) != found.get(name))
@@ -252,7 +252,7 @@ def _damaged(remote: Remote, wanted: Wanted, what: list[str]) -> StoreError:
 
 
 def _side_by_side(do: Callable[[str], None], names: Iterable[str]) -> None:
-    """The first error ends it, after what had begun is done."""
+    """Run in several threads; the first error cancels what has not started."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         done = [pool.submit(do, name) for name in names]
         try:

@@ -1,10 +1,10 @@
-"""A directory or bucket that a team shares: artifacts and the keys they stand for, by any URL that fsspec knows.
+"""A shared directory or bucket of artifacts and index lines, at any URL that fsspec supports.
 
     <url>/format                     version of the layout, that of a store
-    <url>/objects/<digest>/          an artifact's files; its manifest.json comes last, so that it is whole or absent
-    <url>/index/<key>/<digest>       one index line: nobody's push is in the way of another's
+    <url>/objects/<digest>/          an artifact's files; its manifest.json comes last, so it is complete or absent
+    <url>/index/<key>/<digest>       one index line: concurrent pushes do not conflict
 
-A store can be read the same way, though nothing is pushed into one. The only module that loads fsspec.
+A store can be read the same way, but not pushed to. The only module that imports fsspec.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from executor.store.artifact_store import FORMAT
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
 
-# What the libraries below fsspec raise on their own, none of it an OSError: no credentials, no such host, a refusal.
+# Errors of the libraries below fsspec that are no OSError: no credentials, no such host, access denied.
 FOREIGN_ERRORS = {
     "botocore.exceptions": ("BotoCoreError", "ClientError"),
     "aiohttp": ("ClientError",),
@@ -39,12 +39,12 @@ FOREIGN_ERRORS = {
     "azure.core.exceptions": ("AzureError",),
     "paramiko": ("SSHException",),
 }
-# A put makes an object there as a whole; elsewhere a file comes under another name, and is renamed when it is whole.
+# Puts are atomic there; elsewhere a file is written under another name and renamed when it is complete.
 WHOLE_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "memory"})
 
 
 class Remote:
-    """Raises StoreError, with the URL and what the other side said, wherever it does not answer or refuses."""
+    """A remote. Its methods raise StoreError, with the URL and the error, where it cannot be reached or refuses."""
 
     def __init__(self, url: str) -> None:
         self.url = _shown(url)
@@ -57,7 +57,7 @@ class Remote:
         self._puts_whole = bool(names & WHOLE_PUTS)
 
     def check_format(self, *, write: bool) -> None:
-        """Raises StoreError where nothing was pushed, or the layout is newer; write: begin one where nothing is."""
+        """Raises StoreError where nothing was pushed, or the layout differs; write: initialise an empty remote."""
         with self._clear():
             version = self._json("format")
             found = [] if version is not None else self._names("")
@@ -76,7 +76,7 @@ class Remote:
             self.put_text("format", f"{FORMAT}\n")
 
     def lines(self, key: str) -> list[IndexLine]:
-        """What the index says of a key, oldest first. Raises StoreError where that is no line of an index."""
+        """The index lines of a key, oldest first. Raises StoreError where one is invalid."""
         with self._clear():
             path = self._path(f"index/{key}")
             if self._files.isfile(path):  # a store keeps the lines of a key in one file
@@ -96,12 +96,12 @@ class Remote:
         return sorted(lines, key=lambda line: line.time)
 
     def manifest(self, digest: str) -> bytes | None:
-        """The bytes of an artifact's manifest; None where the artifact was not pushed, or not to its end."""
+        """The bytes of an artifact's manifest; None where the artifact was not pushed completely."""
         with self._clear():
             return self._bytes(f"objects/{digest}/{MANIFEST}")
 
     def sizes(self, digest: str) -> dict[str, int]:
-        """The files of an artifact that are there, whole or not, by relative name."""
+        """The sizes of an artifact's files at the remote, complete or not, by relative name."""
         folder = self._path(f"objects/{digest}")
         with self._clear():
             self._files.invalidate_cache()
@@ -118,7 +118,7 @@ class Remote:
             self._files.get_file(self._path(name), str(target))
 
     def put(self, source: Path, name: str) -> None:
-        """Bring a file there; it is whole under its name, or is not there."""
+        """Upload a file, atomically."""
         target = self._path(name)
         with self._clear():
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
@@ -176,21 +176,21 @@ class Remote:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What may be raised for a refusal. Of the libraries that are loaded: the others can have raised nothing."""
+    """The classes of errors of a remote, from the libraries that are loaded."""
     loaded = [(sys.modules[name], errors) for name, errors in FOREIGN_ERRORS.items() if name in sys.modules]
     foreign = [getattr(module, error) for module, errors in loaded for error in errors if hasattr(module, error)]
     return (OSError, ValueError, *foreign)
 
 
 def _to_install(url: str) -> str:
-    """The command that brings what fsspec lacks for a URL."""
+    """The command that installs the package that fsspec needs for a URL."""
     implementation = known_implementations.get(urlsplit(url).scheme, {}).get("class", "")
     package = implementation.partition(".")[0]
     return f": pip install {package}" if package not in ("", "fsspec") else ""
 
 
 def _shown(url: str) -> str:
-    """The URL as it may be printed and recorded: without the name and password of a user, and without tokens."""
+    """The URL without user name, password and tokens, for messages and records."""
     if "://" not in url:
         return url
     parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""What a remote says, checked: anybody may have written it, and this store would keep it."""
+"""Validation of data from a remote, which anybody may have written, before this store keeps it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class NotAsExpected(StoreError):
-    """A remote says something that no store of dflow says."""
+    """Data at a remote that no store of dflow writes."""
 
 
 def index_line(line: Mapping[str, Any]) -> IndexLine:

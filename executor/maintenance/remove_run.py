@@ -1,4 +1,4 @@
-"""`dflow rm`: take a run out of the store. Its artifacts stay until `dflow gc` finds that nothing uses them."""
+"""`dflow rm`: remove a run from the store. Its artifacts stay until `dflow gc` finds them unused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from executor.system.symlinks import is_folder, links_in, remove
 def remove_run(store: Store, folder: Path) -> None:
     """Remove a run's record, logs and figures, also where the record is damaged.
 
-    It is renamed out of its place first; what a kill leaves of it goes when the store is opened the next time.
-    Of a record that is a link the link goes, and what is behind it stays as it is.
-    Raises StoreError where the run is going on, being served, or tagged.
+    It is renamed out of its place first; the remains of a killed removal are deleted when the store is next opened.
+    Where the record is a link, only the link is removed.
+    Raises StoreError where the run is in progress, being served, or tagged.
     """
-    record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # what it holds does not matter
+    record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # its content does not matter
     with nothing_taken(store.path), clear_errors(folder):
         if RUN_ID.fullmatch(folder.name) is None:
             raise StoreError(f"{folder}: this is no record of a run, so it is not removed")

@@ -1,8 +1,8 @@
-"""What of a store is in use: the artifacts and the unfinished work of the runs that are kept.
+"""What is in use in a store: the artifacts and the unfinished work of kept runs.
 
-Kept are the newest runs of every pipeline that are done and all that began after them, tagged runs, and runs that are
-going on or being served. A kept run uses the artifacts of its nodes and what its keys stand for; a run that is going on
-also what its nodes gave before, which it may yet take.
+Kept are the newest finished runs of every pipeline and all that started after them, tagged runs, and runs that are
+in progress or being served. A kept run uses the artifacts of its nodes and of its keys; a run in progress
+also earlier artifacts of its nodes, which it may still reuse.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kept:
 
 @frozen
 class InUse:
-    """digests: a reason for each; the key of every node whose unfinished work is to be found again; the runs' ids."""
+    """digests: with a reason for each; the keys of nodes with unfinished work; the ids of unfinished runs."""
 
     digests: Mapping[str, str]
     unfinished_keys: frozenset[str]
@@ -51,7 +51,7 @@ class InUse:
 def all_records(records: Path) -> list[Record]:
     """Every run, the newest first. Raises StoreError where a record is damaged, since what it uses is then unknown.
 
-    A record without any state is that of a run which never began.
+    A record without a state is of a run that never started.
     """
     folders = sorted(records.iterdir(), reverse=True) if records.is_dir() else []
     begun = [folder for folder in folders if is_begun(folder)]
@@ -68,9 +68,9 @@ def all_records(records: Path) -> list[Record]:
 
 
 def kept_runs(records: Sequence[Record], keep: int) -> list[Kept]:
-    """Of all records, newest first: the last `keep` of every pipeline, tagged runs and running ones.
+    """The last `keep` runs of every pipeline, tagged runs and running ones. records: all, newest first.
 
-    Only what is done counts, so that no number of failures takes the last good run's place.
+    Only finished runs count, so that failures do not displace the last good run.
     """
     done: Counter[str] = Counter()
     found = []
@@ -100,9 +100,9 @@ def in_use(
     *,
     pulled: bool = True,
 ) -> InUse:
-    """What the kept runs use, and what was accepted and no run has used yet. index: all lines by key.
+    """What the kept runs use, and accepted artifacts that no run has used yet. index: all lines by key.
 
-    pulled: keep also what was pulled and no run has used yet.
+    pulled: also keep pulled artifacts that no run has used yet.
     """
     used: dict[str, str] = {}
     for run in kept:
@@ -132,7 +132,7 @@ def in_use(
 
 
 def is_pulled(line: IndexLine) -> bool:
-    """Whether another store computed the artifact; what was accepted there stays accepted, and names its source."""
+    """Whether another store computed the artifact. A line that was accepted there has a source."""
     return line.acceptance == PULLED or bool(line.source)
 
 
@@ -145,7 +145,7 @@ def read_index(store: Store) -> dict[str, list[IndexLine]]:
 
 
 def _digests(run: Kept, records: Sequence[Record], index: Mapping[str, Sequence[IndexLine]]) -> Iterator[str]:
-    """Of one run: what its nodes gave, and what it may take."""
+    """The artifacts of one run's nodes, and those that it may reuse."""
     state = run.record.state
     yield from (node.digest for node in state.nodes.values() if node.digest is not None)
     yield from state.pinned.values()
@@ -158,7 +158,7 @@ def _digests(run: Kept, records: Sequence[Record], index: Mapping[str, Sequence[
 
 
 def _before(state: RunState, records: Sequence[Record]) -> dict[str, str]:
-    """What the nodes of a pipeline gave the last time: a node below one that runs anew may find it again."""
+    """The last artifacts of a pipeline's nodes: a node downstream of one that reruns may reuse its own."""
     found: dict[str, str] = {}
     for record in records:
         if record.state.pipeline == state.pipeline:

@@ -154,7 +154,7 @@ class Event:
 
 
 class EventReader:
-    """Reads the events that were added since the last call, at first those from a byte on."""
+    """Reads the events appended since the last call, at first those from a byte offset on."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._lines = LineReader(path, offset)
@@ -164,12 +164,12 @@ class EventReader:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All of a record; none where the file is not there."""
+    """All events of a record; empty where the file does not exist."""
     return EventReader(path).read()
 
 
 def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:
-    """The last value of every metric of a node, cut events honoured; start: a byte before which it reported nothing."""
+    """The last value of every metric of a node, after cut events; start: a byte offset before its first event."""
     points = valid_points(event for event in EventReader(events_path, start).read() if event.node == node)
     return {name: value for point in points for name, value in point.metrics.items()}
 

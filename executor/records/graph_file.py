@@ -1,4 +1,4 @@
-"""The graph in a run's record. Paths below the store's project are relative to the store: the project may be moved."""
+"""The graph in a run's record. Paths in the store's project are relative to the store, so the project can be moved."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save_graph(folder: Path, graph: Graph) -> None:
 
 
 def load_graph(folder: Path) -> Graph:
-    """Raises StoreError where it is damaged, PipelineError where it does not fit the ops as they are now."""
+    """Raises StoreError where it is damaged, PipelineError where it does not match the current ops."""
     data = recorded_table(folder, GRAPH)
     here = _store(folder)
     try:
@@ -36,7 +36,7 @@ def load_graph(folder: Path) -> Graph:
 
 
 def written_nodes(folder: Path) -> dict[str, dict[str, Any]]:
-    """What is recorded of each node by its id, without loading its op; nothing where there is no graph."""
+    """The recorded table of each node by id, without loading its op; empty where there is no graph."""
     try:
         return {node["id"]: node for node in recorded_table(folder, GRAPH).get("nodes", ())}
     except (KeyError, TypeError) as error:
@@ -44,7 +44,7 @@ def written_nodes(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def recorded_table(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON file of a record; empty where it is not there. Raises StoreError where it is damaged."""
+    """A JSON file of a record; empty where it does not exist. Raises StoreError where it is damaged."""
     try:
         value = read_json(folder / name)
     except ValueError as error:
@@ -70,6 +70,6 @@ def _relative(path: str, store: Path) -> str:
 
 
 def _absolute(path: str, here: Path, before: Path) -> str:
-    """From where the store lies now; from where it lay, if it was moved without its project."""
+    """Relative to the store's current place; to its earlier place, if it was moved without its project."""
     found = os.path.normpath(here / path)
     return found if Path(found).exists() else os.path.normpath(before / path)

@@ -1,12 +1,12 @@
-"""What MLflow gets of a node's events: points whose steps never go backwards, whatever was cut and done again.
+"""The points of a node's events that MLflow gets: steps never go backwards, whatever was cut and repeated.
 
-MLflow cannot take a point back. So of the steps that a retried or resumed attempt of the same key did again, the points
-of the first attempt stay, and those that came again are left out: a deterministic op gave the same values, and of what
-is measured (seconds, tokens a second) the first measurement counts. What is there stays there, in the same order, as
-more events come: it is enough to remember how many points were sent.
+MLflow cannot delete a point. So of steps that a retried or resumed attempt of the same key repeats, the points
+of the first attempt are kept, and the repeated ones are skipped: a deterministic op gives the same values, and of
+measurements (seconds, tokens per second) the first one counts. Points stay in the same order as
+more events arrive, so it is enough to store how many points were sent.
 
-A node that goes on with another key (its code was mended between two attempts) computes something else. Then what was
-cut is gone, and a child run that holds points of it is made anew.
+A node that continues with another key (its code was fixed between two attempts) computes something else. Then the
+cut points are dropped, and a child run that has some of them is created again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM = "system/"  # the metrics that MLflow shows under System metrics
 
 @frozen
 class Point:
-    """Values of one step, some of which another point of this step may hold too. time: seconds since 1970."""
+    """Values of one step; several points may have the same step. time: seconds since 1970."""
 
     time: float
     step: int
@@ -31,7 +31,7 @@ class Point:
 
 @frozen
 class NodeEvents:
-    """What the events of one node say so far.
+    """The state of one node from its events so far.
 
     retained: for each time that the key had changed, how many of the earlier points still counted. accepted: with the
     time of each. figures: path by name.
@@ -69,7 +69,7 @@ class NodeEvents:
             self._highest[name] = max(step, self._highest.get(name, step))
 
     def _add_sample(self, time: float, metrics: Mapping[str, float]) -> None:
-        """What the processes of the node used at a time: nothing computes it again, so the samples are only counted."""
+        """Add a sample of system metrics. Samples are never repeated, so their number serves as the step."""
         shown = {f"{SYSTEM}{name}": value for name, value in metrics.items()}
         self.points.append(Point(time, len(self._samples), shown))
         self._samples.append(time)
@@ -81,7 +81,7 @@ class NodeEvents:
             self._floors.update(self._highest)
 
     def _begin(self, key: str, cache: str | None) -> None:
-        """An attempt starts; with another key it goes on from the next cut, or from nothing."""
+        """An attempt starts; with another key it continues from the next cut, or from nothing."""
         if self._key.get("now", key) != key:
             if cache == "resumed":
                 self._key["changed"] = key
@@ -90,7 +90,7 @@ class NodeEvents:
         self._key["now"] = key
 
     def _retain(self, before: int | None) -> None:
-        """Only points of steps below `before` still count, for None not a single one."""
+        """Keep only points of steps below `before`; None: none."""
         self.points[:] = [point for point in self.points if before is not None and point.step < before]
         self.retained.append(len(self.points))
         self._floors.clear()

@@ -1,4 +1,4 @@
-"""What runs are there: each told by a few figures, the newest first."""
+"""The list of runs with a few figures for each, newest first."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from executor.system.output import columns
 
 RAN = ("miss", "resumed")
 UNFINISHED = ("failed", "stopped", "killed")
-LATEST = 20  # records that are read to find runs to go on with
+LATEST = 20  # records that are searched for unfinished runs
 
 
 def run_rows(records: Path, limit: int | None) -> list[dict[str, Any]]:
-    """The newest runs as JSON values. seconds: from the start to the end, or until now."""
+    """The newest runs as JSON values. seconds: from start to end, or until now."""
     return [_row(record) for record in islice(newest_records(records), limit)]
 
 
 def running_runs(records: Path) -> list[Record]:
-    """The runs that a process works on now, the newest first."""
+    """The runs in progress, newest first."""
     return [record for record in newest_records(records) if record.state.status == "running" and record.is_alive()]
 
 
 def unfinished_runs(records: Path) -> list[Record]:
-    """Of the latest runs those that one can go on with, the newest first.
+    """The latest runs that can be resumed, newest first.
 
-    Left out are those of a pipeline that a later run has finished.
+    Without those of a pipeline that a later run has finished.
     """
     finished: set[str] = set()
     unfinished = []

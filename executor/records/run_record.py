@@ -1,4 +1,4 @@
-"""The record of a run: what was to be done, what was done, and all that the stages reported.
+"""The record of a run: its plan, its state, and everything that the stages reported.
 
 <store>/records/<run id>/graph.json     the compiled graph
                          plan.json      per node: decision, reason and key parts
@@ -47,9 +47,9 @@ NOT_RUN = "not run: "
 
 @define(kw_only=True)
 class NodeState:
-    """What a run knows of one of its nodes. cache: "hit", "miss" or "resumed"; source_run made a hit's artifact.
+    """The state of one node. cache: "hit", "miss" or "resumed"; source_run: the run that computed a hit's artifact.
 
-    seconds: by a clock that never goes back. memory and gpu_memory: peak bytes of the stage, its ranks together.
+    seconds: by a monotonic clock. memory and gpu_memory: peak bytes of all ranks of the stage.
     acceptance: as in the index. warnings: the texts of `stage.warn`, each once.
     """
 
@@ -72,17 +72,17 @@ class NodeState:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it was not run since another node failed, which its reason names."""
+        """Whether it was not run because another node failed, which its reason names."""
         return self.state == "pending" and self.reason.startswith(NOT_RUN)
 
 
 @define(kw_only=True)
 class RunState:
-    """What a run knows of itself. pinned: digests taken as they are, forced: nodes that run whatever the store holds.
+    """The state of a run. pinned: digests used unconditionally; forced: nodes that run whatever the store has.
 
-    goes_on_from: the run that `resume -s` took up with other values. result_nodes: those whose figures are the
-    pipeline's. results_run: the run that made them. judged_by: the metrics among them that tell how good they are.
-    tracking: whether it is sent to MLflow without being asked for.
+    goes_on_from: the run that `resume -s` continued with other values. result_nodes: those whose figures are the
+    pipeline's. results_run: the run that computed them. judged_by: the metrics that measure their quality.
+    tracking: whether it is sent to MLflow automatically.
     """
 
     run: str
@@ -108,7 +108,7 @@ class RunState:
 
     @property
     def is_for_mlflow(self) -> bool:
-        """Whether MLflow is to have the run: not where all of it is another run's."""
+        """Whether the run belongs in MLflow: not where all of its results are another run's."""
         return self.has_run or self.results_run == self.run
 
 
@@ -122,7 +122,7 @@ class Record:
 
     @classmethod
     def create(cls, records: Path, graph: Graph, **state: Any) -> Record:
-        """A new record with an id that comes after all that are there, e.g. 20261121-183012-ab12."""
+        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12."""
         record = cls.prepare(records, graph, **state)
         record.save_all()
         return record
@@ -131,7 +131,7 @@ class Record:
     def prepare(
         cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
     ) -> Record:
-        """The same, but nobody sees it before its state is saved."""
+        """The same, but not visible until its state is saved."""
         folder = _new_folder(records)
         save_graph(folder, graph)
         run_state = RunState(
@@ -150,7 +150,7 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Raises StoreError where there is no whole record, or it is damaged."""
+        """Raises StoreError where the record is missing, incomplete or damaged."""
         try:
             return cls._load(folder)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -184,15 +184,15 @@ class Record:
         return load_graph(self.folder)
 
     def op_names(self) -> dict[str, str]:
-        """The op of each node by its name; the ops themselves need not be there any more."""
+        """The name of each node's op; the ops themselves need not exist any more."""
         return {node_id: node.get("op", "") for node_id, node in written_nodes(self.folder).items()}
 
     def plan(self) -> dict[str, Any]:
-        """Per node: the decision, the key and the nodes it reads; of what was not cached, the reason and key parts."""
+        """Per node: the decision, the key and its inputs; for a node that was not cached, the reason and key parts."""
         return recorded_table(self.folder, PLAN)
 
     def save(self) -> None:
-        """Put down what the run knows of itself, its nodes left out."""
+        """Save the state of the run, without its nodes."""
         append_line(self.folder / STATE, self._run_line())
 
     def save_node(self, node: str) -> None:
@@ -235,9 +235,9 @@ class Record:
             append_lines(self.events_path, lines)
 
     def lock(self, *, to_send: bool = False) -> None:
-        """Held by the process that works on this run, for its life; to_send: shared by those that send what it was.
+        """Lock the run, for the life of the process that executes it; to_send: shared, to send it to MLflow.
 
-        Raises StoreError where another process keeps this one out, or where a link is in the record.
+        Raises StoreError where another process has the lock, or where a link is in the record.
         """
         if self._lock is not None:
             return
@@ -256,27 +256,27 @@ class Record:
             self._lock = None
 
     def status(self) -> Status:
-        """As recorded, but "killed" where it says running and no process works on it any more."""
+        """As recorded, but "killed" where it is recorded as running and no process works on it."""
         is_killed = self.state.status == "running" and not self.is_alive()
         return "killed" if is_killed else self.state.status
 
     def is_alive(self) -> bool:
-        """Whether a process works on this run now."""
+        """Whether a process executes this run."""
         return is_held(self.folder / "lock")
 
     def is_locked(self) -> bool:
-        """Whether a process works on this run now, or sends it."""
+        """Whether a process executes or sends this run."""
         return is_held(self.folder / "lock", exclusive=False)
 
 
 def _changed(state: NodeState | RunState) -> dict[str, Any]:
-    """The fields that differ from their defaults, the nodes of a run left out."""
+    """The fields that differ from their defaults, without the nodes of a run."""
     values = {name: getattr(state, name) for name in _DEFAULTS[type(state)] if name != "nodes"}
     return {name: value for name, value in values.items() if value != _DEFAULTS[type(state)][name]}
 
 
 def _known(kind: type, line: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a line that this version of dflow knows: a newer one may have written more."""
+    """The fields of a line that this version of dflow knows; a newer one may have written others."""
     return {name: value for name, value in line.items() if name in _DEFAULTS[kind]}
 
 
@@ -287,7 +287,7 @@ _DEFAULTS = {
 
 
 def _new_folder(records: Path) -> Path:
-    """The id ends with the fraction of the second, in 65,536ths; mkdir keeps two of one moment apart."""
+    """Create the folder. The id ends with the fraction of the second in 65,536ths; mkdir detects equal ids."""
     while True:
         now = time.time()
         run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 65536):04x}"
@@ -301,7 +301,7 @@ def _new_folder(records: Path) -> Path:
 
 
 def _next_id(run: str) -> str:
-    """An id just after another: what a run gets where the clock is behind the newest one's, since it was put back."""
+    """The id after another: for a run whose clock is behind the newest run's, because it was set back."""
     moment, _, fraction = run.rpartition("-")
     if not fraction.strip("f"):
         return f"{run}0"
@@ -309,17 +309,17 @@ def _next_id(run: str) -> str:
 
 
 def plan_of(folder: Path) -> dict[str, Any]:
-    """The rows of plan.json in a record's folder; none where it is gone or damaged."""
+    """The rows of plan.json in a record's folder; empty where it is missing or damaged."""
     return read_object(folder / PLAN) or {}
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a folder holds a record; one without any state is that of a run which never began."""
+    """Whether a folder has a record with a state; without one the run never started."""
     return (folder / STATE).exists()
 
 
 def load_begun(folder: Path) -> Record | None:
-    """None where the record is gone or damaged, or the run was killed before its state was written."""
+    """The record; None where it is missing or damaged, or the run was killed before its state was written."""
     if not is_begun(folder):
         return None
     try:
@@ -329,7 +329,7 @@ def load_begun(folder: Path) -> Record | None:
 
 
 def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Record]:
-    """Records from the newest to the oldest, those of one pipeline where its name is given."""
+    """Records from the newest to the oldest, of one pipeline where its name is given."""
     if not records.is_dir():
         return
     for folder in sorted(records.iterdir(), reverse=True):
@@ -339,7 +339,7 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
 
 
 def find_record(records: Path, run: str | None) -> Record:
-    """The record of a run by its tag, its id or a part of it; the newest one for None. Raises StoreError."""
+    """The record of a run by its tag, its id or a part of it; None: the newest. Raises StoreError."""
     if run is not None:
         return Record.load(find_folder(records, run))
     for record in newest_records(records):
@@ -348,7 +348,7 @@ def find_record(records: Path, run: str | None) -> Record:
 
 
 def find_folder(records: Path, run: str) -> Path:
-    """The folder of a run's record by its tag, its id or a part of it, whatever the record holds. Raises StoreError."""
+    """The folder of a run's record by its tag, its id or a part of it, even if damaged. Raises StoreError."""
     tagged = tagged_folder(records, run)
     if tagged is not None:
         return tagged
@@ -369,7 +369,7 @@ def _with_tags(folder: Path) -> str:
 
 
 def mlflow_ids(records: Path, record: Record) -> dict[str, Any]:
-    """{"parent", "nodes"}: ids of MLflow runs by node id; for what was cached, those of the run that made it."""
+    """{"parent", "nodes"}: ids of MLflow runs by node id; of a fully cached run, those of the run with its results."""
     sent = read_object(record.folder / "mlflow.json") or {}
     if not sent and record.state.results_run not in (None, record.run):
         sent = read_object(records / str(record.state.results_run) / "mlflow.json") or {}

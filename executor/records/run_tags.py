@@ -1,4 +1,4 @@
-"""Names that a user gives to runs: `dflow gc` keeps what tagged runs use, and a tag stands wherever a run is asked for.
+"""Tags of runs: `dflow gc` keeps what tagged runs use, and a tag is accepted wherever a command takes a run.
 
 <store>/records/<run>/tags.json     a list of names; a name belongs to one run of the store
 """
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[^\W\d][\w.+-]*")
 
 
 def tags_of(folder: Path) -> list[str]:
-    """The tags of the run whose record lies in this folder."""
+    """The tags of the run with this record folder."""
     try:
         return [str(name) for name in read_json(folder / TAGS) or []]
     except ValueError as error:
@@ -25,13 +25,13 @@ def tags_of(folder: Path) -> list[str]:
 
 
 def tagged_folder(records: Path, name: str) -> Path | None:
-    """The record's folder of the run that has this tag."""
+    """The record folder of the run with this tag."""
     folders = sorted(records.iterdir()) if records.is_dir() else []
     return next((folder for folder in folders if name in tags_of(folder)), None)
 
 
 def add_tag(folder: Path, name: str) -> None:
-    """Under the store's lock. Raises StoreError where the name is taken, or could be mistaken for a run's id."""
+    """Call it under the store's lock. Raises StoreError where the name is in use, or could be taken for a run's id."""
     if not _NAME.fullmatch(name):
         raise StoreError(f'"{name}" cannot be a tag: a letter first, then letters, digits and . _ + -')
     holder = tagged_folder(folder.parent, name)
@@ -47,7 +47,7 @@ def add_tag(folder: Path, name: str) -> None:
 
 
 def remove_tag(folder: Path, name: str) -> None:
-    """Under the store's lock. Raises StoreError where the run has no such tag."""
+    """Call it under the store's lock. Raises StoreError where the run has no such tag."""
     tags = tags_of(folder)
     if name not in tags:
         raise StoreError(f'run {folder.name} has no tag "{name}"; its tags: {", ".join(tags) or "none"}')

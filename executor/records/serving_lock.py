@@ -1,4 +1,4 @@
-"""Who serves a run counts as its user: nothing that the run made is removed meanwhile.
+"""The lock of a served run: gc removes nothing that the run uses while a server runs.
 
 <record>/serving-<process>    flock of a process that serves the run
 """
@@ -19,7 +19,7 @@ from executor.system.symlinks import links_in, open_own, refuse_links
 
 @contextmanager
 def serving(store: Path, record: Path) -> Iterator[None]:
-    """From the moment that this is entered, `dflow gc` keeps the run; one that is collecting is waited for.
+    """Within this context `dflow gc` keeps the run; waits for a running gc first.
 
     Raises StoreError where a link is in the record.
     """
@@ -36,5 +36,5 @@ def serving(store: Path, record: Path) -> Iterator[None]:
 
 
 def is_served(record: Path) -> bool:
-    """Whether somebody serves the run of this record."""
+    """Whether the run of this record is being served."""
     return any(is_held(lock) for lock in record.glob("serving-*"))

@@ -1,1 +1,1 @@
-"""MLflow: what is published of a run, and the process that does it."""
+"""MLflow: publishing runs, and the process that does it."""

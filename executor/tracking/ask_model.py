@@ -1,4 +1,4 @@
-"""The process in which an op describes its artifact as a logged model: what it raises or imports harms nobody.
+"""The process in which an op describes its artifact as a logged model, isolated from its errors and imports.
 
     python -m executor.tracking.ask_model OP FOLDER [OP_FILE ...]
 
@@ -26,7 +26,7 @@ WITHIN_S = 30.0
 
 
 def described(graph: Graph, node: GraphNode, folder: Path) -> LoggedModel:
-    """What the op of the node says of its artifact. Raises StageError where it says nothing sensible."""
+    """The op's description of a node's artifact. Raises StageError where it is invalid."""
     arguments = (node.op.name, str(folder), *map(str, graph.op_files))
     asked = run_module("executor.tracking.ask_model", *arguments, within_s=WITHIN_S)
     if asked.code != 0:

@@ -1,6 +1,6 @@
-"""MLflow as dflow uses it; the only module that imports mlflow.
+"""dflow's client of MLflow; the only module that imports mlflow.
 
-Every call can be made again: it finds what it did already. So whoever calls may be killed at any place.
+Every call is idempotent, so the caller may be killed at any point.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NOTE = "mlflow.note.content"
 Place = tuple[str, str]  # "node" and its id, "combination" and its name
 WHOLE: Place = ("run", "")
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
-# How the HTTP library tells which server it did not reach, and what the operating system said.
+# The HTTP library's texts for the server that it did not reach, and the operating system's message.
 AWAY = re.compile(r"host='([^']+)', port=(\d+)|API request to \w+://(?:[^/@\s]*@)?([^/:\s]+):(\d+)")
 BROKEN = re.compile(r"(?:RemoteDisconnected\(|(?:ConnectionReset|ConnectionAborted|BrokenPipe)Error\(\d+, )'([^']+)'")
 REFUSED = re.compile(r"(?:\[Errno -?\d+\] |: )(Read timed out|(?<=\] )[^'\")]+)")
@@ -62,22 +62,22 @@ UNREACHABLE = (
     ParseError,  # another server answers there
     OSError,
 )
-# Codes of errors that another try, or another server, may not have.
+# Codes of errors that may not recur at another try or another server.
 PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ENDPOINT_NOT_FOUND")
 
 
 class Tracker:
-    """The tracking server or database of a store's runs. sent counts the runs, points and files that it was given."""
+    """The tracking server or database of a store's runs. sent: numbers of runs, points and files sent to it."""
 
     def __init__(self, store: Path, uri: str) -> None:
         self._store = store
         self._uri = uri
         self.client = open_client(store, uri)
         self.sent: Counter[str] = Counter()
-        self._places: dict[str, str] = {}  # of the files of runs that were made by this tracker
+        self._places: dict[str, str] = {}  # places of files, of the runs created by this tracker
 
     def experiment(self, name: str) -> str:
-        """The id of the experiment, which is made where there is none. Raises StoreError where it was deleted."""
+        """The id of the experiment, created where it does not exist. Raises StoreError where it was deleted."""
         with _locked(self._store, self._uri):
             known = self.client.get_experiment_by_name(name)
             if known is None:
@@ -90,12 +90,12 @@ class Tracker:
         return str(known.experiment_id)
 
     def _artifact_location(self) -> str | None:
-        """Files lie in the store, where neither a server nor a folder of runs has a place of its own for them."""
+        """Files go to the store, unless a server or a folder of runs has its own place for them."""
         has_place = urlsplit(self._uri).scheme in ("http", "https", "file")
         return None if has_place else (self._store / "mlartifacts").as_uri()
 
     def runs_of(self, experiment: str, run: str) -> dict[Place, list[str]]:
-        """Ids of the MLflow runs of a run of dflow, by what they stand for."""
+        """Ids of the MLflow runs of a dflow run, by what they represent."""
         found: dict[Place, list[str]] = {}
         token = None
         while True:
@@ -144,7 +144,7 @@ class Tracker:
             self.client.log_batch(run_id, params=listed[start : start + PARAMS_IN_A_BATCH])
 
     def log_points(self, run_id: str, points: Sequence[Point], *, some_are_there: bool) -> None:
-        """some_are_there: an earlier call may have sent a part of them, so what MLflow has is looked up first."""
+        """some_are_there: an earlier call may have sent some of them, so MLflow's points are read first."""
         metrics = [metric for point in points for metric in _metrics(point)]
         if some_are_there:
             there = {name: self._history(run_id, name) for name in {metric.key for metric in metrics}}
@@ -157,7 +157,7 @@ class Tracker:
         return {_identity(metric) for metric in self.client.get_metric_history(run_id, name)}
 
     def log_results(self, run_id: str, results: Iterable[tuple[float, Mapping[str, float]]]) -> None:
-        """(time, values) without a history, at step 0: values that are the latest already are not sent again."""
+        """Send (time, values) without a history, at step 0, except for values that MLflow already has as the latest."""
         metrics = [metric for when, values in results for metric in _metrics(Point(when, 0, values))]
         latest = self.client.get_run(run_id).data.metrics if metrics else {}
         fresh = [metric for metric in metrics if not _is_latest(metric, latest)]
@@ -168,7 +168,7 @@ class Tracker:
     def log_model_results(
         self, run_id: str, model_id: str, results: Sequence[tuple[float, Mapping[str, float]]]
     ) -> None:
-        """As log_results, linked to a model: what the model has of this run already is not sent again."""
+        """As log_results, linked to a model, except for values that the model already has from this run."""
         there = self.client.get_logged_model(model_id).metrics or []
         has = {metric.key: metric.value for metric in there if metric.run_id == run_id}
         for when, values in results:
@@ -182,9 +182,9 @@ class Tracker:
             self.sent["points"] += len(metrics)
 
     def logged_model(self, experiment: str, name: str, digest: str, model: LoggedModel, files: ModelFiles) -> str:
-        """The id of the model with that digest, which is made where there is none in the experiment.
+        """The id of the model with that digest, created where the experiment has none.
 
-        A model that a call was killed in the making of is finished.
+        Completes a model whose creation was interrupted.
         """
         with _locked(self._store, self._uri):
             found = self.client.search_logged_models([experiment], f"tags.`dflow.digest` = '{digest}'", max_results=1)
@@ -211,14 +211,14 @@ class Tracker:
             self.client.set_logged_model_tags(model_id, _cut(tags))
 
     def log_output(self, run_id: str, model_id: str) -> None:
-        """That a run made the model, or that it is one of those it has to show."""
+        """Link a model to a run, as its output or as one that it evaluates."""
         outputs = self.client.get_run(run_id).outputs
         there = {output.model_id for output in outputs.model_outputs} if outputs is not None else set()
         if model_id not in there:
             self.client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
 
     def log_note(self, run_id: str, note: str, known: Sequence[str]) -> None:
-        """Describe the run, unless somebody wrote another description than those that are known."""
+        """Set the run's description, unless a user wrote one that is not in `known`."""
         if self.client.get_run(run_id).data.tags.get(NOTE, "") in known:
             self.log_tags(run_id, {NOTE: note})
 
@@ -232,7 +232,7 @@ class Tracker:
             self.client.log_inputs(run_id, datasets=inputs)
 
     def log_files(self, run_id: str, files: Mapping[str, Path], references: Mapping[str, Any]) -> None:
-        """All in one call, by their names in MLflow; a file that is gone can no longer be sent."""
+        """Send all files in one call, by their names in MLflow; missing files are skipped."""
         there = {name: path.absolute() for name, path in files.items() if path.is_file()}
         if not (there or references):
             return
@@ -246,13 +246,13 @@ class Tracker:
             place = self._places.get(run_id)
             if place is None:
                 self.client.log_artifacts(run_id, temporary)
-            else:  # the client would ask for the whole run first, to learn its place
+            else:  # the client would first fetch the run to find its place
                 get_artifact_repository(place, tracking_uri=self._uri).log_artifacts(temporary)
         self.sent["files"] += len(there)
 
 
 def _place(tags: Mapping[str, str]) -> Place:
-    """What a run of MLflow stands for."""
+    """What an MLflow run represents."""
     for kind in ("node", "combination"):
         if f"dflow.{kind}" in tags:
             return kind, tags[f"dflow.{kind}"]
@@ -260,7 +260,7 @@ def _place(tags: Mapping[str, str]) -> Place:
 
 
 def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
-    """Where the runs go: SQLite in the store unless given; relative paths start from `root`, secrets are put in."""
+    """The tracking URI, default: SQLite in the store. Relative paths start at `root`; secrets are resolved."""
     scheme, _, rest = resolved_text(uri or f"sqlite:///{store / 'mlflow.db'}").rpartition(":")
     if scheme == "":
         return (root / rest).as_uri()
@@ -268,7 +268,7 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
 
 
 def open_client(store: Path, uri: str) -> MlflowClient:
-    """A client that has been answered; a database is made or migrated under a lock, since two at once would fail."""
+    """A connected client. A database is created or migrated under a lock, since concurrent ones would fail."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     is_file = uri.startswith("sqlite:") and "?" not in uri
     with _locked(store, uri):
@@ -281,7 +281,7 @@ def open_client(store: Path, uri: str) -> MlflowClient:
 
 
 def _make_database(path: Path) -> None:
-    """Aside, since a first migration that was killed can never be finished; MLflow refuses what is left of it."""
+    """Create it under another name: a first migration that was killed cannot be completed, and MLflow refuses it."""
     fresh = path.with_name(f".{path.name}.new")
     for leftover in (fresh, fresh.with_name(f"{fresh.name}-journal")):
         leftover.unlink(missing_ok=True)
@@ -296,7 +296,7 @@ def _make_database(path: Path) -> None:
 
 
 def _without_waiting(connection: Any, _record: Any) -> None:
-    """Of a database that counts only once it is whole, the hundreds of changes need not be on disk one by one."""
+    """No fsync per change: the new database is used only once it is complete."""
     connection.execute("PRAGMA synchronous = OFF")
 
 
@@ -306,7 +306,7 @@ def _file_of(uri: str) -> Path:
 
 @contextmanager
 def _locked(store: Path, uri: str) -> Iterator[None]:
-    """Held while something is made that several processes may make at once; beside a database that stores share."""
+    """A lock for creating things that several processes may create at once; beside the database, which stores share."""
     folder = _file_of(uri).parent if uri.startswith("sqlite:") else store
     with os.fdopen(open_own(folder / "mlflow.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -314,7 +314,7 @@ def _locked(store: Path, uri: str) -> Iterator[None]:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether nothing is wrong but the connection or the server; else MLflow refuses what it was given."""
+    """Whether only the connection or the server failed; else MLflow refused the data."""
     return getattr(error, "error_code", PASSING[0]) in PASSING
 
 
@@ -324,7 +324,7 @@ def _metrics(point: Point) -> list[Metric]:
 
 
 def _identity(metric: Metric) -> tuple[int, int, str]:
-    """Step, time and value as every kind of store gives them back: NaN equals itself, infinity the largest number."""
+    """Step, time and value as any MLflow store returns them: NaN equals itself, infinity is the largest number."""
     largest = sys.float_info.max
     value = metric.value if math.isnan(metric.value) else min(max(float(metric.value), -largest), largest)
     return metric.step, metric.timestamp, repr(value)
@@ -338,7 +338,7 @@ def _is_latest(metric: Metric, latest: Mapping[str, float]) -> bool:
 
 
 def _name(name: str) -> str:
-    """The name as MLflow takes it, for those who call a metric acc@1."""
+    """The name in characters that MLflow accepts: acc@1 becomes acc_1."""
     return posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)).lstrip("/")[:NAME_LENGTH]
 
 
@@ -351,7 +351,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def shown_error(error: BaseException) -> str:
-    """The first line, never a page of HTML, and no password of an address; of a server that is away, where and why."""
+    """The first line without passwords; for an unreachable server its address and the reason."""
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]
     line = CREDENTIALS.sub("//***@", str(lines[0]))
     where, why = AWAY.search(line), BROKEN.search(line) or REFUSED.search(line)

@@ -1,4 +1,4 @@
-"""What MLflow gets of a node beside its metrics: what it read, its log, figures and small files, its logged model."""
+"""What MLflow gets of a node besides its metrics: inputs, log, figures, small files, and the logged model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from executor.store.run_measurements import own_files
 from ops.lib.logged_model import LoggedModel, Tensor
 
 NAME_LENGTH = 250
-FILE_LIMIT = 1 << 20  # larger files of an artifact stand in references.json instead
+FILE_LIMIT = 1 << 20  # larger files of an artifact are listed in references.json instead
 
 
 @frozen
@@ -34,7 +34,7 @@ class Dataset:
 
 @frozen
 class ModelFiles:
-    """maker: the MLflow run that made the model. small: files by their names; large: what is said of the others."""
+    """maker: the MLflow run that made the model. small: files by name; large: descriptions of the others."""
 
     maker: str
     small: Mapping[str, Path]
@@ -49,7 +49,7 @@ def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dat
 
 
 def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
-    """The files and folders that the config of a node names, as they were when the artifact of that digest was made."""
+    """The files and folders in a node's config, with their content when the artifact of that digest was computed."""
     manifest = Manifest.of(store / "objects" / digest)
     for field, content in ({} if manifest is None else manifest.key_parts.external).items():
         path = getattr(node.config, field) if field in node.op.fields else None
@@ -57,7 +57,7 @@ def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
 
 
 def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[dict[str, Path], dict[str, Any]]:
-    """By their names in MLflow, and what references.json says of the large ones; of what was cached, its manifest."""
+    """Files by their names in MLflow, and references.json for the large ones; of a cached node only the manifest."""
     state, records = record.state.nodes[node_id], record.folder.parent
     files = {f"figures/{path.name}": path for path in figures}
     references: dict[str, Any] = {}
@@ -77,9 +77,9 @@ def node_files(record: Record, node_id: str, figures: Iterable[Path]) -> tuple[d
 
 
 def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The small files of an artifact by their names in MLflow, and for the others where they are and what they hold.
+    """The small files of an artifact by their names in MLflow, and for the others their path, size and hash.
 
-    own: the files outside its digest that are to be among them, see store/run_measurements.py.
+    own: the files outside its digest to include, see store/run_measurements.py.
     """
     manifest = Manifest.read(own.get(MANIFEST, folder / MANIFEST))
     files = {} if manifest is None else manifest.files
@@ -93,7 +93,7 @@ def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Pat
 
 
 def model_name(name: str) -> str:
-    """Without the characters that the name of a model cannot have."""
+    """The name without characters that are not allowed in the name of a model."""
     return re.sub(r"[/:.%\"']", "_", name)[:NAME_LENGTH]
 
 

@@ -1,7 +1,7 @@
-"""What MLflow holds of a run as a whole, and of each combination of its sweep, when it has ended.
+"""What MLflow gets of a whole run, and of each combination of its sweep, when it has ended.
 
-The final metrics, linked to the model that they judge, a description, and the report. As all that is sent, each of it
-may be sent again.
+The final metrics, linked to the model that they evaluate, a description, and the report. Each of them
+can be sent again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MakeRun = Callable[[Tracker, Place, float, Mapping[str, str]], str]
 
 
 def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph, node: GraphNode, digest: str) -> None:
-    """The artifact of a node that is done as a logged model, where it is one. sent: that of the run as a whole.
+    """Send the artifact of a finished node as a logged model, where it is one. sent: that of the whole run.
 
     Raises StageError where the op does not describe it.
     """
@@ -50,9 +50,9 @@ def send_model(tracker: Tracker, store: Path, sent: dict[str, Any], graph: Graph
 def send_metrics(
     tracker: Tracker, run_id: str, sent: Mapping[str, Any], record: Record, graph: Graph, nodes: Iterable[GraphNode]
 ) -> None:
-    """The final metrics of these nodes at a run; those of nodes below a model are that model's too.
+    """Send the final metrics of these nodes to a run; those of nodes downstream of a model also to the model.
 
-    What a result is judged by comes first: MLflow's charts start with the first metric.
+    Main metrics come first: MLflow's charts start with the first metric.
     """
     states = record.state.nodes
     by_node: dict[str, dict[str, float]] = {}
@@ -72,9 +72,9 @@ def send_metrics(
 
 
 def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, str]:
-    """The figures by which ops say that a result is judged: tau, say.
+    """The figures that ops declare in `judged_by`, such as tau.
 
-    Where several nodes have it, the first one's stands under its own name too, so that models can be told by it.
+    Where several nodes have one, the first also gets the plain name, so that models can be compared by it.
     """
     telling = graph.judged_by
     found = {name: value for _, values in judged for name, value in values.items() if is_judged(name, telling)}
@@ -84,7 +84,7 @@ def _judgement(graph: Graph, judged: Iterable[tuple[float, Mapping[str, float]]]
 
 
 def send_note(tracker: Tracker, run_id: str, sent: dict[str, Any], note: str, save: Callable[[], None]) -> None:
-    """sent: that of the run with this id, which holds the descriptions that may be there."""
+    """Set the description of a run. sent: its entry in mlflow.json, with the descriptions that MLflow may have."""
     last = sent.get("notes", [""])
     sent["notes"] = [*last[-1:], note]
     save()
@@ -92,9 +92,9 @@ def send_note(tracker: Tracker, run_id: str, sent: dict[str, Any], note: str, sa
 
 
 def send_report(tracker: Tracker, store: Path, record: Record, sent: dict[str, Any]) -> str | None:
-    """The report of the run as an artifact; a warning where it could not be written.
+    """Send the report of the run as an artifact; returns a warning where it could not be written.
 
-    A process of its own writes it: whatever ops make of their sections, MLflow gets the rest.
+    A separate process writes it, so that a failing section of an op does not affect the rest.
     """
     file = record.folder / REPORT
     arguments = ("report", record.run, "--store", str(store), "-o", str(file))
@@ -109,7 +109,7 @@ def send_report(tracker: Tracker, store: Path, record: Record, sent: dict[str, A
 
 @frozen
 class CombinationSender:
-    """The MLflow runs of a sweep's combinations, below the run as a whole. sent: what mlflow.json holds."""
+    """Sends a sweep's combinations as MLflow runs below the whole run. sent: the content of mlflow.json."""
 
     tracker: Tracker
     record: Record
@@ -118,7 +118,7 @@ class CombinationSender:
     save: Callable[[], None]
 
     def begin(self, found: Sequence[Combination], make_run: MakeRun) -> None:
-        """With what was chosen and all parameters that are not the same in all of them."""
+        """Create the runs, with the swept values and all parameters that differ between combinations."""
         for combination, differing in zip(found, differing_params(found), strict=True):
             sent = self.sent["combinations"].get(combination.name)
             if sent is None:
@@ -132,7 +132,7 @@ class CombinationSender:
                 self.save()
 
     def end(self, combination: Combination, *, is_running: bool) -> None:
-        """When its last node has ended; a resumed one runs again."""
+        """Close a combination's run when its last node has ended; reopen it after a resume."""
         sent, state = self.sent["combinations"][combination.name], self.record.state
         status = _status(combination, self.record, is_running=is_running)
         if status == sent["status"]:
@@ -160,7 +160,7 @@ class CombinationSender:
 
 
 def _status(combination: Combination, record: Record, *, is_running: bool) -> str:
-    """In MLflow's words."""
+    """MLflow's name for the state of a combination."""
     nodes = [record.state.nodes[node.id] for node in combination.nodes]
     states = [node.state for node in nodes]
     if all(state == "done" for state in states):

@@ -1,9 +1,9 @@
 """Sends a run's record to MLflow: one parent run for the pipeline's run, one child for each of its nodes.
 
-Of a sweep, each combination is a run below the parent, and the nodes that it alone has are runs below that.
+In a sweep, each combination is a run below the parent, and the nodes of only that combination are runs below it.
 
-Everything comes from the record. What was sent is put down in the record's mlflow.json, so that a call sends only
-what is missing: while the run goes on, after it was resumed, or by `dflow sync` once an unreachable server is back. A
+Everything comes from the record. What was sent is noted in the record's mlflow.json, so that a call sends only
+what is missing: while the run is in progress, after a resume, or by `dflow sync` once an unreachable server is back. A
 call may fail, or be killed, at any place: a run that MLflow has though mlflow.json does not is found by its tags, and
 points that may have been sent already are looked up first.
 """
@@ -54,14 +54,14 @@ LOCKED_TRIES = 5
 
 
 class Sender:
-    """Sends one run; each call of `send` brings MLflow up to what the record holds by then.
+    """Sends one run; each call of `send` brings MLflow up to date with the record.
 
     mlflow.json: {"experiment", "parent", "parent_status", "params_sent", "events", "notes", "report", "nodes": {node:
     {"run_id", "status", "complete", "points", "begun", "retained", "accepted", "failed", "model"}}, "combinations":
     {name: {"run_id", "status", "params_sent", "notes"}}}. events: the size of events.jsonl when all of it was sent.
     points: how many of the node's points MLflow has, begun: how many it may have; retained: how often the key had
     changed by then; failed: MLflow may have an error of it; model: its id, or "failed"; notes: the descriptions that it
-    may have; report: when it was sent, or "failed". is_live: it runs now. Whoever calls holds the record's lock.
+    may have; report: when it was sent, or "failed". is_live: it runs now. The caller holds the record's lock.
     """
 
     def __init__(self, store: Path, folder: Path, *, is_live: bool = False) -> None:
@@ -82,11 +82,11 @@ class Sender:
 
     @property
     def counts(self) -> Counter[str]:
-        """What MLflow was given by this sender: runs, points, files."""
+        """Numbers of runs, points and files sent by this sender."""
         return self._tracker.sent if self._tracker is not None else Counter()
 
     def send(self) -> str | None:
-        """Returns a warning where MLflow did not get all; the record keeps what is missing."""
+        """Returns a warning where MLflow did not receive everything; the record keeps the rest."""
         self._warning = None
         try:
             record = Record.load(self._folder)
@@ -111,7 +111,7 @@ class Sender:
         for left in reversed(range(LOCKED_TRIES)):
             try:
                 self._send(record)
-            except UNREACHABLE as error:  # SQLite gives up at once where waiting could be for ever
+            except UNREACHABLE as error:  # SQLite fails at once where waiting could deadlock
                 if left == 0 or "database is locked" not in str(error):
                     raise
                 self._is_sure = False
@@ -158,7 +158,7 @@ class Sender:
         return size
 
     def _forget_what_is_gone(self, tracker: Tracker) -> None:
-        """Where MLflow no longer knows of the run it gets all again. Raises StoreError where it was deleted there."""
+        """Send everything again where MLflow no longer has the run. Raises StoreError where it was deleted there."""
         parent = self._sent["parent"]
         stage = tracker.stage_of(parent) if parent is not None else None
         if parent is not None and stage is None:
@@ -167,7 +167,7 @@ class Sender:
             raise StoreError(f"its run {parent} was deleted in MLflow; restore it there")
 
     def _look_around(self, tracker: Tracker, record: Record) -> None:
-        """Learn of MLflow runs that a call made without coming to put them down; one too many is deleted."""
+        """Find MLflow runs that an interrupted call created without noting them; duplicates are deleted."""
         if self._is_sure:
             return
         if "experiment" not in self._sent:
@@ -185,7 +185,7 @@ class Sender:
         self._is_sure = True
 
     def _made_run(self, tracker: Tracker, place: Place, started: float, tags: Mapping[str, str]) -> str:
-        """The run of a node, of a combination, or of the run as a whole: the one that is there, or else a new one."""
+        """The existing or a new MLflow run of a node, of a combination, or of the whole run."""
         found = self._found.pop(place, None)
         if found:
             return found[0]
@@ -231,7 +231,7 @@ class Sender:
         events = self._events.get(node.id) or NodeEvents()
         sent = self._sent["nodes"].get(node.id)
         if sent is not None and any(count < sent["begun"] for count in events.retained[sent["retained"] :]):
-            tracker.delete_run(sent["run_id"])  # MLflow cannot take single points back
+            tracker.delete_run(sent["run_id"])  # MLflow cannot delete single points
             self._found.pop(("node", node.id), None)
             del self._sent["nodes"][node.id]
             self._save()
@@ -270,7 +270,7 @@ class Sender:
             self._warning = f"MLflow lacks the model of {node.id}: {error}; try it: dflow sync {self._folder.name}"
 
     def _judge_again(self, sent: Mapping[str, Any]) -> None:
-        """The final metrics are sent once more where they lack the model that they judge."""
+        """Have the final metrics sent again, linked to the model that they evaluate."""
         if sent["model"] != FAILED:
             self._sent["parent_status"] = None
             for combination in self._sent["combinations"].values():
@@ -340,7 +340,7 @@ class Sender:
         tracker.close(run_id, status, state.ended or record.state.started)
 
     def _state_tags(self, state: NodeState) -> dict[str, str]:
-        """What may change until the node ends; of a cached node, the run and the MLflow run that made it."""
+        """Tags that may change until the node ends; for a cached node also the run and MLflow run that computed it."""
         tags = {
             "dflow.key": state.key or "",
             "dflow.cache": state.cache or "",

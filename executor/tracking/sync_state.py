@@ -1,4 +1,4 @@
-"""What MLflow lacks of a run, and sending it. Importing mlflow takes seconds: it is loaded where something is sent."""
+"""What MLflow is missing of a run, and sending it. Importing mlflow takes seconds: only sending imports it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from executor.records.run_record import Record
 from executor.system.jsonlines import read_object
 from executor.system.symlinks import open_own
 
-# The states of runs and nodes in MLflow's words; "running" where nothing runs any more was killed.
+# MLflow's names for the states of runs and nodes; one recorded as running that no longer runs was killed.
 STATUS = {"done": "FINISHED", "failed": "FAILED"}
-# MLflow calls nobody, says nothing of migrations, takes folders too, and gives an absent server up soon. It tries
-# nothing again by itself: a run whose making was not answered would be made twice.
+# No telemetry, no messages about migrations, folders allowed as stores, and short time-outs. No automatic
+# retries: a run whose creation was not confirmed would be created twice.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -32,9 +32,9 @@ QUIET = {
 
 
 def send_rest(store: Path, folder: Path) -> tuple[str | None, Mapping[str, int]]:
-    """Send what MLflow lacks of a run. The caller holds the record's lock.
+    """Send what MLflow is missing of a run. The caller holds the record's lock.
 
-    Returns a warning where MLflow cannot be reached, and how many runs, points and files it was given.
+    Returns a warning where MLflow cannot be reached, and the numbers of runs, points and files sent.
     """
     with only_sender(folder):
         sender = new_sender(store, folder, is_live=False)
@@ -54,7 +54,7 @@ def only_sender(folder: Path) -> Iterator[None]:
 
 
 def new_sender(store: Path, folder: Path, *, is_live: bool) -> Any:
-    """See `executor.tracking.run_publisher.Sender`. Whoever calls is the only sender of this run. Raises StoreError
+    """See `executor.tracking.run_publisher.Sender`. The caller is the only sender of this run. Raises StoreError
     without MLflow.
     """
     if importlib.util.find_spec("mlflow") is None:
@@ -66,17 +66,17 @@ def new_sender(store: Path, folder: Path, *, is_live: bool) -> Any:
 
 
 def status_of(state: str) -> str:
-    """What MLflow calls the state of a node, or of a run, that does not run."""
+    """MLflow's name for the state of a node or a run that does not run."""
     return STATUS.get(state, "KILLED")
 
 
 def is_tracked(record: Record) -> bool:
-    """Whether a run is sent by itself: tracking is on, or somebody has sent it by `dflow sync` nevertheless."""
+    """Whether a run is sent automatically: tracking is on, or it was sent by `dflow sync` before."""
     return record.state.tracking or (record.folder / "mlflow.json").exists()
 
 
 def lacks(record: Record) -> bool:
-    """Whether MLflow lacks something that it is to have of a run in which nothing runs any more."""
+    """Whether MLflow is missing something of a run that should be there and is not in progress."""
     sent = read_object(record.folder / "mlflow.json") or {}
     size = record.events_path.stat().st_size if record.events_path.exists() else 0
     is_wanted = (record.state.is_for_mlflow and record.state.tracking) or bool(sent)
@@ -84,7 +84,7 @@ def lacks(record: Record) -> bool:
 
 
 def is_sent(sent: Mapping[str, Any], record: Record, size: int) -> bool:
-    """By mlflow.json: all events, how the run ended, its report and its models."""
+    """Whether mlflow.json lists everything: all events, the run's end, its report and its models."""
     is_closed = sent.get("parent_status") == status_of(record.state.status)
     made = [sent.get("report"), *(child.get("model") for child in sent.get("nodes", {}).values())]
     return is_closed and sent.get("events") == size and "failed" not in made
