@@ -214,4 +214,4 @@ def test_a_training_that_placed_its_blocks_one_position_late_is_named_and_nothin
     assert 1 == code, said
     causes = [line for line in said.splitlines() if line.startswith("CAUSE")]
     assert [True] == [line.startswith("CAUSE  positions: tau ") for line in causes]
-    assert "with the slots right behind the context; " in causes[0] and "with the slots 1 later than that" in causes[0]
+    assert "slots directly after the context; " in causes[0] and "with the slots 1 later than that" in causes[0]
