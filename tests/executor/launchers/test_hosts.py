@@ -21,7 +21,7 @@ from executor.launchers.failure import cause_of
 from executor.launchers.forkserver_client import Child
 from executor.launchers.host_folder import Beat, HostFolder, Offer, Pulse
 from executor.launchers.hosts import SeveralHosts, endpoint_of, wait_for_hosts
-from executor.launchers.joining import Member, Offers, joined
+from executor.launchers.joining import Member, Offers, join_stage
 from executor.launchers.stage_contract import RankExit
 from executor.store.lease import Lease
 from executor.system.jsonlines import write_json
@@ -261,13 +261,13 @@ def test_a_stage_that_goes_before_its_place_is_taken_is_refused_in_words(folder,
 
     monkeypatch.setattr(HostFolder, "join", late)
     with pytest.raises(StageError, match="the stage is gone"):
-        joined(folder, lambda: 0)
+        join_stage(folder, lambda: 0)
 
 
-@pytest.mark.parametrize("moment", ["_wait_for_the_others", "report_end"])
+@pytest.mark.parametrize("moment", ["_wait_for_start", "report_end"])
 def test_a_stage_that_goes_at_any_moment_is_over(folder, offer, monkeypatch, moment):
     folder.write_offer(offer)
-    member, _ = joined(folder, lambda: 0)
+    member, _ = join_stage(folder, lambda: 0)
     there = Member if moment.startswith("_") else HostFolder
     step = getattr(there, moment)
 
@@ -299,7 +299,7 @@ def test_a_store_that_lies_elsewhere_on_this_host_is_refused(folder, offer, tmp_
     moved = tmp_path / "elsewhere"
     (tmp_path / "work").rename(moved)
     with pytest.raises(StageError, match="the store must have the same path on all hosts"):
-        joined(HostFolder(moved / "key" / folder.path.name), lambda: 0)
+        join_stage(HostFolder(moved / "key" / folder.path.name), lambda: 0)
 
 
 def test_the_place_of_an_agent_that_died_before_the_start_is_free_again(folder, offer, tmp_path, monkeypatch):
@@ -329,7 +329,7 @@ def test_the_place_of_an_agent_that_died_before_the_start_is_free_again(folder, 
 def test_an_agent_leaves_a_stage_whose_lease_went_on(folder, offer):
     folder.write_offer(offer)
     Beat(folder.beat_path(0)).tick()
-    member, number = joined(folder, lambda: 0)
+    member, number = join_stage(folder, lambda: 0)
     write_json(folder.work_folder / "lease", {"token": 9, "id": "other"})
     assert (None, "the lease passed to another attempt") == member.run(lambda log: None)
     assert folder.reported_end(number)["why"] == "the lease passed to another attempt"
