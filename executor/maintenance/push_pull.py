@@ -232,7 +232,7 @@ def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh:
     for name in wrong:
         (fresh / name).unlink(missing_ok=True)
     if wrong:
-        raise _damaged(remote, wanted, [f"{name} holds something else" for name in wrong])
+        raise _damaged(remote, wanted, [f"{name} has other content" for name in wrong])
 
 
 def _write_manifest(path: Path, data: bytes) -> None:

@@ -62,7 +62,7 @@ def store_path(given: str | None, pipeline_file: Path | None) -> Path:
 
 
 class Store:
-    """A store on disk. `Store.open` for reading works without one: everything is then absent."""
+    """A store on disk. `Store.open` for reading works even without one: it is then empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,28 +89,28 @@ class Store:
 
     @cached_property
     def memos(self) -> Path | None:
-        """The folder of what only saves time: in the user's cache, where who writes to the store cannot forge it.
+        """The folder of memos: in the user's cache, so that others who can write to the store cannot forge them.
 
-        None where there is no such cache.
+        None if there is no such cache.
         """
         return user_cache("stores", hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16])
 
     @property
     def external_memo(self) -> Path | None:
-        """Where digests of external inputs are remembered."""
+        """The memo of digests of external inputs."""
         return self.memos / "external.jsonl" if self.memos is not None else None
 
     def object_path(self, digest: str) -> Path:
         return self.path / "objects" / digest
 
     def manifest(self, digest: str) -> Manifest | None:
-        """The manifest of an artifact whose files are all there with their sizes, else None."""
+        """The manifest of an artifact; None if a file of it is missing or has another size."""
         folder = self.object_path(digest)
         manifest = Manifest.of(folder)
         return manifest if manifest is not None and _is_intact(folder, manifest.files) else None
 
     def has(self, digest: str) -> bool:
-        """Whether the artifact is there and none of its files is missing or of another size."""
+        """Whether the artifact exists and none of its files is missing or has another size."""
         if digest not in self._intact and self._is_whole(digest):
             self._intact.add(digest)
         return digest in self._intact
@@ -121,26 +121,26 @@ class Store:
         return files is not None and _is_intact(folder, files)
 
     def forget(self, digest: str) -> None:
-        """Look at the artifact anew when it is asked for the next time."""
+        """Check the artifact again at the next call of `has`."""
         self._intact.discard(digest)
 
     def altered(self, digest: str) -> list[str]:
-        """Names of the artifact's files that are gone or hold something else, by reading them; its manifest's too."""
+        """Names of the artifact's files that are missing or altered, by reading them; a missing manifest counts."""
         files = committed_files(self.object_path(digest))
         return [MANIFEST] if files is None else altered_files(self.object_path(digest), files)
 
     def index(self, key: str) -> list[IndexLine]:
-        """All that was ever computed for a key, oldest first."""
+        """All index lines of a key, oldest first."""
         lines = read_lines(self.path / "index" / key)
         return [IndexLine.from_json(line) for line in lines if line.keys() >= LINE_NEEDS]
 
     def newest(self, key: str) -> IndexLine | None:
-        """What the key stands for, whether or not the artifact still is there."""
+        """The newest index line of a key, even if its artifact is gone."""
         lines = self.index(key)
         return lines[-1] if lines else None
 
     def computed_key(self, run: str | None, key: str | None) -> str | None:
-        """The key for which a run computed what stands for this one: another where what it made was accepted."""
+        """The key for which a run computed this key's artifact: another one if the artifact was accepted."""
         seen: set[str] = set()
         while run is not None and key is not None and key not in seen:
             seen.add(key)
@@ -149,7 +149,7 @@ class Store:
         return key
 
     def accept(self, key: str, line: IndexLine) -> None:
-        """Let a key stand for an artifact that was computed for another one."""
+        """Enter an artifact that was computed for another key into the index of this one."""
         with artifacts_taken(self.path):
             self._append(key, line)
 
@@ -175,7 +175,7 @@ class Store:
         try:
             with clear_errors(lease.folder):
                 digest = _seal(ended.out, ended.manifest, lease.go_on)
-        except StageError:  # the stage's fault: it is to run again
+        except StageError:  # the stage's fault: it has to run again
             (lease.folder / NOTE).unlink()
             raise
         lease.check()
@@ -186,17 +186,17 @@ class Store:
         return digest
 
     def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
-        """Make a folder whose files and manifest are on disk the artifact of a key: a rename, then the index line."""
+        """Make a folder, whose files and manifest are on disk, the artifact of a key: a rename, then the index line."""
         fail_point("commit:placing")
         with artifacts_taken(self.path):
             self._place(sealed, entry.digest)
             self._append(key, entry)
 
     def finish_commit(self, lease: Lease, key: str) -> str | None:
-        """Complete a commit in the middle of which the holder before died or ran out of space.
+        """Complete a commit during which the previous holder died or ran out of space.
 
-        Returns the digest, or None where there was no such commit, or what it had on disk is not whole. Raises
-        StopRequested where it was given up.
+        Returns the digest, or None if there was no such commit or its files are incomplete. Raises StopRequested if
+        the attempt was given up.
         """
         lease.wait_for_ranks()
         begun = read_object(lease.folder / COMMIT)
@@ -225,7 +225,7 @@ class Store:
         fail_point("commit:indexed")
 
     def _place(self, out: Path, digest: str) -> None:
-        """Rename a sealed out_dir into objects/. The same content may be there already: that one stays."""
+        """Rename a sealed out_dir into objects/. If the same content exists already, that is kept."""
         target = self.object_path(digest)
         with clear_errors(target):
             if not self.altered(digest):
@@ -241,7 +241,7 @@ class Store:
         aside = out.with_name("altered")
         remove(aside)
         try:
-            # Files of it were lost or altered; the fresh ones take its place.
+            # Some of its files were lost or altered; the fresh ones replace it.
             if target.exists() or target.is_symlink():
                 target.rename(aside)
                 fail_point("commit:aside")

@@ -1,4 +1,4 @@
-"""A stage that has ended well is noted before its output is hashed: who comes after a kill goes on with the commit.
+"""A stage that succeeded is noted before its output is hashed, so that after a kill the next holder can commit it.
 
 <work folder>/ended.json    {"out": its out_dir's name, "boot", "files", "manifest", "line"}
 
@@ -28,7 +28,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @frozen
 class Ended:
-    """What is to be committed: the manifest without files and digest, and the line of the index without the digest."""
+    """A pending commit: the manifest without files and digest, and the index line without the digest."""
 
     out: Path
     manifest: Manifest
@@ -47,7 +47,7 @@ class Ended:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> Ended | None:
-        """None where there is no note that counts. What a commit that was cut off has added is removed."""
+        """None if there is no valid note. Files that an interrupted commit added are removed."""
         note = read_object(folder / NOTE) or {}
         if note.get("boot") != _boot():
             return None
@@ -66,7 +66,7 @@ class Ended:
 
 
 def _files(out: Path) -> dict[str, list[int]]:
-    """Size, time and inode of what lies there, links not followed; sealing changes none of them."""
+    """Size, time and inode of each file, links not followed; sealing changes none of them."""
     found = {}
     for here, _, names in os.walk(out):
         for name in names:

@@ -1,4 +1,4 @@
-"""Digests of artifacts: what an artifact is, and whether it still is that.
+"""Digests of artifacts, and whether an artifact still matches its own.
 
 An artifact's digest is a function of its files' names, sizes and contents. `measurements.json` (seconds, speed-ups) and
 `manifest.json` at its top are left out, since they differ between runs that computed the same.
@@ -85,9 +85,9 @@ def _sealed(path: Path, go_on: Callable[[], None]) -> FileEntry:
 
 
 def altered_files(folder: Path, files: Mapping[str, FileEntry], go_on: Callable[[], None] = lambda: None) -> list[str]:
-    """Names of an artifact's files that are gone, or hold something else than when it was committed; reads them all.
+    """Names of an artifact's files that are missing or altered since the commit; reads them all.
 
-    A link in the place of a file, or of a folder that files are in, is something else.
+    A link in place of a file, or of a folder of files, counts as altered.
     """
     altered = []
     for name, entry in files.items():

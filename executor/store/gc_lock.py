@@ -1,4 +1,4 @@
-"""One lock for the whole store: who takes artifacts into use holds it shared, who removes some holds it alone.
+"""One lock for the whole store: shared by processes that start to use artifacts, exclusive for one that removes some.
 
 <store>/gc.lock     flock. Shared while a run decides that it takes an artifact, until that stands in its record, and
                     while an artifact is placed and entered into the index: moments only. Exclusive while `dflow gc`
@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 @contextmanager
 def artifacts_taken(store: Path) -> Iterator[None]:
-    """No artifact is removed within; may be nested."""
+    """Within, no artifact is removed; may be nested."""
     with _locked(store, fcntl.LOCK_SH):
         yield
 
 
 def while_nothing_goes(begin: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A function whose first argument is a store: what it finds there stays until its end."""
+    """Decorates a function whose first argument is a store: no artifact is removed until it returns."""
 
     @functools.wraps(begin)
     def held(store: S, /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -53,7 +53,7 @@ def while_nothing_goes(begin: Callable[Concatenate[S, P], T]) -> Callable[Concat
 
 @contextmanager
 def nothing_taken(store: Path) -> Iterator[None]:
-    """Nobody takes an artifact into use within, nor adds to the index. Says so where it has to wait for that."""
+    """Within, no process starts to use an artifact or adds to the index. Prints a line if it has to wait."""
     with _locked(store, fcntl.LOCK_EX):
         yield
 
@@ -73,6 +73,6 @@ def _lock(descriptor: int, kind: int) -> None:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        if kind == fcntl.LOCK_EX:  # who waits the other way round waits for moments
-            print_lines("waiting: a run looks what the store holds", error=True)
+        if kind == fcntl.LOCK_EX:  # a shared lock is waited for only briefly
+            print_lines("waiting: a run reads what the store holds", error=True)
         fcntl.flock(descriptor, kind)

@@ -1,4 +1,4 @@
-"""Whether committed artifacts still are what was committed, by their sizes and by reading them.
+"""Whether artifacts are as they were committed, by their sizes and by reading them.
 
 verified.jsonl     among the store's memos, append-only: digest, name, size, mtime_ns, ctime_ns, inode of files that
                    were read and found right. A file that still has this stamp need not be read again. Losing lines
@@ -38,22 +38,22 @@ Progress = Callable[[int], None]  # takes the bytes that were checked since the 
 
 @frozen
 class Damage:
-    """A file of an artifact that is not what was committed."""
+    """A file of an artifact that is not as it was committed."""
 
     digest: str
     name: str
     what: What
 
     def __str__(self) -> str:
-        said = {
+        problems = {
             "missing": "is missing",
             "size": "has another size",
-            "content": "holds something else",
+            "content": "has other content",
             "extra": "does not belong there",
             "unreadable": "cannot be read from the disk",
-            "link": "is a link, or lies behind one",
+            "link": "is a link, or behind one",
         }
-        return f"{self.digest[:12]}: {self.name} {said[self.what]}"
+        return f"{self.digest[:12]}: {self.name} {problems[self.what]}"
 
 
 def check(
@@ -64,9 +64,9 @@ def check(
     sizes_only: bool = False,
     progress: Progress = lambda size: None,
 ) -> list[Damage]:
-    """What is wrong with these artifacts. Files whose stamp is known from an earlier check are not read again.
+    """The damages of these artifacts. Files whose stamp is known from an earlier check are not read again.
 
-    read_all: read every file. sizes_only: read none but the manifests. Raises StoreError where a file may not be read.
+    read_all: read every file. sizes_only: read only the manifests. Raises StoreError if a file may not be read.
     """
     known = {} if read_all else _known_stamps(store)
     found: list[Damage] = []
@@ -84,13 +84,13 @@ def committed(store: Store) -> list[str]:
 
 
 def set_aside(store: Store, digests: Iterable[str]) -> None:
-    """Take damaged artifacts out of use. Raises StoreError where the store cannot be written."""
+    """Take damaged artifacts out of use. Raises StoreError if the store cannot be written."""
     for digest in dict.fromkeys(digests):
         target = store.object_path(digest)
         damaged = target.with_name(target.name + DAMAGED)
         try:
             if target.exists() or target.is_symlink():
-                remove(damaged)  # of an earlier time: what came in its place is damaged too
+                remove(damaged)  # from before: its replacement is damaged too
                 target.rename(damaged)
         except FileNotFoundError:  # another check was faster
             pass
@@ -181,7 +181,7 @@ class _Artifact:
 
 
 def _names(folder: Path) -> list[str]:
-    """Files under an artifact's folder; hidden ones are the file system's or an editor's own business."""
+    """Files under an artifact's folder; hidden ones, of file systems or editors, are ignored."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
     names = (path.relative_to(folder).as_posix() for path in files)
     return [name for name in names if name != MANIFEST and not name.rpartition("/")[2].startswith(".")]

@@ -1,4 +1,4 @@
-"""The right to work on one key: a lock that dies with its holder, and a token that tells holders apart.
+"""The right to work on one key: a lock that ends with its holder, and a token that distinguishes holders.
 
     work/<key>/lease        flock by the executor for the whole stage: {"token", "id", "host", "pid", "run", "released"}
     work/<key>/ranks        flock, shared, by every process of the stage for its life
@@ -70,9 +70,9 @@ class Lease:
         return self.folder / f"{kind}-{self.token}-{self.id[:8]}{suffix}"
 
     def try_acquire(self) -> bool:
-        """Whether nobody held the lease, so that it is this one's now.
+        """Take the lease; False if another process holds it.
 
-        Raises LeaseLost if a process of another host had it and did not give it back: whether that one still lives
+        Raises LeaseLost if a process of another host had it and did not release it: whether that process still runs
         cannot be known here.
         """
         with clear_errors(self.folder):
@@ -82,26 +82,26 @@ class Lease:
             return self._try_acquire()
 
     def held_by(self) -> str:
-        """Who works on it, as far as the lease file says: empty where it does not."""
+        """The holder by the lease file; empty if the file names none."""
         holder = self._holder()
         return f"process {holder['pid']} on {holder['host']} (run {holder['run']}) works on it" if holder else ""
 
     def acquire(self, on_wait: Callable[[str], None], should_stop: Callable[[], bool]) -> bool:
-        """Wait for the lease; False where `should_stop` said so first. `on_wait` gets one line about the holder."""
-        said = False
+        """Wait for the lease; False if `should_stop` returned true first. `on_wait` gets one line about the holder."""
+        is_reported = False
         while not should_stop():
             if self.try_acquire():
                 return True
-            if not said and (holder := self.held_by()):
+            if not is_reported and (holder := self.held_by()):
                 on_wait(holder)
-                said = True
+                is_reported = True
             time.sleep(POLL_S)
         return False
 
     def wait_for_ranks(self) -> None:
-        """Return when no process of a stage on this folder is alive. Raises LeaseLost after a minute.
+        """Return when no process of a stage in this folder is alive. Raises LeaseLost after a minute.
 
-        Those of this machine are ended; who calls has no stage that runs.
+        Processes on this machine are ended: the caller has no running stage.
         """
         end_marked(self.folder)
         deadline = time.monotonic() + LATE_WRITERS_S
@@ -119,18 +119,18 @@ class Lease:
             os.close(descriptor)
 
     def give_up(self) -> None:
-        """Let what takes long under this lease, in another thread, end by StopRequested."""
+        """Let long work under this lease in another thread end with StopRequested."""
         self._given_up.set()
 
     def go_on(self) -> None:
-        """Called by what takes long. Raises StopRequested where it was given up."""
+        """Called by long work. Raises StopRequested if the lease was given up."""
         if self._given_up.is_set():
-            raise StopRequested(f"{self.folder}: the run was stopped; the next one goes on here")
+            raise StopRequested(f"{self.folder}: the run was stopped; the next one continues here")
 
     def adopt(self, key_without_code: str) -> str | None:
-        """Take the op's state out of the newest work folder that says this in work.json and that nobody holds.
+        """Move the op's state here from the newest work folder that has this key in work.json and no holder.
 
-        Returns the run that left it there, None where there is none. This folder's own state must be empty.
+        Returns the run that left it there, None if there is none. This folder's own state must be empty.
         """
         others = [
             path
@@ -153,7 +153,7 @@ class Lease:
         return None
 
     def check(self) -> None:
-        """Raises LeaseLost unless the folder still is the one that was leased, with this holder's token and id."""
+        """Raises LeaseLost unless the folder is still the leased one, with this holder's token and id."""
         if self._descriptor is None or not _same_file(self._descriptor, self.folder / "lease"):
             raise LeaseLost(f"{self.folder}: the work folder was removed or replaced while the stage ran")
         holder = self._holder() or {}
@@ -161,9 +161,9 @@ class Lease:
             raise LeaseLost(f"{self.folder}: another process took the lease over")
 
     def empty(self, *, keep_state: bool) -> None:
-        """Remove what earlier attempts left; the op's own state only where it is not to be kept.
+        """Remove the files of earlier attempts, and the op's own state unless keep_state.
 
-        Nothing is kept through which the op would write out of the folder: of its state, links that lead there go.
+        Links in the state that lead out of the folder are removed, so that the op writes nothing outside.
         """
         with clear_errors(self.folder):
             for path in self.folder.iterdir():
@@ -177,7 +177,7 @@ class Lease:
         fail_point("lease:emptied")
 
     def remove(self) -> None:
-        """Take the whole work folder away, after a commit; who waits for the lease finds a new, empty one."""
+        """Remove the whole work folder after a commit; a process that waits for the lease gets a new, empty one."""
         gone = self.folder.with_name(f".{self.folder.name}.{self.id}")
         with clear_errors(self.folder):
             self.folder.rename(gone)
@@ -187,7 +187,7 @@ class Lease:
         remove(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
 
     def set_aside(self) -> Path:
-        """Give the lease back, and keep the work folder under another name, where no key and no `adopt` finds it."""
+        """Release the lease, and keep the work folder under another name that no key and no `adopt` finds."""
         kept = self.folder.with_name(f"{self.folder.name}.{self.id[:8]}")
         with clear_errors(self.folder):
             self.folder.rename(kept)
@@ -195,7 +195,7 @@ class Lease:
         return kept
 
     def release(self) -> None:
-        """Give the lease back. On this machine that is the lock; for other hosts the file says so, where it can."""
+        """Release the lock, which counts on this machine, and note that in the lease file for other hosts."""
         if self._descriptor is None:
             return
         with suppress(StoreError):
@@ -224,7 +224,7 @@ class Lease:
         return True
 
     def _try_acquire_quietly(self) -> bool:
-        """False also where another host has the lease, or a process of an earlier attempt lives."""
+        """False also if another host has the lease or a process of an earlier attempt is alive."""
         try:
             if not self._try_acquire():
                 return False
@@ -234,7 +234,7 @@ class Lease:
         return True
 
     def _open_locked(self) -> int | None:
-        """A locked descriptor of the lease file that stands at the path now, or None where somebody else holds it."""
+        """A locked descriptor of the current lease file, or None if another process holds it."""
         try:
             descriptor = open_own(self.folder / "lease", os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # the holder committed, and removed the folder just now
@@ -264,7 +264,7 @@ class Lease:
             self._descriptor = None
 
     def _holder(self) -> dict[str, Any] | None:
-        """What the lease file says. A file that is empty or half written says nothing."""
+        """The content of the lease file; None if it is empty or half written."""
         if self._descriptor is not None:
             text = os.pread(self._descriptor, 65536, 0)
         else:
@@ -296,7 +296,7 @@ def remove_leftovers(work: Path) -> None:
 
 
 def put_away(folder: Path) -> Path | None:
-    """Rename a work folder that nobody holds out of everybody's way, to be removed; None where somebody has it."""
+    """Rename a work folder without a holder, to be removed; None if it has one."""
     with Lease(folder, "gc") as lease:
         if held_now(folder) or not lease._try_acquire_quietly():
             return None
@@ -308,7 +308,7 @@ def put_away(folder: Path) -> Path | None:
 
 
 def held_now(folder: Path) -> str:
-    """Who has a work folder, without taking it: empty where nobody does, so that its work is only waiting there."""
+    """The holder of a work folder, without taking its lease; empty if there is none."""
     lease = Lease(folder, "")
     if any(_is_locked(folder / name) for name in KEPT):
         return lease.held_by() or "a process works on it"
@@ -318,10 +318,9 @@ def held_now(folder: Path) -> str:
 
 
 def share_ranks(folder: Path, token: int, lease_id: str) -> int:
-    """Held by a process of a stage for its life: says that it may write to the work folder. Returns the descriptor.
+    """Mark this process of a stage, for its life, as a writer to the work folder. Returns the locked descriptor.
 
-    Raises LeaseLost where the lease went on to another holder before this process came to work, and
-    FileNotFoundError where the work folder is gone.
+    Raises LeaseLost if another holder has the lease by now, and FileNotFoundError if the work folder is gone.
     """
     descriptor = open_own(folder / "ranks", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -360,13 +359,13 @@ def _try_lock(descriptor: int) -> bool:
 
 def _is_locked(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nobody waits for a pipe's writer
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # does not wait for a pipe's writer
     except FileNotFoundError:
         return False
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        return False  # a link is nobody's lock
+        return False  # a link is no lock
     try:
         return not _try_lock(descriptor)
     finally:

@@ -45,17 +45,17 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: Path) -> Manifest | None:
-        """That of an artifact's folder; None where there is none, or it is not one after a crash."""
+        """The manifest of an artifact's folder; None if it is missing or damaged."""
         return cls.read(folder / MANIFEST) if _is_plain(folder) else None
 
     @classmethod
     def read(cls, file: Path) -> Manifest | None:
-        """None where the file is not there, or is not a manifest."""
+        """None if the file is missing or is not a manifest."""
         return cls.from_json(read_object(file) or {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest | None:
-        """None where it is not a manifest."""
+        """None if it is not a manifest."""
         files = file_entries(data)
         try:
             return None if files is None else attrs.evolve(cls.checked({**data, "files": {}}), files=files)
@@ -64,7 +64,7 @@ class Manifest:
 
     @classmethod
     def checked(cls, data: Any) -> Manifest:
-        """Keys that only a newer dflow knows are ignored. Raises StructureError where it is not a manifest."""
+        """Keys that only a newer dflow knows are ignored. Raises StructureError if it is not a manifest."""
         known = _known(cls, data)
         if "key_parts" in known:
             known["key_parts"] = _known(KeyParts, known["key_parts"])
@@ -81,9 +81,9 @@ class Manifest:
 
 
 def committed_files(folder: Path) -> dict[str, FileEntry] | None:
-    """The files that an artifact's manifest names, and nothing else of it; None where there is no manifest.
+    """The files that an artifact's manifest names; None if there is no manifest.
 
-    A run in which nothing runs reads it of every node, so that it is read without a converter.
+    Read without a converter, since a run in which nothing runs reads it for every node.
     """
     return file_entries(read_object(folder / MANIFEST)) if _is_plain(folder) else None
 
@@ -93,7 +93,7 @@ def _known(cls: type[attrs.AttrsInstance], data: Any) -> Any:
 
 
 def file_entries(data: Any) -> dict[str, FileEntry] | None:
-    """The files of a manifest's JSON; None where it is not a manifest. Checked less than by a converter, and faster."""
+    """The files of a manifest's JSON; None if it is not a manifest. Faster than a converter, and less strict."""
     try:
         return {name: FileEntry(entry["size"], entry["sha256"]) for name, entry in data["files"].items()}
     except (KeyError, TypeError, AttributeError):
@@ -101,5 +101,5 @@ def file_entries(data: Any) -> dict[str, FileEntry] | None:
 
 
 def _is_plain(folder: Path) -> bool:
-    """An artifact is a folder: what a link in its place leads to is none."""
+    """Whether it is a folder with a manifest of its own: the target of a link is no artifact."""
     return is_folder(folder) and not (folder / MANIFEST).is_symlink()

@@ -1,4 +1,4 @@
-"""The names that dflow gives to what it keeps in a store: what has another name is somebody else's, and stays.
+"""The names that dflow gives to files in a store; files with other names are not dflow's, and are kept.
 
 objects/<digest>                an artifact
 objects/<digest>.damaged        one that was set aside, see integrity.py
@@ -20,7 +20,7 @@ _HASH, _RUN = "[0-9a-f]{64}", r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4,}"
 DIGEST = re.compile(_HASH)
 KEY = re.compile(_HASH)
 RUN_ID = re.compile(_RUN)
-RUN = re.compile(r"\w[\w.-]*", re.ASCII)  # of any dflow, whose line of the index came from elsewhere
+RUN = re.compile(r"\w[\w.-]*", re.ASCII)  # of any version of dflow: an index line may be pulled
 OUT = re.compile(r"out(-[0-9]+-[0-9a-f]{8})?")  # in a work folder; without an attempt: of an older dflow
 DAMAGED = ".damaged"
 GONE = ".gone-"

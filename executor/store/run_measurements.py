@@ -2,8 +2,8 @@
 
     <store>/records/<run id>/outside_digest/<key>/measurements.json, manifest.json
 
-Two runs may make the same content with other measurements: the store keeps the artifact of one of them, and in it what
-that run measured. What a report or MLflow shows of a run is therefore made with the files of its own record.
+Two runs may make the same content with other measurements: the store keeps the artifact of one of them, with its
+measurements. Reports and MLflow therefore use the files of a run's own record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER = "outside_digest"
 
 
 def keep_own_files(record: Path, key: str, out: Path) -> None:
-    """Copy those of a sealed out_dir into a run's record, in the place of what an earlier attempt left there."""
+    """Copy those of a sealed out_dir into a run's record, replacing those of an earlier attempt."""
     if not is_folder(record):
         return
     kept = record / FOLDER / key
@@ -36,10 +36,10 @@ def keep_own_files(record: Path, key: str, out: Path) -> None:
 
 
 def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> dict[str, Path]:
-    """Those that belong to what a run made, by name; folder: that of the artifact.
+    """The files of a run by name; folder: that of the artifact.
 
-    They are the artifact's own where this run is the one whose artifact the store kept, or where the run is not known.
-    Where neither the artifact nor the record has them, there are none: those of another run are not taken for them.
+    They are in the artifact if the store kept this run's or the run is not known, else in the run's record. Those of
+    another run are never used.
     """
     there = _there(folder)
     manifest = Manifest.of(folder)
@@ -52,7 +52,7 @@ def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> 
 
 
 def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
-    """A folder that holds an artifact with a run's own files: the artifact's own, else `view`, made of links."""
+    """A folder with an artifact and a run's own files: that of the artifact, else `view`, made of links."""
     if own == _there(folder):
         return folder
     folder = folder.absolute()

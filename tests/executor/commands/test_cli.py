@@ -213,7 +213,7 @@ def test_a_foreign_package_called_ops_is_named(tmp_path):
         [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True
     )
     assert result.returncode == 1
-    assert f'the package "ops" that Python finds is {tmp_path}/ops/__init__.py, not that of dflow' in result.stderr
+    assert f'Python imports the package "ops" from {tmp_path}/ops/__init__.py, not from dflow in' in result.stderr
 
 
 def test_the_ui_needs_a_database(toy):

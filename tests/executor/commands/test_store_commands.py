@@ -64,7 +64,7 @@ def test_gc_waits_while_a_run_takes_artifacts_into_use(toy):
             stdout=subprocess.DEVNULL,
             text=True,
         )
-        assert waiting.stderr.readline() == "waiting: a run looks what the store holds\n"
+        assert waiting.stderr.readline() == "waiting: a run reads what the store holds\n"
         assert len(artifacts(toy)) == 4
     _, error = waiting.communicate(timeout=300)
     assert (waiting.returncode, error, artifacts(toy)) == (0, "", set())

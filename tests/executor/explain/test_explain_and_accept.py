@@ -200,7 +200,7 @@ def test_without_a_terminal_nothing_is_accepted_unasked(toy: Toy) -> None:
     edit(toy, GLUE, HARMLESS)
     result = toy.dflow("accept", str(toy.file), "c")
     assert 2 == result.returncode
-    assert "give --yes" in result.stderr
+    assert "pass --yes" in result.stderr
     assert "c runs:" in told(toy, "c")
 
 

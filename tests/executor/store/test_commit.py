@@ -158,7 +158,7 @@ def test_who_had_a_folder_that_was_removed_and_made_anew_can_neither_write_nor_c
     shutil.rmtree(first.folder)
     second = started(store, text="early")
     assert (1, 1) == (first.token, second.token)
-    with pytest.raises(LeaseLost, match="went on to another attempt"):
+    with pytest.raises(LeaseLost, match="passed to another attempt"):
         share_ranks(first.folder, first.token, first.id)
     with pytest.raises(LeaseLost, match="the work folder was removed or replaced while the stage ran"):
         commit(store, first)
@@ -278,7 +278,7 @@ def test_a_stage_whose_output_is_refused_is_not_taken_for_one_that_only_lacks_it
 def test_a_commit_that_is_given_up_is_finished_by_the_next_holder(store):
     with started(store) as lease:
         lease.give_up()
-        with pytest.raises(StopRequested, match="the next one goes on here"):
+        with pytest.raises(StopRequested, match="the next one continues here"):
             commit(store, lease)
     digest = finished(store)
     assert (True, ["r1"]) == (store.has(digest), [line.run for line in store.index("k1")])

@@ -176,7 +176,10 @@ def test_resume_finds_an_altered_input_and_makes_it_again(tmp_path):
     toy.calls()
     result = toy.dflow("resume", "-s", "d.fail_at=-1")
     assert (result.returncode, toy.calls()) == (0, ["join", "steps"]), result.stderr
-    assert f'the artifact of node "c" was damaged after its commit: {digest[:12]}: text.txt holds' in result.stderr
+    assert (
+        f'the artifact of node "c" was damaged after its commit: {digest[:12]}: text.txt has other content'
+        in result.stderr
+    )
     assert toy.text("c") == "hello-HELLO"
 
 
