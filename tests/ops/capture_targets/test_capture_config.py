@@ -188,10 +188,7 @@ def test_a_pipeline_in_python_with_server_arguments_is_the_twin_of_one_in_toml(t
 def bumped(folder):
     """The project's sources with another version of SGLang pinned, as roots of a fingerprint."""
     pinned = folder / "ops" / "lib" / "sglang" / "version.py"
-    for file in (ROOT / "ops").rglob("*.py"):
-        copy = folder / file.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
+    shutil.copytree(ROOT / "ops", folder / "ops", ignore=shutil.ignore_patterns("__pycache__"))
     pinned.write_text(pinned.read_text().replace(f'"{SGLANG_VERSION}"', '"9.9.9"'))
     assert '"9.9.9"' in pinned.read_text()
     return [folder]
