@@ -309,7 +309,7 @@ def test_a_thought_behind_a_prompt_that_closes_it_is_dropped_with_a_hint(folders
 
 
 def test_enable_thinking_needs_a_template_that_reads_it(folders):
-    with pytest.raises(ConfigError, match="reads no enable_thinking"):
+    with pytest.raises(ConfigError, match="does not read enable_thinking"):
         encoder(folders, "qwen2.5-vl", enable_thinking=False)
 
 
