@@ -50,7 +50,7 @@ def _facts(run: RunFacts) -> dict[str, object]:
 
 def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
     head = f"{run.label}: " if is_named else ""
-    go_on = f"go on with: dflow resume {run.run}"
+    go_on = f"resume with: dflow resume {run.run}"
     if run.status == "running":
         yield f"{head}the run is still going; what it has not done yet is missing here"
     elif run.status == "killed":

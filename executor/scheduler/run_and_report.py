@@ -37,7 +37,7 @@ def run_and_report(session: Session, *, adopt: bool = False, keep_going: bool = 
             error=True,
         )
     else:
-        print_lines(f"run {record.run} was stopped; go on with: dflow resume {record.run}", error=True)
+        print_lines(f"run {record.run} was stopped; resume with: dflow resume {record.run}", error=True)
     for text in display.last:
         print_lines(text)
     return code

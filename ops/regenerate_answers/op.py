@@ -206,7 +206,7 @@ def url_fault(url: str) -> tuple[str, str] | None:
         return f"is no URL: {error}", url
     if password is not None:
         shown = url.replace(parts.netloc.rpartition("@")[0], "...")
-        return "holds a user or a password, which would be recorded: take api_key_env", shown
+        return "has a user or a password, which would be recorded: use api_key_env", shown
     if parts.scheme not in ("http", "https") or not host:
         return "is no URL of the form http://host:port/v1 or https://host/v1", url
     if parts.query or parts.fragment:

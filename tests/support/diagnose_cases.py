@@ -76,7 +76,7 @@ def with_config(chain: Chain, folder: Path, **fields: Any) -> Chain:
 
 
 def diagnosed(chain: Chain, **options: Any) -> Mapping[str, Any]:
-    given = {"prompts": PROMPTS, "curve": FLAT, "again": AGAIN, "tell": lambda _text: None}
+    given = {"prompts": PROMPTS, "curve": FLAT, "again": AGAIN, "report": lambda _text: None}
     return diagnose(chain, **{**given, **options})
 
 

@@ -264,7 +264,7 @@ def test_val_prompts_whose_answers_would_end_behind_the_positions_are_told_befor
     told = str(caught.value)
     assert f"(eval_new_tokens = {limit}, and the first token)" in told
     assert f"  sample {longest['id']}: {longest['prompt_tokens']} + {limit + 1} = " in told
-    assert f"give eval_new_tokens = {limit - longest['prompt_tokens'] - 1} or less" in told
+    assert f"set eval_new_tokens = {limit - longest['prompt_tokens'] - 1} or less" in told
     assert [] == stage.metric("train/loss")
 
 

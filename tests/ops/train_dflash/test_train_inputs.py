@@ -109,7 +109,7 @@ def test_a_mask_token_that_texts_produce_is_refused(tmp_path, mask_token_id):
 
 def test_a_missing_mask_token_and_one_outside_the_vocabulary_are_refused(tmp_path):
     target = make_target(tmp_path / "target")
-    with pytest.raises(ConfigError, match="give load_target a mask_token_id"):
+    with pytest.raises(ConfigError, match="set mask_token_id of load_target"):
         draft_config(train_config(), target, FEATURES | {"mask_token_id": None})
     with pytest.raises(ConfigError, match="99 is no id below vocab_size = 24"):
         draft_config(train_config(), target, FEATURES | {"mask_token_id": 99})
