@@ -27,7 +27,7 @@ from executor.system.stamps import Stamp, is_settled
 
 FINGERPRINTING = tuple(
     Path(dsl.__file__).with_name(f"{name}.py")
-    for name in ("fingerprint", "search_path", "source", "import_side_effects", "syntax", "encoding", "op_class")
+    for name in ("fingerprint", "imports", "source", "import_side_effects", "syntax", "encoding", "op_class")
 )
 SPARE_LINES = 20  # of some 10 kB each
 

@@ -52,7 +52,7 @@ def test_where_more_images_lie_beside_folders_than_in_them_it_is_told_first_whic
     for place in range(3):
         assert 0 == main(["init", "photos", "--force"])
         said = " ".join(capsys.readouterr().out.split())
-        assert (place in (1, 2)) == ("note: most of the images are NOT used: 3 lie beside folders" in said), said
+        assert (place in (1, 2)) == ("note: most of the images are NOT used: 3 are beside folders" in said), said
         Image.new("RGB", (64, 48 + place)).save(photos / "cat" / f"{place}.png")
     assert 0 == main(["init", "photos", "--force"])
     assert "NOT used" not in capsys.readouterr().out

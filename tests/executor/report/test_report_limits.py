@@ -13,6 +13,7 @@ from report_page import Page
 from toy_ops import is_alive, wait_for
 
 from executor.keys.differences import ABSENT
+from executor.records.events import Event, System
 from executor.records.metric_points import Point
 from executor.report import op_sections
 from executor.report.comparison import differ
@@ -96,7 +97,8 @@ def test_what_nodes_used_of_the_machine_is_folded_away_behind_all_that_they_logg
         node.events.points[:] = [point for point in node.events.points if "train/loss" in point.metrics]
         for second in (100.0, 110.5):
             gpus = {f"gpu_{gpu}_power_usage_watts": 70.0 + gpu for gpu in range(2)}
-            node.events.add({"kind": "system", "time": second, "metrics": {"memory_usage_megabytes": 5.0} | gpus})
+            used = System(metrics={"memory_usage_megabytes": 5.0} | gpus)
+            node.events.add(Event(time=second, node=node.id, attempt=1, body=used))
     facts.nodes["source"].events.points[:] = facts.nodes["source"].events.points[-2:]
     logged, _, system = curves([facts]).partition("<summary>System")
     assert ["filter"] == re.findall("<h3>(.*?)</h3>", logged)

@@ -74,9 +74,9 @@ def test_a_node_that_asks_for_more_than_there_is_is_refused_before_anything_runs
     toy = side(tmp_path, meets("a") + alone("b", launch=asked))
     result = toy.dflow("run", str(toy.file), CUDA_VISIBLE_DEVICES="")
     assert (result.returncode, toy.calls()) == (2, [])
-    assert "node.b.launch.cpus: asks for 9999 CPUs, but the run may use " in result.stderr
-    assert "node.b.launch.gpus: asks for 1 GPU, but the run may use 0 GPUs" in result.stderr
-    assert "node.b.launch.memory: asks for 900,000.0 TB, but the run may use " in result.stderr
+    assert "node.b.launch.cpus: needs 9999 CPUs, but the run may use only " in result.stderr
+    assert "node.b.launch.gpus: needs 1 GPU, but the run may use only 0 GPUs" in result.stderr
+    assert "node.b.launch.memory: needs 900,000.0 TB, but the run may use only " in result.stderr
     assert not list(toy.store.glob("records/*"))
 
 

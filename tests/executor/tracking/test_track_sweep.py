@@ -320,7 +320,7 @@ def test_a_model_that_failed_once_is_sent_later_with_the_metrics_that_judge_it(t
         (run.info.run_id, name, value) for run in found.values() for name, value in run.data.metrics.items()
     }
     assert {"FINISHED"} == {parent.info.status, *(run.info.status for run in found.values())}
-    assert "nothing of " in toy.dflow("sync").stdout
+    assert "nothing to send to MLflow" in toy.dflow("sync").stdout
 
 
 def test_of_two_nodes_that_judge_a_model_both_figures_are_its_tags_and_those_stand_first(tmp_path, monkeypatch):

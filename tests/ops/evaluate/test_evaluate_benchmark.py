@@ -210,7 +210,7 @@ def test_rows_that_are_too_long_with_their_answers_are_named_by_file_and_line_be
     assert [] == list((tmp_path / "work").iterdir())
     fits = 512 - lengths[5] - 1
     if fits > 0:
-        assert remedy.startswith(f"give max_new_tokens = {fits} or less")
+        assert remedy.startswith(f"set max_new_tokens = {fits} or less")
 
 
 def test_images_are_refused_where_the_target_reads_other_patches(draft, target, tokens, tmp_path):

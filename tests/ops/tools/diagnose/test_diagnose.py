@@ -32,7 +32,7 @@ from serve_cases import CHECK, commit, record_run
 
 from dsl.errors import DataError
 from executor.cli import main
-from executor.model_tools import diagnose
+from executor.model_tools import computation
 from executor.store.artifact_store import Store
 from executor.system.exits import FAILED, OK
 from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
@@ -231,7 +231,7 @@ def test_the_tokens_of_the_training_are_judged_by_its_own_mask_token_and_blocks(
     frequent = int(torch.cat([reader.labels(place)[0] for place in range(len(reader))]).mode().values)
     result = diagnosed(with_config(chain, tmp_path / "mask", dflash_config={"mask_token_id": frequent}))
     assert ["mask token"] == causes(result)
-    assert finding(result, "mask token in texts")["measured"].startswith("7 stands 0 times")
+    assert finding(result, "mask token in texts")["measured"].startswith("7 occurs 0 times")
     larger = finding(diagnosed(with_config(chain, tmp_path / "larger", block_size=16)), "cut blocks")
     assert not larger["is_cause"] and f"blocks of {BLOCK} " in larger["measured"]
     monkeypatch.setattr(run, "CEILING", 1.01)
@@ -348,7 +348,7 @@ def record(folder: Path, chain: Chain, export: Path) -> tuple[Store, str]:
 @pytest.fixture
 def dflow(monkeypatch) -> Callable[..., int]:
     """The command, with one thread, which is fastest for what is so small."""
-    monkeypatch.setattr(diagnose, "threads_of", lambda _launch, **_useful: 1)
+    monkeypatch.setattr(computation, "threads_of", lambda _launch, **_useful: 1)
     return run_command
 
 
