@@ -39,7 +39,7 @@ def arguments(command: str, benchmark: Path) -> list[str]:
 
 def test_a_plan_tells_every_mistake_of_a_benchmark_and_a_run_does_not_begin_with_them(benchmark, capsys):
     written(benchmark, [GOOD, *[row for row, _ in BAD]])
-    assert 0 == main(arguments("plan", benchmark))
+    assert 2 == main(arguments("plan", benchmark))
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("node.eval.benchmark: ")]
     assert "3 of 4 lines of the benchmark cannot be used" in told[0]
     expected = [f"node.eval.benchmark: {benchmark}:{line}: {what}" for line, (_, what) in enumerate(BAD, start=2)]

@@ -62,7 +62,7 @@ def test_every_server_argument_that_is_named_is_one_of_sglangs():
 def test_what_sglang_itself_refuses_is_told_and_leaves_the_process_as_it_was(tokens, target, tmp_path, given):
     ((name, value),) = given.items()
     for _attempt in range(2):
-        with pytest.raises(ConfigError, match=rf"SGLang (does not start with server_args {name} = '{value}'|refuses)"):
+        with pytest.raises(ConfigError, match=rf"SGLang (does not start with server_args {name} = '{value}'|rejects)"):
             capture(tmp_path, tokens, target, server_args=given)
 
 

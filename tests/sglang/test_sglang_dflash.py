@@ -67,7 +67,7 @@ def test_prompts_in_several_batches_are_answered_as_in_one(vision_case):
     with DflashEngine.start(vision_case.checkpoint, draft, **CPU, pool_tokens=room, max_requests=3) as engine:
         groups = [len(group) for group in engine._groups(vision_case.prompts, NEW_TOKENS)]
         answers = engine.decode(vision_case.prompts, NEW_TOKENS, vision_case.eos)
-        with pytest.raises(DataError, match=f"sample prompt-0: its prompt of .* started for {room} in all"):
+        with pytest.raises(DataError, match=f"sample prompt-0: its prompt of .* started for {room} in total"):
             engine.decode(vision_case.prompts, room, vision_case.eos)
     assert [2, 2, 1] == groups
     assert [answer.accepted for answer in vision_case.reference(draft)] == [answer.accepted for answer in answers]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 
@@ -32,7 +32,7 @@ def grouped_attention(
         return sdpa_attention_forward(
             module, q_BHQD, k_BGCD, v_BGCD, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-    mixed_BHQD = scaled_dot_product_attention(
+    mixed_BHQD = functional.scaled_dot_product_attention(
         q_BHQD, k_BGCD, v_BGCD, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
     )
     return mixed_BHQD.transpose(1, 2).contiguous(), None
