@@ -285,7 +285,7 @@ def test_an_export_that_is_not_the_draft_that_was_evaluated_is_caught(text_case,
     assert "remedy: write the export again: dflow resume RUN --from export" in told(result)
     if result.prompts:
         assert len(text_case.prompts) == result.details["equal_answers"]
-        assert "prompts are accepted otherwise than in evaluate" in told(result)
+        assert "prompts are accepted differently than in evaluate" in told(result)
 
 
 def test_half_precision_is_measured_by_tau_and_tells_the_share_of_equal_steps(text_case, live):
@@ -323,7 +323,7 @@ def test_the_gate_passes_a_real_chain_and_refuses_it_where_sglang_serves_otherwi
     assert [prompt.id for prompt in vision_case.prompts] == [row["id"] for row in rows]
     features_before_deepstack(monkeypatch)
     with pytest.raises(
-        DataError, match=r"breaks the serving contract:\n  . of 5 prompts are accepted otherwise"
+        DataError, match=r"breaks the serving contract:\n  . of 5 prompts are accepted differently"
     ) as error:
         check(tmp_path / "refused", inputs)
     print(error.value)

@@ -53,7 +53,7 @@ def test_without_mlflow_an_untracked_run_is_done_and_is_sent_when_somebody_asks_
     code, _, errors = without_mlflow(toy, "sync", record.run)
     assert code == 1
     assert "mlflow is not installed here, so nothing can be sent to it" in errors
-    assert "nothing of" in toy.dflow("sync").stdout
+    assert "nothing to send to MLflow" in toy.dflow("sync").stdout
 
     (toy.store / "mlflow.db").write_bytes(fresh_database())
     warning, counts = send_rest(toy.store, record.folder)
