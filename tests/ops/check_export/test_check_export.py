@@ -20,7 +20,7 @@ from dsl.op import Ref, op_of
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from ops.artifacts import CheckedDraft
-from ops.check_export import live, resources
+from ops.check_export import estimate, live
 from ops.check_export.live_result import LiveResult, LiveUnavailable, ServedPrompt, largest
 from ops.check_export.op import CheckExport
 from ops.export_draft.op import ExportDraft
@@ -128,7 +128,7 @@ def test_the_cards_command_is_what_dflow_serve_runs_with_the_sizes_of_the_traini
 
 def test_the_plan_counts_requests_and_reserved_blocks_as_the_live_stage_does():
     source = (ROOT / "ops" / "lib" / "sglang" / "dflash_worker.py").read_text()
-    assert (live.TOGETHER, f"\nRESERVED_BLOCKS = {resources.RESERVED_BLOCKS}\n" in source) == (resources.TOGETHER, True)
+    assert (live.TOGETHER, f"\nRESERVED_BLOCKS = {estimate.RESERVED_BLOCKS}\n" in source) == (estimate.TOGETHER, True)
 
 
 @pytest.mark.parametrize("name", ["draft", "target", "tokens"])
