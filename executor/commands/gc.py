@@ -11,7 +11,7 @@ from executor.maintenance.disk_use import shown_size
 from executor.maintenance.gc import Item, Survey, collect, survey
 from executor.store.artifact_store import Store, store_path
 from executor.system.exits import OK
-from executor.system.output import print_json, print_lines
+from executor.system.output import print_json, print_lines, shown_digest
 
 KEEP = 10
 
@@ -61,7 +61,7 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
 
 
 def _line(item: Item) -> str:
-    return f"{item.kind} {item.path.name[:12]}, {shown_size(item.size)}: {item.label}"
+    return f"{item.kind} {shown_digest(item.path.name)}, {shown_size(item.size)}: {item.label}"
 
 
 def _by_reason(found: Survey) -> dict[str, list[Item]]:

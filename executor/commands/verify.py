@@ -12,7 +12,7 @@ from executor.store.artifact_store import Store, store_path
 from executor.store.integrity import Damage, check, committed, set_aside
 from executor.system.exits import FAILED, OK
 from executor.system.folder_size import folder_size
-from executor.system.output import counted, print_lines
+from executor.system.output import counted, print_lines, shown_digest
 from executor.system.progress import BytesDone
 
 
@@ -53,7 +53,7 @@ def _report(store: Store, damages: Sequence[Damage], damaged: Sequence[str]) -> 
         for damage in damages:
             if damage.digest == digest:
                 print_lines(str(damage), error=True)
-        print_lines(f"{digest[:12]}: {_rebuilt_by(records, digest)}", error=True)
+        print_lines(f"{shown_digest(digest)}: {_rebuilt_by(records, digest)}", error=True)
     try:
         set_aside(store, damaged)
     except StoreError as error:

@@ -17,6 +17,7 @@ from executor.store.integrity import check, committed
 from executor.store.lease import lock_holders
 from executor.system.file_locks import is_exclusive
 from executor.system.jsonlines import read_object
+from executor.system.output import shown_digest
 
 LITTLE_DISK = 20_000_000_000  # bytes; the checkpoint of a target with 8 billion parameters
 
@@ -90,7 +91,7 @@ def _leases(path: Path) -> Iterator[Finding]:
         holder = read_object(lease) or {}
         run, host = holder.get("run"), holder.get("host")
         if pids := lock_holders(lease):
-            yield Finding("lease", "ok", f"run {run} works on {lease.parent.name[:12]} (process {pids[0]})")
+            yield Finding("lease", "ok", f"run {run} works on {shown_digest(lease.parent.name)} (process {pids[0]})")
         elif host and host != socket.gethostname() and not holder.get("released"):
             remedy = f"if nothing runs there any more, remove {lease}"
-            yield Finding("lease", "warning", f"{host} (run {run}) holds {lease.parent.name[:12]}", remedy)
+            yield Finding("lease", "warning", f"{host} (run {run}) holds {shown_digest(lease.parent.name)}", remedy)

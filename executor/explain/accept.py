@@ -18,12 +18,12 @@ from executor.keys.node_key import Inputs, Sources, node_inputs, node_parts
 from executor.planning.planner import Planner
 from executor.records.events import Accepted, Event
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
-from executor.results.run_table import shown_digest
 from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
 from executor.store.integrity import check
 from executor.store.manifest import Manifest
 from executor.system.jsonlines import append_line
+from executor.system.output import shown_digest
 
 RECORDS_SEARCHED = 200
 

@@ -18,7 +18,7 @@ from executor.planning.planner import Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun, mlflow_ids
 from executor.store.artifact_store import Store
 from executor.store.index_line import IndexLine
-from executor.system.output import moment
+from executor.system.output import moment, shown_digest
 
 HEADS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 InputState = Literal["runs", "may change", "changed", "added", "removed"]
@@ -212,7 +212,10 @@ def module_file(module: str, roots: Sequence[Path]) -> str:
 
 def _explanation_lines(each: Explanation, roots: Sequence[Path]) -> list[str]:
     if each.cache == "hit":
-        return [f"{each.node}: cached as {_short(each.digest)}", *(_origin(each.made) if each.made is not None else [])]
+        return [
+            f"{each.node}: cached as {shown_digest(each.digest)}",
+            *(_origin(each.made) if each.made is not None else []),
+        ]
     lines = [difference_text(each.node, value) for value in each.values]
     code = code_text(each.code, lambda module: module_file(module, roots))
     lines += [line if line.startswith(" ") else f"code changed: {line}" for line in code]
@@ -236,7 +239,9 @@ def _input_text(change: InputChange) -> str:
     made = f", made by run {change.run}" if change.run else ""
     if change.state == "added":
         return f"input changed: {change.producer} is read now{made}{because}"
-    return f"input changed: {change.producer} from {_short(change.old)} to {_short(change.new)}{made}{because}"
+    return (
+        f"input changed: {change.producer} from {shown_digest(change.old)} to {shown_digest(change.new)}{made}{because}"
+    )
 
 
 def _origin(made: Made) -> list[str]:
@@ -250,9 +255,7 @@ def _origin(made: Made) -> list[str]:
     if made.source:
         lines.append(f"  pulled from {made.source}")
     if made.acceptance == "accepted":
-        lines.append(f"  {accepted_text(made.user, made.time, made.reason)}; computed for key {made.accepted_key[:12]}")
+        lines.append(
+            f"  {accepted_text(made.user, made.time, made.reason)}; computed for key {shown_digest(made.accepted_key)}"
+        )
     return lines
-
-
-def _short(digest: str | None) -> str:
-    return (digest or "")[:12]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff
 from executor.keys.code_diff import code_text
-from executor.keys.differences import DIGEST_SHOWN, difference_text
+from executor.keys.differences import difference_text
 from executor.records.run_record import Record
-from executor.system.output import counted, moment
+from executor.system.output import counted, moment, shown_digest
 
 WIDTH = 100
 MOST_COMBINATIONS = 16
@@ -69,7 +69,7 @@ def _compared(nodes: Sequence[NodeDiff], every: str) -> list[str]:
 
 
 def _row(node: NodeDiff) -> tuple[str, ...]:
-    return (node.node, *((digest or "-")[:DIGEST_SHOWN] for digest in node.digests), node.status())
+    return (node.node, *(shown_digest(digest) or "-" for digest in node.digests), node.status())
 
 
 def _details(node: NodeDiff) -> list[str]:

@@ -10,12 +10,12 @@ from attrs import frozen
 
 from executor.keys.code_diff import summary
 from executor.keys.node_key import KeyParts
+from executor.system.output import shown_digest
 
 Kind = Literal["op", "config", "content", "code", "library", "setting", "value"]
 
 ABSENT: Final = object()
 REASONS_SHOWN = 3
-DIGEST_SHOWN = 12
 
 
 @frozen
@@ -45,7 +45,7 @@ class Difference:
     def shown(self, value: Any) -> str:
         """One of both values: a digest by its beginning, all else as JSON."""
         is_digest = self.kind in ("content", "code")
-        return str(value)[:DIGEST_SHOWN] if is_digest else json.dumps(value, ensure_ascii=False, default=str)
+        return shown_digest(str(value)) if is_digest else json.dumps(value, ensure_ascii=False, default=str)
 
     def label(self, node: str) -> str:
         """`node.field`, or the name by itself where it is not one of the node's own."""

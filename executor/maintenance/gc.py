@@ -27,6 +27,7 @@ from executor.system.crash_points import fail_point
 from executor.system.folder_size import folder_size
 from executor.system.jsonlines import compact, read_lines, read_object, sync_folder
 from executor.system.os_errors import clear_errors
+from executor.system.output import shown_digest
 from executor.system.symlinks import is_folder, new_file, remove
 
 Kind = Literal["artifact", "work", "leftover"]
@@ -121,7 +122,7 @@ def _work(store: Store, use: InUse) -> Iterator[Item]:
             yield Item(folder, "leftover", folder_size(folder), "the rest of a work folder that was removed")
             continue
         run = str((read_object(folder / "lease") or {}).get("run") or "?")
-        node = (read_object(folder / "work.json") or {}).get("node") or folder.name[:12]
+        node = (read_object(folder / "work.json") or {}).get("node") or shown_digest(folder.name)
         why = held_now(folder)
         if not why and (folder.name in use.unfinished_keys or run in use.unfinished_runs):
             why = f"unfinished work that `dflow resume {run}` goes on with"

@@ -29,6 +29,7 @@ from executor.maintenance.remote_records import NotAsExpected, index_line
 from executor.store.artifact_store import FORMAT
 from executor.store.digests import MANIFEST
 from executor.store.index_line import IndexLine
+from executor.system.output import shown_digest
 
 # Errors of the libraries below fsspec that are no OSError: no credentials, no such host, access denied.
 FOREIGN_ERRORS = {
@@ -90,7 +91,7 @@ class Remote:
             lines = [index_line(line) for line in found]
         except NotAsExpected as error:
             raise StoreError(
-                f"{self.url}: what it says of the key {key[:12]} cannot be used: {error}; "
+                f"{self.url}: what it says of the key {shown_digest(key)} cannot be used: {error}; "
                 f"remove index/{key} there and push again"
             ) from None
         return sorted(lines, key=lambda line: line.time)

@@ -10,8 +10,7 @@ from dsl.estimate import Estimate
 from dsl.graph import Graph
 from dsl.sizes import shown_bytes
 from executor.planning.planner import Decision
-from executor.results.run_table import shown_digest
-from executor.system.output import columns, print_lines
+from executor.system.output import columns, print_lines, shown_digest
 
 WORDS = {"hit": "cached", "miss": "runs", "maybe": "may be cut off"}
 

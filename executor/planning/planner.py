@@ -17,6 +17,7 @@ from dsl.graph import Graph, GraphNode
 from executor.keys.differences import differences, distance, reasons
 from executor.keys.node_key import KeyParts, node_inputs
 from executor.store.index_line import IndexLine
+from executor.system.output import shown_digest
 
 Cache = Literal["hit", "miss", "maybe"]
 
@@ -124,8 +125,8 @@ class Planner:
         digest = self.pinned[node_id]
         if not self.store.has(digest):
             raise StoreError(
-                f'the artifact of node "{node_id}" ({digest[:12]}) is gone from the store or damaged, so it cannot be '
-                f"taken as it is; run the node again with `dflow resume {self.source} --from {node_id}`"
+                f'the artifact of node "{node_id}" ({shown_digest(digest)}) is missing or damaged in the store; '
+                f"run the node again with `dflow resume {self.source} --from {node_id}`"
             )
         return Decision("hit", "", None, digest)
 
@@ -163,7 +164,7 @@ class Planner:
             return "forced"
         line = self.store.newest(key)
         if line is not None:
-            return f"artifact gone: {line.digest[:12]} is missing or damaged in the store"
+            return f"artifact gone: {shown_digest(line.digest)} is missing or damaged in the store"
         previous = self.compared_with(node, digests)
         if previous is None:
             return "new"

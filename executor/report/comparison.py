@@ -16,11 +16,12 @@ from markupsafe import Markup
 from dsl.errors import StoreError
 from executor.explain.run_diff import NodeDiff, Part, compare_parts
 from executor.keys.code_diff import code_text
-from executor.keys.differences import ABSENT, DIGEST_SHOWN, Difference, is_different
+from executor.keys.differences import ABSENT, Difference, is_different
 from executor.records.graph_file import written_nodes
 from executor.report.run_data import NodeFacts, RunFacts, node_ids
 from executor.report.templates import faint, limited, render, run_columns, run_name, table
 from executor.store.artifact_store import Store
+from executor.system.output import shown_digest
 
 WRITTEN = ("config", "setting", "value")
 LONG = 10  # characters of a number, more of which nobody reads
@@ -131,7 +132,7 @@ def line_of(diff: NodeDiff, first: str, second: str) -> str:
     """What differs. first, second: what the runs are called."""
     status = diff.status(first, second)
     if diff.where == "both" and None not in diff.digests:
-        digests = dict.fromkeys((digest or "")[:DIGEST_SHOWN] for digest in diff.digests)
+        digests = dict.fromkeys(map(shown_digest, diff.digests))
         status += f" ({', '.join(digests)}){_because(diff)}"
     return f"{diff.node}: {status}"
 

@@ -12,7 +12,7 @@ from executor.report.graph_svg import graph_svg
 from executor.report.run_data import NodeFacts, RunFacts
 from executor.report.templates import chart_grid, mark, render, run_columns, shown_duration, table
 from executor.results.run_table import first_line
-from executor.system.output import moment
+from executor.system.output import moment, shown_digest
 from ops.lib.report_sections import Chart, Series
 
 STATUS_KINDS = {"done": "good", "failed": "bad", "killed": "bad", "stopped": "warn", "running": "warn"}
@@ -98,7 +98,7 @@ def _row(node: NodeFacts) -> dict[str, object]:
         None if node.memory is None else shown_size(node.memory),
         None if node.gpu_memory is None else shown_size(node.gpu_memory),
         size if node.size is None else shown_size(node.size),
-        (recorded.digest or "")[:12] or None,
+        shown_digest(recorded.digest) or None,
         why or None,
     ]
     return dict(zip(NAMES, cells, strict=True))

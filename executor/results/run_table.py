@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dsl.graph import Graph
 from executor.records.run_record import NodeState, RunState
 from executor.results.metric_order import JUDGED, figures_in_order, is_judged
-from executor.system.output import columns, print_lines
+from executor.system.output import columns, print_lines, shown_digest
 
 METRICS_SHOWN = 4
 ROWS_SHOWN = 40
@@ -137,10 +137,6 @@ def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) 
             shown = f"{first}..{last.rpartition('_')[2]}"
             rows[first] = (shown, f"{shown_number(metrics[first])} .. {shown_number(metrics[last])}", "")
     return [rows[name] for name in figures_in_order(metrics, judged) if name in rows]
-
-
-def shown_digest(digest: str | None) -> str:
-    return digest[:12] if digest else ""
 
 
 def shown_seconds(node: NodeState) -> str:

@@ -42,6 +42,7 @@ from executor.store.lease import Lease
 from executor.store.manifest import Manifest
 from executor.system.crash_points import fail_point
 from executor.system.jsonlines import write_json
+from executor.system.output import shown_digest
 from executor.system.resource_pool import Share
 
 GRACE_S = 30.0
@@ -401,7 +402,9 @@ class Attempt(threading.Thread):
             cause = (
                 "the op is not deterministic" if same else "settings outside the key (launch, neutral fields) differ"
             )
-            difference = f"the same key gave {earlier.digest[:12]} before and {digest[:12]} now: {cause}"
+            difference = (
+                f"the same key gave {shown_digest(earlier.digest)} before and {shown_digest(digest)} now: {cause}"
+            )
         return AttemptResult(status="done", digest=digest, acceptance=line.acceptance, difference=difference)
 
     def _key_without_code(self) -> str:

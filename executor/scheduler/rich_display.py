@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from executor.records.run_record import NodeState, RunState
-from executor.results.run_table import shown_digest, shown_metrics, shown_seconds
+from executor.results.run_table import shown_metrics, shown_seconds
 from executor.scheduler.plain_display import Display, failure_text
-from executor.system.output import Enduring, printable
+from executor.system.output import Enduring, printable, shown_digest
 
 STYLES = {"done": "green", "failed": "bold red", "running": "bold yellow", "pending": "dim"}
 LINES_BESIDE = 4  # the title, the header, what is left out, and the line of the cursor

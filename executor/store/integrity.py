@@ -26,6 +26,7 @@ from executor.store.digests import MANIFEST, FileEntry, artifact_digest
 from executor.store.manifest import file_entries
 from executor.store.names import DAMAGED, DIGEST
 from executor.system.jsonlines import append_lines, read_json, read_lines
+from executor.system.output import shown_digest
 from executor.system.stamps import Stamp, is_settled
 from executor.system.symlinks import plain_status, remove
 
@@ -53,7 +54,7 @@ class Damage:
             "unreadable": "cannot be read from the disk",
             "link": "is a link, or behind one",
         }
-        return f"{self.digest[:12]}: {self.name} {problems[self.what]}"
+        return f"{shown_digest(self.digest)}: {self.name} {problems[self.what]}"
 
 
 def check(

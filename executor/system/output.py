@@ -69,6 +69,11 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
+def shown_digest(digest: str | None) -> str:
+    """The first characters of a digest or key, for tables and messages; empty for None."""
+    return digest[:12] if digest else ""
+
+
 def write_on(stream: IO[AnyStr], text: AnyStr) -> None:
     """Write and flush; after the first error, further output of the stream is discarded."""
     try:

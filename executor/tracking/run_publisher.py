@@ -26,6 +26,7 @@ from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.node_params import params
 from executor.results.sweep import Combination, combinations
 from executor.system.jsonlines import read_object, write_json
+from executor.system.output import shown_digest
 from executor.tracking.mlflow_client import (
     NOTE,
     UNREACHABLE,
@@ -389,4 +390,4 @@ def _read_sent(folder: Path) -> dict[str, Any]:
 
 def _accepted(at: float, event: Accepted) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
-    return f"{when} UTC, {event.user}: {event.reason} (key {event.key[:12]})"
+    return f"{when} UTC, {event.user}: {event.reason} (key {shown_digest(event.key)})"

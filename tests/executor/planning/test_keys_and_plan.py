@@ -296,5 +296,5 @@ def test_exactly_what_changed_runs_and_only_what_is_below_may_run(edges, changed
 def test_a_pinned_artifact_that_is_gone_is_an_error():
     store, previous = ran_before(diamond())
     store.objects.remove("b0")
-    with pytest.raises(StoreError, match=r'the artifact of node "b" \(b0\) is gone from the store or damaged'):
+    with pytest.raises(StoreError, match=r'the artifact of node "b" \(b0\) is missing or damaged in the store'):
         plan(diamond(), store, previous, pinned={"a": "a0", "b": "b0"}, forced=frozenset({"c", "d"}))

@@ -205,6 +205,6 @@ def test_what_is_taken_as_it_is_must_be_what_it_was(tmp_path):
     result = toy.dflow("resume", "--from", "c")
     assert result.returncode == 1
     assert 'the artifact of node "a" was damaged after its commit' in result.stderr
-    assert "is gone from the store or damaged, so it cannot be taken as it is" in result.stderr
+    assert "is missing or damaged in the store; run the node again with `dflow resume" in result.stderr
     assert f"run the node again with `dflow resume {before} --from a`" in result.stderr
     assert toy.state()["run"] == before
