@@ -16,7 +16,6 @@ DflowError                  the message says what was wrong, where, and what to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 
 from attrs import evolve, frozen
 
@@ -142,6 +141,8 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
     """`did you mean "x"?` for the nearest candidate, or an empty string where none is near."""
     if len(word) > MOST_SHOWN:
         return ""
+    from difflib import get_close_matches
+
     near = get_close_matches(word, candidates, n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""
 

@@ -6,7 +6,6 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -143,6 +142,8 @@ def _check_parameters(name: str, given: object) -> None:
 
 def _check_name(name: str) -> None:
     """Raises StructureError for what was probably meant to be a member of OpClass."""
+    from difflib import get_close_matches
+
     near = get_close_matches(name, [*ATTRIBUTES, *METHODS, "output"], n=1, cutoff=NEAR)
     if near:
         hint = f'did you mean "{near[0]}"? Rename it, or begin it with _, if it is your own'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -91,6 +90,8 @@ def raised_in(file: Path, error: BaseException, shown_as: str) -> Mistake:
     """An error that a user's file raised while it was run, with the place in that file."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return Mistake(f"SyntaxError: {error.msg}", position=Position(shown_as, error.lineno or 1, error.offset or 1))
+    import traceback
+
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     position = Position(shown_as)
     if frames:

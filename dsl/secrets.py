@@ -7,7 +7,6 @@ second `$` the text means itself: `$${secret:NAME}` reaches the op as `${secret:
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import os
@@ -66,6 +65,8 @@ def written_forms(values: tuple[str, ...]) -> tuple[str, ...]:
 def _in_base64(raw: bytes) -> set[str]:
     """Alone, and behind other bytes: then what is the value's alone, whatever stands around it."""
     forms = set()
+    import base64
+
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         forms |= {encode(raw).decode(), encode(raw).decode().rstrip("=")}
         for before in range(3):

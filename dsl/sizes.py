@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from dsl.errors import ConfigError, shortened
 
@@ -21,6 +20,8 @@ def parsed_bytes(text: str) -> int:
     found = SIZE.fullmatch(text.strip())
     if found is None or found[2].lower() not in UNITS:
         raise ConfigError(f'expected a number of bytes such as "24 GiB" or "24 GB", got "{shortened(text)}"')
+    from fractions import Fraction
+
     size = int(Fraction(found[1]) * UNITS[found[2].lower()])
     if size < 1:
         raise ConfigError(f'expected at least one byte, got "{text}"')

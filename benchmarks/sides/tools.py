@@ -208,6 +208,13 @@ def _has(python: Path, module: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """This environment, in which dflow can be imported and nothing is sent over the network."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    """This environment, in which dflow can be imported and nothing is sent over the network.
+
+    Python may write its bytecode: dflow runs from a checkout, its peers from packages that pip compiled.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("MLFLOW_") and name != "PYTHONDONTWRITEBYTECODE"
+    }
     return {**kept, "PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "1", "COLUMNS": "200"}

@@ -20,7 +20,6 @@ from executor.commands.arguments import (
 )
 from executor.planning.selection import selected
 from executor.planning.session import new_run
-from executor.results.sweep import doubt
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import print_lines
@@ -46,8 +45,11 @@ def main(options: argparse.Namespace) -> int:
     graph = selected(read_graph(options.file, options.set, options.sweep), options.to, options.only)
     if options.sort is not None:
         graph = _sorted_by(graph, options.sort)
-    if doubtful := doubt(graph):
-        print_lines(f"warning: {doubtful}", error=True)
+    if graph.sort_by:
+        from executor.results.sweep import doubt
+
+        if doubtful := doubt(graph):
+            print_lines(f"warning: {doubtful}", error=True)
     path = store_path(options.store, options.file)
     if options.smoke is not None:
         from executor.smoke.trial_run import smoke_run

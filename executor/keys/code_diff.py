@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -79,6 +78,8 @@ def _origin(place: str, hash: str, old: Mapping[str, str], removed: Sequence[str
 
 
 def _diff(place: str, before: str, after: str) -> tuple[str, ...]:
+    import difflib
+
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), f"{place} (before)", f"{place} (now)", lineterm=""
     )

@@ -8,7 +8,6 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from executor.keys.code_diff import summary
 from executor.keys.node_key import KeyParts
 from executor.system.output import shown_digest
 
@@ -101,6 +100,8 @@ def reasons(node: str, found: Iterable[Difference]) -> list[str]:
 
 def _listed(node: str, kind: Kind, found: Sequence[Difference]) -> str:
     if kind == "code":
+        from executor.keys.code_diff import summary
+
         return summary([difference.name for difference in found])
     shown = [each.label(node) if kind == "content" else f"{each.label(node)} {each}" for each in found[:REASONS_SHOWN]]
     rest = len(found) - REASONS_SHOWN

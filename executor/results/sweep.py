@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 
 from attrs import define, field, frozen
 
@@ -247,6 +246,8 @@ def doubt(graph: Graph) -> str:
     if not name or is_judged(name, judged):
         return ""
     ends = [each for each in judged if "/" not in name and each.rpartition("/")[2] == name]
+    from difflib import get_close_matches
+
     near = ends or get_close_matches(name, judged, n=1, cutoff=MISSPELT)
     if not near and "/" in name:
         return ""

@@ -23,7 +23,6 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -246,15 +245,15 @@ class Lease:
 
     def _take_over(self) -> None:
         holder = self._holder() or {}
-        host = holder.get("host", socket.gethostname())
-        if host != socket.gethostname() and not holder.get("released"):
+        host = holder.get("host", os.uname().nodename)
+        if host != os.uname().nodename and not holder.get("released"):
             raise LeaseLost(
                 f"{self.folder}: leased by process {holder.get('pid')} on {host} (run {holder.get('run')}), which "
                 f"did not give it back; when nothing runs there any more, remove {self.folder / 'lease'}"
             )
         self.token, self.id = int(holder.get("token", 0)) + 1, os.urandom(16).hex()
         self.last_run = holder.get("run")
-        host = socket.gethostname()
+        host = os.uname().nodename
         holder = {"token": self.token, "id": self.id, "host": host, "pid": os.getpid(), "run": self._run_id}
         self._write({**holder, "released": False})
 
@@ -313,7 +312,7 @@ def held_now(folder: Path) -> str:
     if any(_is_locked(folder / name) for name in KEPT):
         return lease.held_by() or "a process works on it"
     holder = lease._holder() or {}
-    elsewhere = holder.get("host", socket.gethostname()) != socket.gethostname() and not holder.get("released")
+    elsewhere = holder.get("host", os.uname().nodename) != os.uname().nodename and not holder.get("released")
     return lease.held_by() if elsewhere else ""
 
 

@@ -9,7 +9,6 @@ measurements. Reports and MLflow therefore use the files of a run's own record.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def keep_own_files(record: Path, key: str, out: Path) -> None:
         kept.mkdir(parents=True)
         for name in OUTSIDE_DIGEST:
             if (out / name).exists():
-                shutil.copyfile(out / name, kept / name)
+                (kept / name).write_bytes((out / name).read_bytes())
 
 
 def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> dict[str, Path]:
@@ -56,6 +55,8 @@ def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
     if own == _there(folder):
         return folder
     folder = folder.absolute()
+
+    import shutil
 
     def outside(here: str, names: list[str]) -> list[str]:
         return [name for name in names if Path(here) == folder and name in OUTSIDE_DIGEST]

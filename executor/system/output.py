@@ -8,9 +8,7 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Container, Sequence
 from typing import IO, Any, AnyStr, TextIO
@@ -141,6 +139,9 @@ def _discard(number: int) -> None:
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Container[str] = ()) -> str:
     """A table; columns named in `right` are aligned there. On a terminal the last column is folded to its width."""
+    import shutil
+    import textwrap
+
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
     margin = sum(widths[:-1]) + len(GAP) * (len(header) - 1)

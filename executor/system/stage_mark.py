@@ -7,7 +7,6 @@ closed.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -47,6 +46,8 @@ def show_mark() -> None:
 
     The parent was started with DFLOW_STAGE=<ROOM blanks>; no variable of this process lies in that memory.
     """
+    import ctypes
+
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[ENV_START]), int(fields[ENV_END])
     shown = ctypes.string_at(start, end - start)

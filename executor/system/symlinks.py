@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
@@ -51,6 +50,8 @@ def plain_status(folder: Path, name: str) -> os.stat_result:
 def remove(path: Path, *, ignore_errors: bool = False) -> None:
     """Remove a folder and its contents, a file, or a link, never a link's target. Raises OSError."""
     if is_folder(path):
+        import shutil
+
         shutil.rmtree(path, ignore_errors)  # which follows no link either, and unlinks those that it finds
         return
     with suppress(OSError) if ignore_errors else nullcontext():
